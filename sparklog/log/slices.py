@@ -1,0 +1,54 @@
+"""Slices: runs of record batches of one partition in one append file, as writers hand them up and commits list them.
+
+A `FileSlices` is one append file with its slices as parallel arrays, exactly as a commit lists them (the commit adds `base`,
+the offset at which each slice starts). Slices lie back to back from byte 0 in array order, so positions follow by summation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntFlag
+
+
+class SliceFlag(IntFlag):
+    """What a reader or a re-base must know of a slice without opening it."""
+
+    NONE = 0
+    HAS_NULL_KEYS = 1
+    LOG_APPEND_TIME = 2
+    """The batches carry the LogAppendTime bit; the commit's time is their time unless TIMES_IN_BATCHES is set."""
+    TIMES_IN_BATCHES = 4
+    """Merging or sealing has patched the append time into the batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlices:
+    """One append file and its slices, in file order. All tuples have one entry per slice.
+
+    * `path`: key below the topic folder, `append/<read version>-<id>.slices`
+    * `size`, `footer_length`: bytes; the slices fill `[0, size - footer_length)`
+    * `base`: first offset of each slice, set by the commit (empty before it)
+    * `nbytes`: bytes of each slice; `offsets`: end offset - base; `records`: may be fewer where there are gaps
+    * `min_ts`, `max_ts`: ms since the epoch, -1 where there are no timestamps
+    * `crc`: CRC-32C of the slice's bytes as written; `flags`: `SliceFlag` values
+    """
+
+    path: str
+    size: int
+    footer_length: int
+    partition: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    records: tuple[int, ...]
+    min_ts: tuple[int, ...]
+    max_ts: tuple[int, ...]
+    crc: tuple[int, ...]
+    flags: tuple[int, ...]
+    base: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.partition)
+
+    def based(self, base: tuple[int, ...]) -> FileSlices:
+        """The same file with the offsets its slices start at."""
+        return replace(self, base=base)

@@ -1,0 +1,123 @@
+"""What every readable log looks like to its readers: the sparklog root and the Kafka directory implement the same protocol.
+
+The Spark adapter and the command line speak only to `LogView`. A view answers from a snapshot taken by `refresh`; offsets are
+Kafka's: inclusive start, exclusive end. `ReadPart`s are picklable and carry all that a task needs to read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+READ_COMMITTED = "read_committed"
+READ_UNCOMMITTED = "read_uncommitted"
+
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+RECORD_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        # Kafka's exact milliseconds; the Spark adapter casts to microseconds and saturates there.
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+        pa.field("timestampType", pa.int32()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one partition: log start, log end and last stable offset. `high_watermark` is where uncommitted reads stop."""
+
+    log_start: int
+    log_end: int
+    last_stable: int
+    high_watermark: int
+
+    def end(self, isolation: str) -> int:
+        """Where a reader of this isolation level stops (exclusive)."""
+        return self.last_stable if isolation == READ_COMMITTED else self.high_watermark
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """Offsets `[start, end)` of one partition of one topic."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampOffset:
+    """Answer to a time lookup: the record's offset and its timestamp (ms)."""
+
+    offset: int
+    timestamp: int
+
+
+class ReadPart(Protocol):
+    """Something one task reads: picklable; `records` and `nbytes` are estimates for packing."""
+
+    @property
+    def range(self) -> OffsetRange: ...
+
+    @property
+    def records(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def read(self, columns: Sequence[str], *, batch_bytes: int = 4 << 20) -> Iterator[pa.RecordBatch]:
+        """The part's records in offset order, as batches of about `batch_bytes` with exactly `columns` (of `COLUMNS`)."""
+        ...
+
+
+class LogView(Protocol):
+    """A set of topics that can be read."""
+
+    @property
+    def location(self) -> str: ...
+
+    @property
+    def poll_interval_ms(self) -> int:
+        """How often an idle tail may look: 10 locally, 250 on an object store."""
+        ...
+
+    def topics(self) -> list[str]:
+        """Names of all topics, sorted. Finds new ones."""
+        ...
+
+    def topic_id(self, topic: str) -> str:
+        """22-character id; differs when a name was deleted and created again. `NotFound` if there is no such topic."""
+        ...
+
+    def refresh(self, topics: Sequence[str]) -> None:
+        """Take a new snapshot of these topics (a probe each when nothing changed)."""
+        ...
+
+    def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        """Of every partition, from the snapshot."""
+        ...
+
+    def offsets_for_timestamps(
+        self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
+    ) -> dict[int, TimestampOffset | None]:
+        """Per partition, the first record below the isolation bound with timestamp >= target (ms); None if there is none."""
+        ...
+
+    def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
+        """Estimated stored bytes of each range, from metadata alone."""
+        ...
+
+    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
+        """One part per non-empty range, in the order given."""
+        ...
