@@ -1,7 +1,8 @@
 """Slices: runs of record batches of one partition in one append file, as writers hand them up and commits list them.
 
 A `FileSlices` is one append file with its slices as parallel arrays, exactly as a commit lists them (the commit adds `base`,
-the offset at which each slice starts). Slices lie back to back from byte 0 in array order, so positions follow by summation.
+the offset at which each slice starts). Slices lie back to back from byte 0 in array order, so positions follow by summation,
+unless `position` says otherwise (where a rewrite keeps only some slices of a file, or a part of one).
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ class FileSlices:
     * `nbytes`: bytes of each slice; `offsets`: end offset - base; `records`: may be fewer where there are gaps
     * `min_ts`, `max_ts`: ms since the epoch, -1 where there are no timestamps
     * `crc`: CRC-32C of the slice's bytes as written; `flags`: `SliceFlag` values
+
+    Set by merging, sealing and imports only (empty: the rule in brackets):
+    * `position`: where each slice starts in the file (sums of `nbytes`)
+    * `shift`: what to add to a batch header's base offset to get the offset in the log (`base`; 0 in sealed segments)
+    * `append_time`: LogAppendTime of slices whose batches do not carry it (the commit's time if LOG_APPEND_TIME is set and
+      TIMES_IN_BATCHES is not; -1: none)
+    * `leader_epoch`: -1 where the batches carry it (the commit's leader epoch)
     """
 
     path: str
@@ -45,6 +53,10 @@ class FileSlices:
     crc: tuple[int, ...]
     flags: tuple[int, ...]
     base: tuple[int, ...] = ()
+    position: tuple[int, ...] = ()
+    shift: tuple[int, ...] = ()
+    append_time: tuple[int, ...] = ()
+    leader_epoch: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.partition)

@@ -1,0 +1,48 @@
+"""Where objects live: the `Store` protocol and its implementations."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote
+
+from sparklog.errors import BadRequest
+from sparklog.storage.local import LocalStore
+from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
+
+__all__ = ["LocalStore", "ObjectInfo", "ObjectWriter", "Store", "local_path", "open_store"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
+
+
+def local_path(location: str | os.PathLike[str]) -> str:
+    """The absolute path that a path or `file:` URL names; `BadRequest` for an empty one or another scheme.
+
+    Spark and Hadoop write `file:/a`, `file:///a` and `file://localhost/a`; all are the same path.
+    """
+    text = os.fspath(location)
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        if not text:
+            raise BadRequest("the location is empty; expected a path such as /data/logs or file:///data/logs")
+        return os.path.abspath(text)
+    name = scheme.group(1)
+    if name.lower() != "file":
+        raise BadRequest(f"no store for {name}: locations ({text}); expected a path or a file: URL")
+    path = text[scheme.end() :]
+    if path.startswith("//"):
+        host, slash, rest = path[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise BadRequest(f"{text} names the host {host!r}; expected file:///<path> or a plain path")
+        path = slash + rest
+    if not path.startswith("/"):
+        raise BadRequest(f"{text} is not absolute; expected file:///<path> or a plain path")
+    return os.path.abspath(unquote(path))
+
+
+def open_store(location: str | os.PathLike[str]) -> Store:
+    """The store at a location: a directory, which need not exist yet. A location that is a file is a `BadRequest`."""
+    path = local_path(location)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise BadRequest(f"{path} is a file; expected a directory")
+    return LocalStore(path)

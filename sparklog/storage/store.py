@@ -1,7 +1,7 @@
 """The `Store` protocol: all that sparklog asks of the place where objects live.
 
-An object is bytes under a key. Keys are relative, `/`-separated, without empty, `.` or `..` parts. Objects never change once
-they exist: `create` and a closed writer make them, `delete` ends them, nothing rewrites them.
+An object is bytes under a key. Keys are relative, `/`-separated, without empty, `.` or `..` parts. Objects never change
+once they exist: `create` and a closed writer make them, `delete` ends them, nothing rewrites them.
 
 Three promises carry the whole commit protocol, and a store that cannot keep them must refuse to open:
 
@@ -9,8 +9,8 @@ Three promises carry the whole commit protocol, and a store that cannot keep the
 * What `create` or `ObjectWriter.close` has acknowledged survives power loss.
 * An object is visible whole or not at all.
 
-Errors: `NotFound` (get, of a key that does not exist), `Unavailable` (the store failed; **the effect of a create is then
-unknown**), `BadRequest` (a key that is no key).
+Errors: `NotFound` (get, of a key that does not exist), `Unavailable` (the store failed; **the effect of a create is
+then unknown**), `BadRequest` (a key that is no key).
 """
 
 from __future__ import annotations

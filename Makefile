@@ -1,0 +1,55 @@
+# sparklog: `make demo` and `make test` set everything up by themselves. Needs Python >= 3.10 and Java >= 17.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
+
+# Spark's Python workers are started by the JVM: they must be this environment's, not the first python3 on PATH.
+export PYSPARK_PYTHON := $(abspath $(PY))
+export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test test-slow demo lint bench clean
+
+help:
+	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
+	@echo "make test       run the tests"
+	@echo "make test-slow  run the long sweeps as well"
+	@echo "make lint       ruff, mypy"
+	@echo "make bench      measure, against Parquet, Kafka clients and a bare Python data source"
+	@echo "make venv       only set up $(VENV)"
+	@echo "make clean      remove what these made, but for $(VENV)"
+
+venv: $(COMPILED)
+
+$(INSTALLED): pyproject.toml scripts/set_up.sh scripts/check_machine.py
+	@sh scripts/set_up.sh $(VENV) $(PYTHON)
+	@touch $@
+
+# The kernels go into their disk cache here, so that no query waits for a compiler.
+$(COMPILED): $(INSTALLED) $(wildcard sparklog/format/*.py)
+	@$(PY) -m sparklog.format.warm
+	@touch $@
+
+test: venv
+	$(PY) -m pytest
+
+test-slow: venv
+	$(PY) -m pytest -m "slow or not slow"
+
+demo: venv
+	@$(PY) examples/demo.py
+
+lint: venv
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: venv
+	$(PY) -m benchmarks
+
+clean:
+	rm -rf .demo build dist spark-warehouse metastore_db derby.log .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +

@@ -1,0 +1,163 @@
+"""The tour: a directory that Kafka wrote, scanned in place, streamed into a topic exactly once, tailed and shown.
+
+    make demo
+
+Everything it writes goes below `.demo/`, which is removed first, so that it can be run as often as you like.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, count, lit
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
+DEMO = REPOSITORY / ".demo"
+ROOT = DEMO / "root"
+SOURCE_TOPICS = "txn-a,txn-b"
+TOPIC = "archive"
+
+
+def say(number: int, text: str) -> None:
+    print(f"\n\033[1m{number}. {text}\033[0m" if sys.stdout.isatty() else f"\n{number}. {text}", flush=True)
+
+
+def start_spark() -> SparkSession:
+    """A small local Spark with the two settings of conf/spark-defaults.conf."""
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("sparklog demo")
+        .config("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.driver.memory", "2g")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def scan_kafka(spark: SparkSession) -> DataFrame:
+    """A broker's own files as a DataFrame; nothing is copied, nothing is written there."""
+    return spark.read.format("sparklog").option("subscribe", SOURCE_TOPICS).load(str(KAFKA))
+
+
+def stream_into_topic(spark: SparkSession) -> int:
+    """Stream what is there into our topic, then end. Returns how many records this run wrote."""
+    source = (
+        spark.readStream.format("sparklog")
+        .option("subscribe", SOURCE_TOPICS)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", 100)
+        .load(str(KAFKA))
+    )
+    query = (
+        source.select("key", "value", "timestamp")
+        .writeStream.format("sparklog")
+        .option("topic", TOPIC)
+        .option("num.partitions", 4)
+        .option("checkpointLocation", str(DEMO / "checkpoints" / "archive"))
+        .trigger(availableNow=True)
+        .start(str(ROOT))
+    )
+    query.awaitTermination()
+    return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+
+def tail_and_count(spark: SparkSession, expected: int) -> list[tuple[int, int]]:
+    """A second query follows the topic and counts per partition, until it has seen everything."""
+    counts: dict[int, int] = {}
+    complete = threading.Event()
+
+    def show(batch: DataFrame, batch_id: int) -> None:
+        for row in batch.collect():
+            counts[row["partition"]] = row["records"]
+        print(f"   micro-batch {batch_id}: {sum(counts.values())} records counted so far", flush=True)
+        if sum(counts.values()) >= expected:
+            complete.set()
+
+    tail = (
+        spark.readStream.format("sparklog")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", 60)
+        .load(str(ROOT / TOPIC))
+    )
+    query = (
+        tail.groupBy("partition")
+        .agg(count(lit(1)).alias("records"))
+        .writeStream.outputMode("complete")
+        .option("checkpointLocation", str(DEMO / "checkpoints" / "counts"))
+        .foreachBatch(show)
+        .start()
+    )
+    while not complete.wait(0.2):
+        if not query.isActive:
+            raise SystemExit(f"the counting query ended early: {query.exception()}")
+    query.stop()
+    return sorted(counts.items())
+
+
+def run_command(*arguments: str) -> None:
+    """Show a command and what it prints."""
+    print("   $ sparklog", " ".join(arguments), flush=True)
+    environment = {**os.environ, "SPARKLOG_ROOT": str(ROOT)}
+    command = [sys.executable, "-m", "sparklog", *arguments]
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    for line in (done.stdout + done.stderr).splitlines():
+        print("  ", line)
+
+
+def main() -> None:
+    """The whole tour; any surprise is an error."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    shutil.rmtree(DEMO, ignore_errors=True)
+    print("Starting Spark ...", flush=True)
+    spark = start_spark()
+
+    say(1, f"A directory that a Kafka broker wrote, scanned where it lies: {KAFKA.relative_to(REPOSITORY)}")
+    records = scan_kafka(spark)
+    records.groupBy("topic", "partition").agg(count(lit(1)).alias("records")).orderBy("topic", "partition").show()
+    records.select("topic", "partition", "offset", "timestamp", col("key").cast("string"), "value").show(5)
+    total = records.count()
+    everything = (
+        spark.read.format("sparklog")
+        .option("subscribe", SOURCE_TOPICS)
+        .option("kafka.isolation.level", "read_uncommitted")
+        .load(str(KAFKA))
+        .count()
+    )
+    print(f"   {total} committed records; {everything - total} more are in aborted or open transactions, and hidden")
+
+    say(2, f"Streamed into the sparklog topic '{TOPIC}', exactly once")
+    first, second = stream_into_topic(spark), stream_into_topic(spark)
+    written = spark.read.format("sparklog").load(str(ROOT / TOPIC)).count()
+    print(f"   first run: {first} records; run again with the same checkpoint: {second}; in the topic: {written}")
+    if not first == written == total or second:
+        raise SystemExit(f"expected {total} records once, found {written}")
+
+    say(3, "Tailed by a second query that counts")
+    for partition, records_there in tail_and_count(spark, total):
+        print(f"   partition {partition}: {records_there} records")
+    spark.stop()
+
+    say(4, "The same topic from the command line, without Spark")
+    run_command("topics", "describe", TOPIC)
+    run_command("consume", TOPIC, "--max-messages", "3", "--print-key", "--print-partition", "--print-offset")
+    run_command("offsets", TOPIC)
+    print(f"\nThat is all. The topic stays in {ROOT.relative_to(REPOSITORY)}: look around with")
+    print(f"   {Path(sys.executable).parent.relative_to(REPOSITORY)}/sparklog --help")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Make or bring up to date the virtual environment: scripts/set_up.sh <folder> <python>
+# A suitable interpreter is found (the one given, else python3.12, 3.11, 3.10), the machine is checked, all is installed.
+set -eu
+
+venv=$1
+wanted=$2
+check=scripts/check_machine.py
+
+python=""
+for candidate in "$venv/bin/python" "$wanted" python3.12 python3.11 python3.10; do
+    if command -v "$candidate" >/dev/null 2>&1 && "$candidate" "$check" python 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    if command -v "$wanted" >/dev/null 2>&1 && "$wanted" -c "" 2>/dev/null; then
+        "$wanted" "$check" python
+    fi
+    echo "sparklog needs Python 3.10 or newer, found no working $wanted: install it, or make PYTHON=<path>" >&2
+    exit 1
+fi
+"$python" "$check"
+
+if [ "$python" != "$venv/bin/python" ]; then
+    echo "setting up $venv with $("$python" --version); this takes a few minutes, once"
+    "$python" -m venv --clear "$venv"
+fi
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[spark,connect,dev]"

@@ -1,0 +1,95 @@
+"""The tree of commands, the exit codes and how errors are shown.
+
+| exit code | meaning                                                                     |
+|-----------|-----------------------------------------------------------------------------|
+| 0         | done; also when the reader of a pipe left first (`sparklog consume ... | head`) |
+| 1         | a sparklog error, as one line on stderr that ends in its code               |
+| 2         | wrong usage, as one line on stderr                                          |
+| 130       | interrupted (Ctrl-C)                                                        |
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from sparklog import __version__
+from sparklog.cli import consume, offsets, produce, topics
+from sparklog.cli.options import SHORT_HELP
+from sparklog.errors import SparklogError
+
+EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+# typer may bring its own copy of click: the class is found through the one name that is public in every version.
+UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+class SparklogGroup(TyperGroup):
+    """The top group: runs a command and turns what it raises into one line and an exit code."""
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run the command of `args` (default: `sys.argv`); raises `SystemExit`."""
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+            sys.stdout.flush()
+        except SparklogError as error:
+            _complain(f"{error} [{error.code}]")
+            sys.exit(EXIT_ERROR)
+        except UsageError as error:
+            context = error.ctx
+            hint = f" (see '{context.command_path} --help')" if context is not None else ""
+            _complain(f"{error.format_message()}{hint}")
+            sys.exit(EXIT_USAGE)
+        except typer.Exit as leave:
+            sys.exit(leave.exit_code)
+        except (KeyboardInterrupt, typer.Abort):
+            sys.exit(EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            # The reader has seen enough. Python would complain again when it flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(EXIT_OK)
+        sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _complain(message: str) -> None:
+    print("sparklog:", " ".join(message.split()), file=sys.stderr)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print("sparklog", __version__)
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=SparklogGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    # Boxes would cut the names of options to fit 80 columns.
+    rich_markup_mode=None,
+    context_settings=SHORT_HELP,
+    epilog="Exit codes: 0 done, 1 a sparklog error (one line on stderr), 2 wrong usage, 130 interrupted.",
+)
+
+
+@app.callback()
+def sparklog(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    """Topics in Kafka's format as plain files, without brokers. No command here starts Spark.
+
+    Where a command takes --root, SPARKLOG_ROOT in the environment does as well.
+    """
+
+
+app.add_typer(topics.app, name="topics")
+produce.register(app)
+consume.register(app)
+offsets.register(app)

@@ -1,0 +1,65 @@
+"""Options that several commands share: one name, one meaning, one help text."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+SHORT_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Isolation(str, Enum):
+    """Kafka's isolation levels."""
+
+    read_committed = "read_committed"
+    read_uncommitted = "read_uncommitted"
+
+
+RootOption = Annotated[
+    str,
+    typer.Option(
+        "--root",
+        "-r",
+        envvar="SPARKLOG_ROOT",
+        metavar="PATH",
+        help="Folder of the topics.",
+        show_default=False,
+    ),
+]
+
+PlaceOption = Annotated[
+    str,
+    typer.Option(
+        "--root",
+        "-r",
+        envvar="SPARKLOG_ROOT",
+        metavar="PATH",
+        help="A root, one topic's folder, a Kafka log directory or one Kafka partition folder.",
+        show_default=False,
+    ),
+]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+ConfigOption = Annotated[
+    list[str] | None,
+    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A topic config under Kafka's name; may be repeated."),
+]
+
+
+def example(command: str) -> str:
+    """The example below a command's help, on a line of its own however wide the terminal is."""
+    return f"\b\nExample:\n  {command}"
+
+
+def parse_configs(given: list[str] | None) -> dict[str, str]:
+    """`["retention.ms=1000"]` -> `{"retention.ms": "1000"}`; the names are checked by the topic, not here."""
+    configs: dict[str, str] = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise typer.BadParameter(f"expected NAME=VALUE, found {text!r}", param_hint="'--config'")
+        configs[name.strip()] = value.strip()
+    return configs

@@ -1,0 +1,57 @@
+"""Which folder is it: from `--root` to something that can be read or written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from sparklog.log.root import Root
+    from sparklog.log.view import LogView
+
+
+@dataclass(frozen=True)
+class Place:
+    """A readable place; `topic` is set where the folder is one topic's."""
+
+    view: LogView
+    topic: str | None
+    root: Root | None
+    """None for Kafka's directories."""
+
+    def topics(self) -> list[str]:
+        """The topics here: one for a topic folder, else all."""
+        return [self.topic] if self.topic is not None else self.view.topics()
+
+    def one_topic(self, name: str | None) -> str:
+        """The topic that was named, or the only one there is; a usage error names the choice.
+
+        A name that does not exist is left to the view, whose error names its nearest neighbours.
+        """
+        if name is None:
+            found = self.topics()
+            if len(found) != 1:
+                choice = f"one of {', '.join(found)}" if found else "there is none"
+                raise typer.BadParameter(f"which topic? {self.view.location} holds {len(found)}: {choice}")
+            return found[0]
+        if self.topic is not None and name != self.topic:
+            raise typer.BadParameter(f"the folder is topic {self.topic}'s, not {name}'s: give its root instead")
+        return name
+
+
+def open_place(root: str, *, follow: bool = False) -> Place:
+    """A root, a topic folder, a Kafka log directory or one Kafka partition folder, for reading."""
+    from sparklog.datasource.location import ROOT, TOPIC, open_log, open_view, resolve
+
+    location = resolve(root)
+    view = open_view(location, tailing=follow)
+    return Place(view, location.topic, open_log(location) if location.kind in (ROOT, TOPIC) else None)
+
+
+def open_root(root: str, *, create: bool = False) -> Root:
+    """A sparklog root, for writing; `create` makes a new one where there is nothing yet."""
+    from sparklog.datasource.location import open_log, resolve
+
+    return open_log(resolve(root), create=create)

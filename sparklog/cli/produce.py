@@ -1,0 +1,119 @@
+"""`sparklog produce`: append lines of text or of JSON, from standard input or a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.options import RootOption, example
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HELP = """Append lines to a topic: from standard input, or from a file.
+
+A line is a value, or with --key-separator a key and a value, or with --json an object as `sparklog consume --json`
+prints it. Lines are appended in batches, each whole or not at all, at the latest a second after they came.
+"""
+EXAMPLES = example("echo 'k1:hello' | sparklog produce orders --root /data/log --key-separator :")
+
+RUN_BYTES = 16 << 20
+LINGER_S = 1.0
+
+
+class Codec(str, Enum):
+    """Kafka's codecs."""
+
+    none = "none"
+    gzip = "gzip"
+    snappy = "snappy"
+    lz4 = "lz4"
+    zstd = "zstd"
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(help="Topic; must exist.")],
+    root: RootOption,
+    file: Annotated[
+        Path | None, typer.Option("--file", exists=True, dir_okay=False, help="Read this instead of standard input.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')
+    ] = False,
+    key_separator: Annotated[
+        str | None, typer.Option("--key-separator", help="A line is key, separator, value. Without it keys are null.")
+    ] = None,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="A line begins with name:value,name:value and a tab.")
+    ] = False,
+    null_marker: Annotated[
+        str | None, typer.Option("--null-marker", help="A key or value that is exactly this is null (a tombstone).")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="All to this partition, whatever the key.")
+    ] = None,
+    compression: Annotated[
+        Codec | None, typer.Option("--compression", help="Codec, where the topic leaves it to us. Default: zstd.")
+    ] = None,
+) -> None:
+    from sparklog.cli.json_records import parse_json
+    from sparklog.cli.lines import line_runs
+    from sparklog.cli.places import open_root
+    from sparklog.cli.text import LineFormat
+    from sparklog.errors import SparklogError
+    from sparklog.log.append_writer import WriteOptions
+
+    if as_json and (key_separator is not None or headers or null_marker is not None):
+        raise typer.BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
+    if key_separator == "":
+        raise typer.BadParameter("expected at least one character", param_hint="'--key-separator'")
+    parse: Callable[[bytes, int], pa.RecordBatch] = (
+        parse_json
+        if as_json
+        else LineFormat(
+            key_separator.encode() if key_separator is not None else None,
+            headers,
+            null_marker.encode() if null_marker is not None else None,
+        ).parse
+    )
+    options = WriteOptions(codec=compression.value) if compression else WriteOptions()
+    target = open_root(root).topic(topic)
+    with ExitStack() as stack:
+        fd = sys.stdin.fileno() if file is None else stack.enter_context(file.open("rb")).fileno()
+        line, appended = 1, 0
+        try:
+            for run in line_runs(fd, run_bytes=RUN_BYTES, linger_s=LINGER_S, clock=time.monotonic):
+                batch = _with_partition(parse(run, line), partition)
+                line += run.count(b"\n")
+                if batch.num_rows:
+                    target.append(batch, options=options)
+                    appended += batch.num_rows
+        except SparklogError as error:
+            if appended:
+                error.args = (f"{error} ({appended} records before it were appended)",)
+            raise
+    print(f"Appended {appended} records to {topic}", file=sys.stderr)
+
+
+def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBatch:
+    """The batch with all its records sent to `partition`, if one is given."""
+    if partition is None:
+        return batch
+    import numpy as np
+    import pyarrow as pa
+
+    column = pa.array(np.full(batch.num_rows, partition, np.int32))
+    names = [*(name for name in batch.schema.names if name != "partition"), "partition"]
+    return pa.RecordBatch.from_arrays([*(batch.column(name) for name in names[:-1]), column], names=names)
+
+
+def register(app: typer.Typer) -> None:
+    """Put the command into the tree."""
+    app.command(name="produce", help=HELP, epilog=EXAMPLES)(produce)

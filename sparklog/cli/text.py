@@ -1,0 +1,181 @@
+"""Records to lines and lines to records, the way Kafka's console tools write them.
+
+Out (`kafka-console-consumer`): the columns that are switched on, in this order, between key separators, then a newline:
+
+    CreateTime:1700000000000  Partition:0  Offset:5  h1:v1,h2:null | NO_HEADERS  key  value
+
+In (`kafka-console-producer`): `[headers TAB] [key SEPARATOR] value`. Both work on whole Arrow batches; keys and
+values are bytes and pass through as they are, whatever their encoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparklog.errors import BadRequest
+from sparklog.log.view import HEADERS_TYPE
+
+HEADERS_DELIMITER = b"\t"
+HEADERS_SEPARATOR = b","
+HEADER_KEY_SEPARATOR = b":"
+NO_HEADERS = b"NO_HEADERS"
+SHOWN_CHARACTERS = 60
+
+# What Kafka's formatter prints in front of a time of timestampType 0 and 1, and where there is no time.
+CREATE_TIME, LOG_APPEND_TIME = b"CreateTime:", b"LogAppendTime:"
+NO_TIMESTAMP = b"NO_TIMESTAMP"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which columns a line has, and what stands between them."""
+
+    timestamp: bool = False
+    partition: bool = False
+    offset: bool = False
+    headers: bool = False
+    key: bool = False
+    value: bool = True
+    key_separator: bytes = b"\t"
+    null_literal: bytes = b"null"
+
+    def columns(self) -> tuple[str, ...]:
+        """Columns of a `LogView` that must be read for it; at least one, since lines are counted."""
+        wanted = [name for name in ("partition", "offset", "headers", "key", "value") if getattr(self, name)]
+        if self.timestamp:
+            wanted += ["timestamp", "timestampType"]
+        return tuple(wanted or ["offset"])
+
+    def format(self, batch: pa.RecordBatch) -> bytes:
+        """One line per record; nothing at all if all columns are switched off, as Kafka's formatter does."""
+        parts: list[pa.Array] = []
+        if self.timestamp:
+            parts.append(_timestamps(batch.column("timestamp"), batch.column("timestampType")))
+        if self.partition:
+            parts.append(_labelled(b"Partition:", batch.column("partition")))
+        if self.offset:
+            parts.append(_labelled(b"Offset:", batch.column("offset")))
+        if self.headers:
+            parts.append(self._headers(batch.column("headers")))
+        parts += [
+            pc.fill_null(batch.column(name).cast(pa.binary()), pa.scalar(self.null_literal))
+            for name in ("key", "value")
+            if getattr(self, name)
+        ]
+        if not parts or not batch.num_rows:
+            return b""
+        lines = pc.binary_join_element_wise(*parts, pa.scalar(self.key_separator, pa.binary()))
+        return b"\n".join([*lines.to_pylist(), b""])
+
+    def _headers(self, headers: pa.ListArray) -> pa.Array:
+        """`h1:v1,h2:null` per record, `NO_HEADERS` where there are none."""
+        flat = headers.flatten()
+        pairs = pc.binary_join_element_wise(
+            flat.field("key").cast(pa.binary()),
+            flat.field("value").cast(pa.binary()),
+            pa.scalar(HEADER_KEY_SEPARATOR, pa.binary()),
+            null_handling="replace",
+            null_replacement=self.null_literal,
+        )
+        counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
+        ends = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=ends[1:])
+        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(ends), pairs), HEADERS_SEPARATOR)
+        return pc.if_else(pa.array(counts == 0), pa.scalar(NO_HEADERS, pa.binary()), joined)
+
+
+def _labelled(label: bytes, numbers: pa.Array) -> pa.Array:
+    text = numbers.cast(pa.string()).cast(pa.binary())
+    return pc.binary_join_element_wise(pa.scalar(label, pa.binary()), text, pa.scalar(b"", pa.binary()))
+
+
+def _timestamps(timestamps: pa.Array, kinds: pa.Array) -> pa.Array:
+    millis = pc.cast(timestamps, pa.int64()).cast(pa.string()).cast(pa.binary())
+    labels = pc.if_else(
+        pc.equal(kinds, 1), pa.scalar(LOG_APPEND_TIME, pa.binary()), pa.scalar(CREATE_TIME, pa.binary())
+    )
+    return pc.if_else(
+        pc.greater_equal(kinds, 0),
+        pc.binary_join_element_wise(labels, millis, pa.scalar(b"", pa.binary())),
+        pa.scalar(NO_TIMESTAMP, pa.binary()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LineFormat:
+    """What a line of input holds beside the value."""
+
+    key_separator: bytes | None = None
+    headers: bool = False
+    null_marker: bytes | None = None
+
+    def parse(self, data: bytes, first_line: int) -> pa.RecordBatch:
+        """Whole lines (the last may lack its newline) -> columns value and, as the format says, key and headers.
+
+        `first_line` (from 1) is the number of the first line, for the message of the `BadRequest` that a line without
+        a separator raises.
+        """
+        rest = _lines(data.replace(b"\r\n", b"\n").removesuffix(b"\n"))
+        columns: dict[str, pa.Array] = {}
+        if self.headers:
+            texts, rest = _split(rest, HEADERS_DELIMITER, first_line, "a TAB between headers and what follows")
+            columns["headers"] = self._parse_headers(texts, first_line)
+        if self.key_separator is not None:
+            keys, rest = _split(rest, self.key_separator, first_line, f"key separator {_shown(self.key_separator)}")
+            columns["key"] = self._nulled(keys)
+        columns["value"] = self._nulled(rest)
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _nulled(self, texts: pa.Array) -> pa.Array:
+        if self.null_marker is None:
+            return texts
+        marked = pc.equal(texts, pa.scalar(self.null_marker, pa.binary()))
+        return pc.if_else(marked, pa.scalar(None, pa.binary()), texts)
+
+    def _parse_headers(self, texts: pa.Array, first_line: int) -> pa.Array:
+        rows: list[list[tuple[str, bytes | None]] | None] = []
+        for line, text in enumerate(texts.to_pylist(), first_line):
+            if not text or text == self.null_marker:
+                rows.append(None)
+                continue
+            row: list[tuple[str, bytes | None]] = []
+            for pair in text.split(HEADERS_SEPARATOR):
+                name, colon, value = pair.partition(HEADER_KEY_SEPARATOR)
+                if not colon:
+                    raise BadRequest(f"line {line}: expected headers as name:value,name:value, found {_shown(pair)}")
+                row.append((_utf8(name, line), None if value == self.null_marker else value))
+            rows.append(row)
+        return pa.array(rows, HEADERS_TYPE)
+
+
+def _lines(data: bytes) -> pa.Array:
+    """What stands between newlines, cut by Arrow: no Python object per line."""
+    ends = pa.py_buffer(np.array([0, len(data)], np.int64))
+    whole = pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, pa.py_buffer(data)])
+    return pc.split_pattern(whole, pattern=b"\n").flatten().cast(pa.binary())
+
+
+def _split(texts: pa.Array, separator: bytes, first_line: int, what: str) -> tuple[pa.Array, pa.Array]:
+    """Each text at the first `separator`; `BadRequest` names the first line that has none."""
+    pieces = pc.split_pattern(texts, pattern=separator, max_splits=1)
+    missing = np.flatnonzero(pc.list_value_length(pieces).to_numpy() < 2)
+    if len(missing):
+        row = int(missing[0])
+        raise BadRequest(f"line {first_line + row}: expected {what}, found none in {_shown(texts[row].as_py())}")
+    return pc.list_element(pieces, 0), pc.list_element(pieces, 1)
+
+
+def _utf8(name: bytes, line: int) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"line {line}: header names must be UTF-8, found {_shown(name)}") from None
+
+
+def _shown(text: bytes) -> str:
+    short = text.decode(errors="replace")
+    return repr(short if len(short) <= SHOWN_CHARACTERS else short[:SHOWN_CHARACTERS] + "…")

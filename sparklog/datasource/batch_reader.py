@@ -1,0 +1,80 @@
+"""Batch reads: the range between two bounds of every partition, planned once and read by tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from sparklog.datasource.bounds import DataLoss, check_end, check_start, resolve_bound
+from sparklog.datasource.location import Location, open_view
+from sparklog.datasource.options import Bound, Options, ReadOptions
+from sparklog.datasource.read_task import LogPartition, ReadTask
+from sparklog.datasource.schema import Projection
+from sparklog.datasource.subscription import Subscriber
+from sparklog.datasource.tasks import plan_tasks
+from sparklog.datasource.user_errors import user_errors
+from sparklog.errors import BadRequest
+from sparklog.log.view import LogView, OffsetRange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
+    """Planned once per `load()`: every action on that DataFrame reads the same offsets."""
+
+    def __init__(self, location: Location, options: Options, projection: Projection) -> None:
+        self._location = location
+        self._options = options
+        self._task = ReadTask(location, options.read, projection)
+
+    @user_errors
+    def partitions(self) -> list[InputPartition]:
+        """One InputPartition per task. Spark turns an empty list into one partition without a value."""
+        read = self._options.read
+        view = open_view(self._location, tailing=False)
+        ranges = batch_ranges(view, Subscriber(view, self._location, read.subscription), read)
+        tasks = plan_tasks(
+            view,
+            ranges,
+            read.isolation,
+            min_partitions=read.min_partitions,
+            max_records=read.max_records_per_partition,
+        )
+        return [LogPartition(parts) for parts in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._task.read(partition)
+
+
+def batch_ranges(view: LogView, subscriber: Subscriber, read: ReadOptions) -> list[OffsetRange]:
+    """What a batch reads, from one snapshot. Raises BadRequest and NotFound for bounds that do not fit it."""
+    topics = subscriber.topics()
+    subscriber.require(topics)
+    partitions = {topic: subscriber.partitions(topic) for topic in topics}
+    loss = DataLoss(read.fail_on_data_loss)
+    start_bound = read.start or Bound("earliest", "startingOffsets")
+    end_bound = read.end or Bound("latest", "endingOffsets")
+    starts = resolve_bound(view, partitions, start_bound, read.isolation, no_match_is_latest=read.no_match_is_latest)
+    ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
+    found: list[OffsetRange] = []
+    for topic in topics:
+        for partition, limits in sorted(partitions[topic].items()):
+            start, end = starts[topic][partition], ends[topic][partition]
+            _check_order(topic, partition, start, end, start_bound, end_bound)
+            end = check_end(topic, partition, end, limits, loss)
+            end = min(end, max(start, limits.end(read.isolation)))
+            start = check_end(topic, partition, start, limits, loss)
+            start = check_start(topic, partition, start, end, limits, loss) if start < end else end
+            found.append(OffsetRange(topic, partition, start, end))
+    return found
+
+
+def _check_order(topic: str, partition: int, start: int, end: int, first: Bound, last: Bound) -> None:
+    """Both given as offsets and the wrong way round is a mistake; a time range without records is not."""
+    if start > end and first.kind == last.kind == "offsets":
+        raise BadRequest(
+            f"{topic}-{partition}: {first.option} {start} lies after {last.option} {end}: swap or correct them"
+        )

@@ -1,0 +1,51 @@
+"""Roots and topics kept open in the processes that plan and commit writes.
+
+Spark keeps those processes alive between micro-batches, over queries and sessions. A handle is therefore never
+trusted: the root's id is read anew each time (a folder may have been deleted and made again), and a topic's head is
+revalidated by the topic itself with one probe of the next commit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparklog.datasource.location import NOTHING, Location, open_log
+from sparklog.datasource.options import SinkOptions
+from sparklog.errors import NotFound
+
+if TYPE_CHECKING:
+    from sparklog.log.root import Root
+    from sparklog.log.topic import Topic
+
+_roots: dict[str, Root] = {}
+
+
+def root_at(location: Location, *, create: bool = False) -> Root:
+    """The root at a location, kept open. Raises NotFound where there is none, unless `create`."""
+    from sparklog.log.root import read_root_id
+
+    kept = _roots.get(location.root)
+    if kept is not None:
+        try:
+            if read_root_id(kept.store) == kept.id:
+                return kept
+        except NotFound:
+            pass
+        del _roots[location.root]
+    if location.kind == NOTHING and not create:
+        raise NotFound(
+            f"There is no sparklog root at {location.root}, and auto.create.topics.enable=false: "
+            "create root and topic first"
+        )
+    _roots[location.root] = open_log(location, create=create)
+    return _roots[location.root]
+
+
+def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
+    """The topic to write, created with `num.partitions` where it is missing and may be created."""
+    if options.auto_create:
+        return root.ensure_topic(name, partitions=options.partitions, configs=None)
+    try:
+        return root.topic(name)
+    except NotFound as error:
+        raise NotFound(f"{error}; auto.create.topics.enable=false keeps this write from creating it") from None

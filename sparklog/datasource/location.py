@@ -1,0 +1,118 @@
+"""Which folder is it: a root, a topic, a Kafka log directory, or one Kafka partition?
+
+In this order: `_root.json` makes a root; a folder below a root is a topic; 20-digit `.log` files make one Kafka
+partition; folders `<name>-<n>` that hold such files make a Kafka log directory; anything else is nothing yet, which a
+read refuses and a write turns into a new root.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from sparklog.errors import BadRequest, NotFound
+
+if TYPE_CHECKING:
+    from sparklog.log.root import Root
+    from sparklog.log.view import LogView
+
+ROOT = "root"
+TOPIC = "topic"
+KAFKA_DIRECTORY = "Kafka log directory"
+KAFKA_PARTITION = "Kafka partition"
+NOTHING = "nothing"
+
+ROOT_FILE = "_root.json"
+
+
+@dataclass(frozen=True)
+class Location:
+    """What a path is. `root` is the root's location, or the path itself; `topic` is set for a topic folder."""
+
+    kind: str
+    path: str
+    root: str
+    topic: str | None = None
+
+
+def resolve(path: str | None) -> Location:
+    """Look at a path. Raises BadRequest if there is none or it is a file."""
+    if path is None:
+        raise BadRequest("No path: give the root, topic folder or Kafka log directory, as in load('/data/log')")
+    location = absolute(path)
+    if is_url(location):
+        return _resolve_store(location)
+    if os.path.isfile(location):
+        raise BadRequest(f"The path {location} is a file: give the root, topic folder or Kafka log directory")
+    if os.path.isfile(os.path.join(location, ROOT_FILE)):
+        return Location(ROOT, location, location)
+    parent, name = os.path.split(location)
+    if os.path.isfile(os.path.join(parent, ROOT_FILE)):
+        return Location(TOPIC, location, parent, name)
+    if os.path.isdir(location):
+        from sparklog.kafka.directory import kafka_layout
+
+        layout = kafka_layout(location)
+        if layout is not None:
+            return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, location, location)
+    return Location(NOTHING, location, location)
+
+
+def _resolve_store(location: str) -> Location:
+    from sparklog.storage import open_store
+
+    if open_store(location).stat(ROOT_FILE) is not None:
+        return Location(ROOT, location, location)
+    parent, _, name = location.rstrip("/").rpartition("/")
+    if name and urlsplit(parent).netloc and open_store(parent).stat(ROOT_FILE) is not None:
+        return Location(TOPIC, location, parent, name)
+    return Location(NOTHING, location, location)
+
+
+def is_url(path: str) -> bool:
+    return "://" in path
+
+
+def absolute(path: str) -> str:
+    """A local path, made absolute (tasks may run in another folder); `file:` URLs become paths, other URLs stay."""
+    if path.startswith("file:"):
+        path = unquote(urlsplit(path).path)
+    return path if is_url(path) else os.path.abspath(os.path.expanduser(path))
+
+
+def open_view(location: Location, *, tailing: bool) -> LogView:
+    """The readable log at a location. Raises NotFound where there is none."""
+    if location.kind in (ROOT, TOPIC):
+        from sparklog.log.root_view import RootView
+
+        return RootView(open_log(location))
+    if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        from sparklog.kafka.view import KafkaView
+
+        return KafkaView(location.path, tailing=tailing)
+    raise NotFound(missing(location))
+
+
+def missing(location: Location) -> str:
+    what = "has neither a _root.json nor Kafka partition folders" if exists(location) else "does not exist"
+    return (
+        f"There is no log at {location.path}: the path {what}; give a sparklog root, a topic folder, "
+        "a Kafka log directory or one Kafka partition folder"
+    )
+
+
+def exists(location: Location) -> bool:
+    return is_url(location.path) or os.path.isdir(location.path)
+
+
+def open_log(location: Location, *, create: bool = False) -> Root:
+    """The root that a location is or lies in; with `create`, a new one where there is nothing yet."""
+    from sparklog.log.root import open_root
+
+    if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        raise BadRequest(
+            f"The path {location.path} is a {location.kind}, which is read-only: write to a sparklog root instead"
+        )
+    return open_root(location.root, create=create and location.kind == NOTHING)

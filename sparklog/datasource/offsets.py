@@ -1,0 +1,134 @@
+"""Offsets as JSON: those that users give in options, and those that Spark keeps in its checkpoint.
+
+Both look like Kafka's: `{"orders":{"0":123,"1":456}}`, the number being the next offset to read. In a checkpoint our
+own keys begin with `$`, which no topic name can:
+
+| key        | meaning                                                                                           |
+|------------|---------------------------------------------------------------------------------------------------|
+| `$ids`     | topic -> topic id, so that a topic deleted and created again is noticed                             |
+| `$start`   | in the first end offset of a query only: the positions it starts from (see below)                  |
+| `$initial` | marks the answer of `initialOffset`, so that the next end offset knows that it is the first         |
+
+Spark does not persist the initial offset: without `$start`, a replay of the first batch after a crash would start
+wherever the initial offset lies by then, and skip records. Spark compares offsets as text, so there is one form: topics
+sorted, partitions in numeric order, then our keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sparklog.errors import BadRequest
+
+Positions = Mapping[str, Mapping[int, int]]
+
+LATEST = -1
+EARLIEST = -2
+
+
+@dataclass(frozen=True)
+class StreamOffset:
+    """A position in several topics, and what Spark's checkpoint must remember beside it."""
+
+    positions: Positions
+    ids: Mapping[str, str] = field(default_factory=dict)
+    start: Positions | None = None
+    initial: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """The one form: what `json.dumps` makes of it is what Spark stores and compares."""
+        document: dict[str, object] = dict(_positions_json(self.positions))
+        document["$ids"] = {topic: self.ids[topic] for topic in sorted(self.ids)}
+        if self.start is not None:
+            document["$start"] = _positions_json(self.start)
+        if self.initial:
+            document["$initial"] = True
+        return document
+
+    @staticmethod
+    def from_json(document: Mapping[str, object]) -> StreamOffset:
+        """Reads what `to_json` wrote. Raises BadRequest naming what is wrong (checkpoints are edited by hand at
+        times)."""
+        own = {key: value for key, value in document.items() if key.startswith("$")}
+        unknown = sorted(set(own) - {"$ids", "$start", "$initial"})
+        if unknown:
+            raise BadRequest(
+                f"The checkpoint's offset holds {unknown[0]!r}, which this version of sparklog does not know: "
+                "read it with the version that wrote it or a newer one"
+            )
+        ids = own.get("$ids", {})
+        if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
+            raise BadRequest(f"The checkpoint's offset must have an object of topic ids under '$ids', found {ids!r}")
+        start = own.get("$start")
+        return StreamOffset(
+            positions=_positions({key: value for key, value in document.items() if not key.startswith("$")}),
+            ids=ids,
+            start=None if start is None else _positions(start),
+            initial=own.get("$initial") is True,
+        )
+
+    def get(self, topic: str, partition: int) -> int | None:
+        return self.positions.get(topic, {}).get(partition)
+
+
+def _positions_json(positions: Positions) -> dict[str, dict[str, int]]:
+    return {
+        topic: {str(partition): positions[topic][partition] for partition in sorted(positions[topic])}
+        for topic in sorted(positions)
+    }
+
+
+def _positions(document: object) -> dict[str, dict[int, int]]:
+    try:
+        return parse_partition_numbers(document, "offset", lowest=0)
+    except ValueError as error:
+        raise BadRequest(f"The offset in the checkpoint is damaged: {error}") from None
+
+
+def parse_partition_numbers(document: object, what: str, *, lowest: int) -> dict[str, dict[int, int]]:
+    """`{"topic": {"0": 1, ...}}` as dictionaries with integer keys. Raises ValueError with a one-line reason."""
+    if not isinstance(document, dict):
+        raise ValueError(f'expected an object like {{"topic":{{"0":23}}}}, found {json.dumps(document)}')
+    result: dict[str, dict[int, int]] = {}
+    for topic, partitions in document.items():
+        if not isinstance(partitions, dict):
+            raise ValueError(f'topic {topic!r} must map partitions to {what}s like {{"0":23}}, found {partitions!r}')
+        numbers: dict[int, int] = {}
+        for partition, number in partitions.items():
+            if isinstance(number, bool) or not isinstance(number, int) or not lowest <= number < 1 << 63:
+                raise ValueError(f"{what} of {topic}-{partition} must be a whole number >= {lowest}, found {number!r}")
+            numbers[parse_partition(topic, partition)] = number
+        result[topic] = numbers
+    return result
+
+
+def parse_partition(topic: str, partition: object) -> int:
+    """A partition number from JSON: a whole number, or its text. Raises ValueError with a one-line reason."""
+    text = str(partition)
+    if isinstance(partition, bool) or not (text.isascii() and text.isdigit()) or int(text) >= 1 << 31:
+        raise ValueError(f"partition {partition!r} of topic {topic!r} is not a number from 0")
+    return int(text)
+
+
+def parse_json(text: str) -> object:
+    """JSON of an option. Raises ValueError with a one-line reason; a key given twice is an error, not the last one."""
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        keys = [key for key, _ in pairs]
+        twice = sorted({key for key in keys if keys.count(key) > 1}) if len(keys) < 10_000 else []
+        if twice:
+            raise ValueError(f"{twice[0]!r} is given twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from None
+
+
+def describe(positions: Positions) -> str:
+    """For messages: `orders-0, orders-1`, at most eight of them."""
+    names = [f"{topic}-{partition}" for topic in sorted(positions) for partition in sorted(positions[topic])]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

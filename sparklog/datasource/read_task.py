@@ -1,0 +1,118 @@
+"""What runs in a read task: the parts it was given, as Arrow batches of the size and with the schema that Spark
+wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+
+from sparklog.datasource.gc_freeze import freeze_gc
+from sparklog.datasource.location import Location, open_view
+from sparklog.datasource.options import ReadOptions
+from sparklog.datasource.schema import Projection
+from sparklog.datasource.user_errors import guard_iterator, warn
+from sparklog.errors import NotFound
+from sparklog.log.view import OffsetRange, ReadPart
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH_BYTES = 4 << 20
+"""Batches of 1 to 8 MB pass fastest to the JVM; above 25 MB everything degrades."""
+
+MERGE_BELOW_BYTES = 1 << 20
+MERGE_BATCHES = 4096
+
+
+class LogPartition(InputPartition):  # type: ignore[misc]
+    """What one Spark task reads. `value` is a list of `ReadPart`s, as plans name them: by offsets, not by positions."""
+
+    def __init__(self, parts: Sequence[ReadPart]) -> None:
+        super().__init__(tuple(parts))
+
+    def __repr__(self) -> str:
+        ranges = [part.range for part in self.value[:4]]
+        shown = ", ".join(f"{found.topic}-{found.partition}[{found.start}, {found.end})" for found in ranges)
+        return f"LogPartition({shown}{', ...' if len(self.value) > 4 else ''})"
+
+
+class ReadTask:
+    """Picklable; made by the planner, used in tasks."""
+
+    def __init__(self, location: Location, options: ReadOptions, projection: Projection) -> None:
+        self._location = location
+        self._isolation = options.isolation
+        self._fail_on_data_loss = options.fail_on_data_loss
+        self._projection = projection
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of a task's parts, part by part, in offset order within each."""
+        parts: Sequence[ReadPart] = partition.value or ()
+        return guard_iterator(self._batches(parts))
+
+    def _batches(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
+        freeze_gc()
+        for batch in merge_small(batch for part in parts for batch in self._part(part)):
+            yield self._projection.to_spark(batch)
+
+    def _part(self, part: ReadPart) -> Iterator[pa.RecordBatch]:
+        if self._fail_on_data_loss:
+            yield from part.read(self._projection.columns, batch_bytes=BATCH_BYTES)
+        else:
+            yield from self._what_is_left(part)
+
+    def _what_is_left(self, part: ReadPart) -> Iterator[pa.RecordBatch]:
+        """With failOnDataLoss=false: records deleted since the plan was made are left out, and said."""
+        columns = tuple(dict.fromkeys((*self._projection.columns, "offset")))
+        following = part.range.start
+        try:
+            for batch in part.read(columns, batch_bytes=BATCH_BYTES):
+                if batch.num_rows:
+                    following = batch.column("offset")[batch.num_rows - 1].as_py() + 1
+                yield batch.select(self._projection.columns)
+        except NotFound as error:
+            warn(f"{error}; failOnDataLoss=false: reading goes on with what is left")
+            for again in self._again(part.range, following):
+                yield from again.read(self._projection.columns, batch_bytes=BATCH_BYTES)
+
+    def _again(self, planned: OffsetRange, following: int) -> Sequence[ReadPart]:
+        view = open_view(self._location, tailing=False)
+        try:
+            view.refresh([planned.topic])
+            limits = view.bounds(planned.topic).get(planned.partition)
+        except NotFound:
+            return ()
+        if limits is None:
+            return ()
+        start, end = max(following, limits.log_start), min(planned.end, limits.log_end)
+        if start >= end or start == following:
+            return ()
+        return view.plan([OffsetRange(planned.topic, planned.partition, start, end)], self._isolation)
+
+
+def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows with neighbouring small batches put together: each batch costs the JVM much the same."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        nbytes = batch.nbytes
+        if waiting and (size + nbytes > BATCH_BYTES or len(waiting) >= MERGE_BATCHES):
+            yield _together(waiting)
+            waiting, size = [], 0
+        if nbytes >= MERGE_BELOW_BYTES and not waiting:
+            yield batch
+        else:
+            waiting.append(batch)
+            size += nbytes
+    if waiting:
+        yield _together(waiting)
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,173 @@
+"""Column names and types, both ways: what a read may name, and what a write may hold.
+
+The columns and their types are those of Spark's Kafka connector. A schema given by the user is the projection: any
+subset of the columns in any order, decoded and shipped alone. Spark checks the Arrow schema of what a source yields
+exactly (order, types, nullability), so `to_spark` builds batches with precisely the schema that Spark derives from the
+columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparklog.errors import BadRequest
+from sparklog.log.view import COLUMNS, HEADERS_TYPE
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+SPARK_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+
+_ARROW_TYPES = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": HEADERS_TYPE,
+}
+
+_MAY_BE_NULL = frozenset(("key", "value", "headers"))
+
+# Milliseconds at which Spark's microseconds end, both ways.
+LARGEST_MS = ((1 << 63) - 1) // 1000
+SMALLEST_MS = -LARGEST_MS
+
+WRITE_TYPES = {
+    "key": ("string", "binary"),
+    "value": ("string", "binary"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "timestamp": ("timestamp",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+}
+
+
+def read_schema(include_headers: bool) -> str:
+    """The DDL of a read without a schema of the user's."""
+    return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in COLUMNS if name != "headers" or include_headers)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The columns to read, in order, with the Arrow schema that Spark expects of them. Picklable."""
+
+    columns: tuple[str, ...]
+    arrow: pa.Schema
+
+    def to_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch of `COLUMNS` types (timestamps in ms) as Spark wants it: microseconds, saturated where those end."""
+        arrays = []
+        for name in self.columns:
+            column = batch.column(name)
+            arrays.append(_microseconds(column) if name == "timestamp" else column)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
+
+    def empty(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.arrow], schema=self.arrow)
+
+
+def _microseconds(column: pa.Array) -> pa.Array:
+    import numpy as np
+
+    if column.type == _ARROW_TYPES["timestamp"]:
+        return column
+    milliseconds = column.cast(pa.int64())
+    values = milliseconds.to_numpy(zero_copy_only=False) if milliseconds.null_count == 0 else None
+    if values is None:
+        import pyarrow.compute as pc
+
+        bounded = pc.min_element_wise(pc.max_element_wise(milliseconds, SMALLEST_MS, skip_nulls=False), LARGEST_MS)
+        return pc.multiply(bounded, 1000).cast(_ARROW_TYPES["timestamp"])
+    micro = np.clip(values, SMALLEST_MS, LARGEST_MS) * 1000
+    return pa.Array.from_buffers(_ARROW_TYPES["timestamp"], len(micro), [None, pa.py_buffer(micro)])
+
+
+def projection(schema: StructType) -> Projection:
+    """Check a read's schema, the user's or our own. Raises BadRequest for unknown columns and wrong types."""
+    columns, fields = [], []
+    for column in schema.fields:
+        name = column.name
+        if name not in SPARK_TYPES:
+            raise BadRequest(f"The schema names a column {name!r}{_nearest(name)}; columns are {', '.join(COLUMNS)}")
+        if name in columns:
+            raise BadRequest(f"The schema names the column {name!r} twice")
+        found = type_name(column.dataType)
+        if found != SPARK_TYPES[name]:
+            raise BadRequest(f"Column {name!r} must have the type {SPARK_TYPES[name]}; the schema says {found}")
+        if not column.nullable and name in _MAY_BE_NULL:
+            raise BadRequest(f"Column {name!r} may hold nulls: declare it nullable in the schema")
+        columns.append(name)
+        fields.append(pa.field(name, _ARROW_TYPES[name], nullable=column.nullable))
+    if not columns:
+        raise BadRequest(f"The schema names no column; columns are {', '.join(COLUMNS)}")
+    return Projection(tuple(columns), pa.schema(fields))
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    lower = {column.lower(): column for column in COLUMNS}
+    found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    return f" (did you mean {lower[found[0]]!r}?)" if found else ""
+
+
+def type_name(kind: DataType) -> str:
+    """Spark's short name of a type: `array<struct<key:string,value:binary>>`."""
+    return str(kind.simpleString())
+
+
+@dataclass(frozen=True)
+class WriteColumns:
+    """Which of our columns a DataFrame to be written has. Others are ignored, as Kafka's sink does."""
+
+    names: tuple[str, ...]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+
+def write_columns(schema: StructType, topic_option: str | None) -> WriteColumns:
+    """Check the schema of what is to be written. Raises BadRequest naming column and type."""
+    names: list[str] = []
+    for column in schema.fields:
+        name = column.name.lower()
+        if name not in WRITE_TYPES:
+            continue
+        if name in names:
+            raise BadRequest(f"There are two columns named {name!r}: drop or rename one")
+        found = type_name(column.dataType)
+        if found not in WRITE_TYPES[name]:
+            wanted = " or ".join(WRITE_TYPES[name])
+            raise BadRequest(f"Column {name!r} must be {wanted} but is {found}: cast it before writing")
+        names.append(name)
+    if "value" not in names:
+        found_names = ", ".join(schema.fieldNames()) or "none"
+        raise BadRequest(f"A column 'value' (string or binary) is required; the columns are {found_names}")
+    if topic_option is None and "topic" not in names:
+        raise BadRequest("No topic: give the option 'topic', a column 'topic', or a topic folder as the path")
+    return WriteColumns(tuple(names))
+
+
+def pick(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, Any]:
+    """Our columns of a batch that Spark hands to a writer, by our names (Spark resolves names without regard to
+    case)."""
+    positions: dict[str, int] = {}
+    for index, name in enumerate(batch.schema.names):
+        positions.setdefault(name.lower(), index)
+    return {name: batch.column(positions[name]) for name in names}

@@ -1,0 +1,90 @@
+"""The data source `sparklog`, as Spark's registry knows it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from sparklog.datasource.location import NOTHING, Location, missing, resolve
+from sparklog.datasource.options import parse_options
+from sparklog.datasource.schema import projection, read_schema
+from sparklog.datasource.user_errors import user_errors
+from sparklog.errors import BadRequest, NotFound
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from sparklog.datasource.batch_reader import SparklogBatchReader
+    from sparklog.datasource.stream_reader import SparklogStreamReader
+    from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
+
+COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
+"""Loaded in the process where Spark builds a streaming writer for its `commit` alone, which plans nothing."""
+
+
+class SparklogDataSource(DataSource):  # type: ignore[misc]
+    """`spark.read.format("sparklog")`, `df.write`, `spark.readStream` and `df.writeStream`.
+
+    Options are parsed and checked here, so that a mistake shows at `load` or `save` (a streaming sink's at its first
+    micro-batch: nothing of ours runs earlier).
+    """
+
+    @user_errors
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._options = parse_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "sparklog"
+
+    @user_errors
+    def schema(self) -> str:
+        self._options.check_read()
+        self._location_to_read()
+        return read_schema(self._options.read.include_headers)
+
+    @user_errors
+    def reader(self, schema: StructType) -> SparklogBatchReader:
+        from sparklog.datasource.batch_reader import SparklogBatchReader
+
+        self._options.check_read()
+        self._options.check_batch_read()
+        return SparklogBatchReader(self._location_to_read(), self._options, projection(schema))
+
+    @user_errors
+    def streamReader(self, schema: StructType) -> SparklogStreamReader:  # noqa: N802
+        from sparklog.datasource.stream_reader import SparklogStreamReader
+
+        self._options.check_read()
+        self._options.check_stream_read()
+        return SparklogStreamReader(self._location_to_read(), self._options, projection(schema))
+
+    @user_errors
+    def writer(self, schema: StructType, overwrite: bool) -> SparklogBatchWriter:
+        from sparklog.datasource.writer import SparklogBatchWriter, plan_write
+
+        if overwrite:
+            raise BadRequest("A log is append-only: write with mode('append'); to start afresh delete the topic")
+        self._options.check_write()
+        return SparklogBatchWriter(plan_write(resolve(self._options.path), self._options, schema))
+
+    @user_errors
+    def streamWriter(self, schema: StructType, overwrite: bool) -> SparklogStreamWriter:  # noqa: N802
+        from sparklog.datasource.writer import SparklogStreamWriter, plan_commit, plan_write
+
+        # `overwrite` is output mode complete: each micro-batch appends the whole result, as with Kafka's sink.
+        self._options.check_write()
+        location = resolve(self._options.path)
+        if COMMITS in sys.modules:
+            return SparklogStreamWriter(plan_commit(location, self._options))
+        return SparklogStreamWriter(plan_write(location, self._options, schema))
+
+    def _location_to_read(self) -> Location:
+        location = resolve(self._options.path)
+        if location.kind == NOTHING:
+            raise NotFound(missing(location))
+        return location

@@ -1,0 +1,324 @@
+"""Which offsets each micro-batch reads: the streaming source without Spark.
+
+Spark asks for an end offset again and again, comparing answers as text, keeps end offsets (never the initial one) in
+its checkpoint, and asks for the range between two of them, also after a restart and then with texts from the
+checkpoint. Hence:
+
+* The first answer always carries its own start (`$start`), idle or not. Later answers are the start itself while idle.
+* A topic's id stands beside its offsets, so a topic that was deleted and created again is data loss and not silence.
+* Partitions missing in a start begin at their log start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sparklog.datasource.bounds import DataLoss, check_end, check_start, resolve_bound
+from sparklog.datasource.offsets import StreamOffset
+from sparklog.datasource.options import Bound, ReadOptions
+from sparklog.datasource.subscription import Subscriber
+from sparklog.errors import NotFound
+from sparklog.log.view import Bounds, LogView, OffsetRange
+
+Document = dict[str, object]
+Offsets = dict[str, dict[int, int]]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Monotonic seconds and sleep, so that tests need not wait."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class StreamPlanner:
+    """Answers Spark's questions for one running query; keeps state between micro-batches."""
+
+    def __init__(self, view: LogView, subscriber: Subscriber, options: ReadOptions, clock: Clock | None = None) -> None:
+        self._view = view
+        self._subscriber = subscriber
+        self._options = options
+        self._clock = clock or Clock()
+        self._loss = DataLoss(options.fail_on_data_loss)
+        self._topics: list[str] = []
+        self._listed_at: float | None = None
+        self._present: list[str] = []
+        self._probed_at: float | None = None
+        self._idle = False
+        self._checked = False
+        self._last_trigger: float | None = None
+        self._target: Offsets | None = None
+        self._initial: Document | None = None
+
+    # What Spark asks
+
+    def initial(self) -> Document:
+        """Where a new query starts. Spark asks twice: the answer stays the same for the life of this object."""
+        if self._initial is None:
+            self._topics = self._subscriber.topics()
+            self._listed_at = self._clock.now()
+            self._subscriber.require(self._topics)
+            self._snapshot_taken(self._topics)
+            partitions = {topic: self._subscriber.partitions(topic) for topic in self._present}
+            positions = resolve_bound(
+                self._view,
+                partitions,
+                self._options.start or Bound("latest", "startingOffsets"),
+                self._options.isolation,
+                no_match_is_latest=self._options.no_match_is_latest,
+            )
+            for topic, offsets in positions.items():
+                for partition, offset in offsets.items():
+                    limits = partitions[topic][partition]
+                    top = check_end(topic, partition, offset, limits, self._loss)
+                    offsets[partition] = check_start(topic, partition, top, limits.log_end, limits, self._loss)
+            self._initial = StreamOffset(positions, self._ids(positions), initial=True).to_json()
+        return self._initial
+
+    def prepare_available_now(self) -> None:
+        """Fix the target: what is there now is read, what comes later is not."""
+        self._refresh()
+        self._target = self._ends()
+
+    def latest(self, start: Document, *, limited: bool) -> Document:
+        """The end of the next micro-batch; `start` itself if there is nothing to read. Waits at most one poll interval.
+
+        `limited=False` (Trigger.Once) ignores the rate options and never waits.
+        """
+        begin_at = StreamOffset.from_json(start)
+        if limited and self._target is None and self._idle:
+            self._wait()
+        self._refresh()
+        self._check_names(begin_at)
+        begin = self._begin(begin_at)
+        ends = self._target if self._target is not None else self._ends()
+        wanted = {
+            topic: {p: max(offset, ends.get(topic, {}).get(p, offset)) for p, offset in offsets.items()}
+            for topic, offsets in begin.items()
+        }
+        end = begin if limited and self._hold_back(begin, wanted) else wanted
+        if limited:
+            end = self._limit(begin, end)
+        answer = StreamOffset(end, self._ids(end), start=begin if begin_at.initial else None)
+        self._idle = end == begin
+        if not begin_at.initial and self._same(begin_at, answer, begin):
+            return start
+        return answer.to_json()
+
+    def ranges(self, start: Document, end: Document) -> list[OffsetRange]:
+        """The offsets between two answers, checked against what can still be read."""
+        if start == end:
+            return []
+        base, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        if stop.start is not None:
+            base = StreamOffset(stop.start, stop.ids)
+        if not self._covered(stop):
+            self._snapshot_taken(self._subscriber.refresh(sorted(stop.positions)))
+        found: list[OffsetRange] = []
+        for topic in sorted(stop.positions):
+            found += self._topic_ranges(topic, base, stop)
+        return found
+
+    def report(self) -> Document | None:
+        """Newest offsets by the last snapshot, for progress reports; costs nothing."""
+        if not self._present:
+            return None
+        return {topic: {str(p): n for p, n in sorted(ends.items())} for topic, ends in sorted(self._ends().items())}
+
+    # Snapshots
+
+    def _refresh(self) -> None:
+        now = self._clock.now()
+        age = self._options.metadata_max_age_ms / 1000
+        if self._listed_at is None or (self._subscriber.open_ended and now - self._listed_at >= age):
+            self._topics = self._subscriber.topics()
+            self._listed_at = now
+        self._snapshot_taken(self._subscriber.refresh(self._topics))
+
+    def _check_names(self, start: StreamOffset) -> None:
+        """A topic named by the user that was never there is a mistake, also where a query is restarted."""
+        if not self._checked and not self._subscriber.open_ended:
+            self._subscriber.require([t for t in self._topics if t not in self._present and t not in start.positions])
+        self._checked = True
+
+    def _snapshot_taken(self, present: list[str]) -> None:
+        self._present = sorted(present)
+        self._probed_at = self._clock.now()
+
+    def _wait(self) -> None:
+        interval = self._options.poll_interval_ms
+        seconds = (self._view.poll_interval_ms if interval is None else interval) / 1000
+        passed = self._clock.now() - self._probed_at if self._probed_at is not None else seconds
+        if passed < seconds:
+            self._clock.sleep(seconds - passed)
+
+    def _bounds(self, topic: str) -> Mapping[int, Bounds]:
+        return self._subscriber.partitions(topic) if topic in self._present else {}
+
+    def _ends(self) -> Offsets:
+        isolation = self._options.isolation
+        return {
+            topic: {p: limits.end(isolation) for p, limits in self._bounds(topic).items()} for topic in self._present
+        }
+
+    def _ids(self, positions: Mapping[str, object]) -> dict[str, str]:
+        return {topic: self._view.topic_id(topic) for topic in positions if topic in self._present}
+
+    def _covered(self, stop: StreamOffset) -> bool:
+        """Whether the snapshot at hand is new enough for this end."""
+        for topic, offsets in stop.positions.items():
+            bounds = self._bounds(topic)
+            if any(p not in bounds or bounds[p].log_end < offset for p, offset in offsets.items()):
+                return False
+        return True
+
+    # Where a micro-batch begins
+
+    def _begin(self, start: StreamOffset) -> Offsets:
+        """Positions to read from: those of `start` that still mean something, and the log start of all others."""
+        begin: Offsets = {}
+        for topic in sorted(set(start.positions) - set(self._present)):
+            self._loss.report(f"The topic {topic!r} was deleted while a stream reads it", "leaves it out")
+        for topic in self._present:
+            bounds = self._bounds(topic)
+            known = start.positions.get(topic, {})
+            if topic in start.positions and not self._same_topic(topic, start):
+                known = {}
+            for partition in sorted(set(known) - set(bounds)):
+                self._loss.report(f"Partition {partition} of topic {topic!r} is gone", "leaves it out")
+            begin[topic] = {p: self._position(topic, p, known.get(p), limits) for p, limits in bounds.items()}
+        return begin
+
+    def _same_topic(self, topic: str, start: StreamOffset) -> bool:
+        before, now = start.ids.get(topic), self._view.topic_id(topic)
+        if before is None or before == now:
+            return True
+        self._loss.report(
+            f"The topic {topic!r} was deleted and created again while a stream reads it (id {before}, now {now})",
+            "goes on from the new topic's start",
+        )
+        return False
+
+    def _position(self, topic: str, partition: int, known: int | None, limits: Bounds) -> int:
+        if known is None:
+            return limits.log_start
+        if known > limits.log_end:
+            return check_end(topic, partition, known, limits, self._loss)
+        return known
+
+    @staticmethod
+    def _same(start: StreamOffset, answer: StreamOffset, begin: Offsets) -> bool:
+        """Whether an answer says nothing that `start` does not: then Spark must get `start` itself."""
+        if any(start.ids.get(topic, found) != found for topic, found in answer.ids.items()):
+            return False
+        if set(start.positions) - set(answer.positions):
+            return False
+        for topic, offsets in answer.positions.items():
+            for partition, offset in offsets.items():
+                known = start.get(topic, partition)
+                if offset != (begin[topic][partition] if known is None else known):
+                    return False
+        return all(set(start.positions[topic]) <= set(answer.positions[topic]) for topic in start.positions)
+
+    # How much a micro-batch reads
+
+    def _hold_back(self, begin: Offsets, end: Offsets) -> bool:
+        """`minOffsetsPerTrigger`: wait for so many, but no longer than `maxTriggerDelay`; the first is not held
+        back."""
+        least = self._options.min_offsets_per_trigger
+        if least is None or self._target is not None:
+            return False
+        now = self._clock.now()
+        delay = self._options.max_trigger_delay_ms / 1000
+        late = self._last_trigger is None or now - self._last_trigger >= delay
+        if not late and _total(begin, end) < least:
+            return True
+        self._last_trigger = now
+        return False
+
+    def _limit(self, begin: Offsets, end: Offsets) -> Offsets:
+        if self._options.max_offsets_per_trigger is not None:
+            end = _share(begin, end, self._options.max_offsets_per_trigger / max(1, _total(begin, end)))
+        if self._options.max_bytes_per_trigger is not None:
+            end = self._limit_bytes(begin, end, self._options.max_bytes_per_trigger)
+        return end
+
+    def _limit_bytes(self, begin: Offsets, end: Offsets, most: int) -> Offsets:
+        """Bytes are estimated from metadata; records differ in size, so a cut is measured again, a few times."""
+        for _ in range(8):
+            size = sum(self._view.nbytes(_ranges(self._clamped(begin), end)))
+            if size <= most or _total(begin, end) <= sum(len(offsets) for offsets in begin.values()):
+                break
+            smaller = _share(begin, end, most / size)
+            if smaller == end:
+                break
+            end = smaller
+        return end
+
+    def _clamped(self, begin: Offsets) -> Offsets:
+        """Without offsets below the log start, which a view cannot measure."""
+        return {
+            topic: {p: max(offset, self._bounds(topic)[p].log_start) for p, offset in offsets.items()}
+            for topic, offsets in begin.items()
+        }
+
+    # What a micro-batch reads
+
+    def _topic_ranges(self, topic: str, base: StreamOffset, stop: StreamOffset) -> list[OffsetRange]:
+        planned = stop.ids.get(topic)
+        try:
+            now = self._view.topic_id(topic) if topic in self._present else None
+        except NotFound:
+            now = None
+        if now is None or planned not in (None, now):
+            change = "deleted" if now is None else "deleted and created again"
+            self._loss.report(
+                f"The topic {topic!r} was {change} before offsets planned for this batch were read",
+                "leaves them out",
+            )
+            return []
+        bounds = self._bounds(topic)
+        same = base.ids.get(topic) in (None, planned)
+        found = []
+        for partition, end in sorted(stop.positions[topic].items()):
+            limits = bounds.get(partition)
+            if limits is None:
+                self._loss.report(f"Partition {partition} of topic {topic!r} is gone", "leaves it out")
+                continue
+            start = base.get(topic, partition) if same else None
+            begin = limits.log_start if start is None else start
+            if begin < end:
+                begin = check_start(topic, partition, begin, end, limits, self._loss)
+                end = check_end(topic, partition, end, limits, self._loss)
+            if begin < end:
+                found.append(OffsetRange(topic, partition, begin, end))
+        return found
+
+
+def _total(begin: Offsets, end: Offsets) -> int:
+    return sum(end[topic][p] - offset for topic, offsets in begin.items() for p, offset in offsets.items())
+
+
+def _ranges(begin: Offsets, end: Offsets) -> list[OffsetRange]:
+    return [
+        OffsetRange(topic, p, offset, end[topic][p])
+        for topic, offsets in begin.items()
+        for p, offset in offsets.items()
+        if offset < end[topic][p]
+    ]
+
+
+def _share(begin: Offsets, end: Offsets, share: float) -> Offsets:
+    """`share` of each partition's backlog, at least one offset where there is any: the Kafka connector's rule."""
+    if share >= 1:
+        return end
+    result: Offsets = {}
+    for topic, offsets in begin.items():
+        result[topic] = {}
+        for partition, offset in offsets.items():
+            backlog = end[topic][partition] - offset
+            result[topic][partition] = offset + (min(backlog, max(1, int(backlog * share))) if backlog > 0 else backlog)
+    return result

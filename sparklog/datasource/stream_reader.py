@@ -1,0 +1,92 @@
+"""The streaming source as Spark sees it: a thin shell around `stream_plan.StreamPlanner`.
+
+Spark builds this class twice per query: once in a long-lived process that answers for offsets, where the planner is
+kept, and once to be pickled for the tasks, which never see what the first one learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from sparklog.datasource.gc_freeze import freeze_gc
+from sparklog.datasource.location import Location, open_view
+from sparklog.datasource.options import Options
+from sparklog.datasource.read_task import LogPartition, ReadTask
+from sparklog.datasource.schema import Projection
+from sparklog.datasource.stream_plan import StreamPlanner
+from sparklog.datasource.subscription import Subscriber
+from sparklog.datasource.tasks import plan_tasks
+from sparklog.datasource.user_errors import user_errors
+from sparklog.log.view import LogView
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+APPLY_OPTIONS = (1 << 63) - 1
+"""Spark only echoes the limit. `ReadMaxRows` of this means "as the options say"; `ReadAllAvailable` then is
+Trigger.Once."""
+
+
+class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    def __init__(self, location: Location, options: Options, projection: Projection) -> None:
+        self._location = location
+        self._options = options
+        self._task = ReadTask(location, options.read, projection)
+        self._view: LogView | None = None
+        self._planner: StreamPlanner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_view": None, "_planner": None}
+
+    def _opened(self) -> tuple[LogView, StreamPlanner]:
+        if self._view is None or self._planner is None:
+            self._view = open_view(self._location, tailing=True)
+            subscriber = Subscriber(self._view, self._location, self._options.read.subscription)
+            self._planner = StreamPlanner(self._view, subscriber, self._options.read)
+            freeze_gc()
+        return self._view, self._planner
+
+    @user_errors
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802
+        return self._opened()[1].initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(APPLY_OPTIONS)
+
+    @user_errors
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._opened()[1].prepare_available_now()
+
+    @user_errors
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
+        return self._opened()[1].latest(start, limited=not isinstance(limit, ReadAllAvailable))
+
+    @user_errors
+    def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
+        return self._opened()[1].report()
+
+    @user_errors
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
+        view, planner = self._opened()
+        read = self._options.read
+        tasks = plan_tasks(
+            view,
+            planner.ranges(start, end),
+            read.isolation,
+            min_partitions=read.min_partitions,
+            max_records=read.max_records_per_partition,
+        )
+        return [LogPartition(parts) for parts in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._task.read(partition)
+
+    def commit(self, end: dict[str, object]) -> None:
+        """Spark's checkpoint keeps the offsets; nothing of ours depends on this call, which trails by a batch."""
+
+    def stop(self) -> None:
+        """Nothing is held that needs closing: Spark does not call this reliably."""

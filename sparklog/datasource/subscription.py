@@ -1,0 +1,120 @@
+"""From `subscribe`, `subscribePattern`, `assign` and the kind of folder to the topics and partitions to read."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+
+from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
+from sparklog.datasource.options import Subscription
+from sparklog.errors import BadRequest, NotFound
+from sparklog.kafka.directory import is_internal
+from sparklog.log.view import Bounds, LogView
+
+
+class Subscriber:
+    """Which topics of a view a read is about."""
+
+    def __init__(self, view: LogView, location: Location, subscription: Subscription | None) -> None:
+        self._view = view
+        self._location = location
+        self._subscription = subscription
+        if location.kind == TOPIC:
+            _check_topic_folder(location, subscription)
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether new topics may join while a stream runs."""
+        if self._subscription is not None:
+            return self._subscription.pattern is not None
+        return self._location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION)
+
+    def topics(self) -> list[str]:
+        """Names of the topics to read, sorted; lists the view's topics only where names are not given."""
+        subscription = self._subscription
+        if self._location.kind == TOPIC and self._location.topic is not None:
+            return [self._location.topic]
+        if subscription is not None and subscription.pattern is None:
+            return sorted(subscription.topics)
+        # Topics that Kafka keeps for itself are read only where they are named, as Kafka's consumers do.
+        found = [topic for topic in self._view.topics() if not is_internal(topic)]
+        if subscription is not None and subscription.pattern is not None:
+            pattern = re.compile(subscription.pattern)
+            return sorted(topic for topic in found if pattern.fullmatch(topic))
+        if self.open_ended:
+            return sorted(found)
+        raise BadRequest(
+            f"The path {self._location.path} is a root with {_listed(found)}: name those to read with 'subscribe', "
+            "'subscribePattern' or 'assign', or give a topic folder as the path"
+        )
+
+    def refresh(self, topics: Sequence[str]) -> list[str]:
+        """Take a new snapshot of these topics; returns those that exist."""
+        try:
+            self._view.refresh(topics)
+        except NotFound:
+            return [topic for topic in topics if self._refreshed(topic)]
+        return list(topics)
+
+    def _refreshed(self, topic: str) -> bool:
+        try:
+            self._view.refresh([topic])
+        except NotFound:
+            return False
+        return True
+
+    def require(self, topics: Sequence[str]) -> None:
+        """Take a snapshot of topics that must exist. Raises NotFound naming the first that does not, and near names."""
+        missing = sorted(set(topics) - set(self.refresh(topics)))
+        if missing:
+            known = self._view.topics()
+            near = difflib.get_close_matches(missing[0], known, n=3, cutoff=0.6)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there is {_listed(known)}"
+            raise NotFound(f"There is no topic {missing[0]!r} at {self._view.location}: {hint}")
+
+    def partitions(self, topic: str) -> Mapping[int, Bounds]:
+        """The partitions to read of a topic in the snapshot. Raises NotFound for an assigned one that does not
+        exist."""
+        bounds = self._view.bounds(topic)
+        chosen = self._subscription.partitions if self._subscription is not None else None
+        if chosen is None:
+            return bounds
+        for partition in chosen[topic]:
+            if partition not in bounds:
+                raise NotFound(
+                    f"Option 'assign' names partition {partition} of topic {topic!r}, which has "
+                    f"{_partitions(sorted(bounds))}"
+                )
+        return {partition: bounds[partition] for partition in chosen[topic]}
+
+
+def _check_topic_folder(location: Location, subscription: Subscription | None) -> None:
+    if subscription is None:
+        return
+    name = location.topic or ""
+    matches = (
+        subscription.topics == (name,)
+        if subscription.pattern is None
+        else re.fullmatch(subscription.pattern, name) is not None
+    )
+    if not matches:
+        raise BadRequest(
+            f"The path {location.path} is the folder of topic {name!r} only: to read others give the root "
+            f"{location.root} as the path, or leave 'subscribe', 'subscribePattern' and 'assign' out"
+        )
+
+
+def _listed(topics: Sequence[str]) -> str:
+    if not topics:
+        return "no topics"
+    shown = ", ".join(sorted(topics)[:10])
+    return f"the topics {shown}" + (f" and {len(topics) - 10} more" if len(topics) > 10 else "")
+
+
+def _partitions(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "no partitions"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"partitions {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"partition {numbers[0]} only"
+    return f"partitions {', '.join(map(str, numbers[:20]))}"

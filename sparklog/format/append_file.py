@@ -1,0 +1,273 @@
+"""Append files: what one task appended to a topic, or one merge wrote. Slices, then a footer that says what they are.
+
+    | bytes                     | what                                                                        |
+    |---------------------------|-----------------------------------------------------------------------------|
+    | [0, size - footer length) | slices back to back: record batches of magic 2 whose base offsets count     |
+    |                           | from 0 within their slice                                                   |
+    | [size - footer length, size) | the footer                                                               |
+
+Footer, all integers big-endian as everywhere in Kafka's files:
+
+    | part           | size   | fields                                                                          |
+    |----------------|--------|---------------------------------------------------------------------------------|
+    | head           | 16     | magic 4, format version u32, slices u32, index entries of all slices u32        |
+    | slice table    | 56 each| partition i32, flags u32, bytes i64, offsets i64, records i64, minTs i64,       |
+    |                |        | maxTs i64, crc u32, index entries u32                                           |
+    | index entries  | 24 each| position i64 (in the slice), offset i64 (in the slice), max timestamp before i64|
+    | tail           | 12     | CRC-32C u32 of all footer bytes before it, footer length u32, magic 4           |
+
+A commit repeats the slice table, so readers need the footer only to seek inside a slice: its length stands in the
+commit, hence one ranged read and no request for the file's size. The tail lets tools read a file that no commit
+names.
+
+Index: a slice of up to `INDEX_MIN_BYTES` has no entries and is read whole. A larger one has an entry for its first
+batch and then for each first batch that begins `INDEX_INTERVAL_BYTES` or more after the last entry. `offset` is
+that batch's base offset; `max timestamp before` is the greatest maxTimestamp of all batches of the slice *before*
+it (-1: none), so the first record at or after a time lies behind the last entry whose value is below that time,
+and before the next entry. One kind of entry serves both seeks.
+
+The name ends in `.slices`, not `.log`: Kafka's tools would trip over the footer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import BadRequest, Corrupt
+
+MAGIC = b"SLFT"
+FORMAT_VERSION = 1
+HEAD = struct.Struct(">4sIII")
+TAIL = struct.Struct(">II4s")
+HEAD_BYTES = HEAD.size
+TAIL_BYTES = TAIL.size
+
+SLICE_DTYPE = np.dtype(
+    [
+        ("partition", ">i4"),
+        ("flags", ">u4"),
+        ("nbytes", ">i8"),
+        ("offsets", ">i8"),
+        ("records", ">i8"),
+        ("min_ts", ">i8"),
+        ("max_ts", ">i8"),
+        ("crc", ">u4"),
+        ("entries", ">u4"),
+    ]
+)
+INDEX_DTYPE = np.dtype([("position", ">i8"), ("offset", ">i8"), ("max_ts", ">i8")])
+SLICE_BYTES = SLICE_DTYPE.itemsize
+INDEX_BYTES = INDEX_DTYPE.itemsize
+
+INDEX_MIN_BYTES = 1 << 20
+INDEX_INTERVAL_BYTES = 256 << 10
+MAX_FOOTER_BYTES = 256 << 20
+"""More than any writer makes (a 1 GiB file of 512 KiB batches has 50 KB); a longer one is damage."""
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceIndex:
+    """Where to enter a slice: int64[n] each. `max_ts[i]` (ms) is the greatest timestamp before entry i, -1 if none."""
+
+    position: Int64s
+    offset: Int64s
+    max_ts: Int64s
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def entry_for_offset(self, offset: int) -> int:
+        """The last entry that lies at or before `offset` (in the slice); 0 if there is none."""
+        return max(0, int(np.searchsorted(self.offset, offset, side="right")) - 1)
+
+    def entry_for_timestamp(self, target: int) -> int:
+        """The entry behind which the first record with timestamp >= `target` lies, if the slice has one."""
+        return max(0, int(np.searchsorted(self.max_ts, target, side="left")) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceEntry:
+    """One slice of a footer. Fields as in `sparklog.log.slices.FileSlices`; `position` in the file."""
+
+    partition: int
+    position: int
+    nbytes: int
+    offsets: int
+    records: int
+    min_ts: int
+    max_ts: int
+    crc: int
+    flags: int
+    index: SliceIndex | None
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """A decoded footer: its slices in file order and how many bytes it took."""
+
+    slices: tuple[SliceEntry, ...]
+    footer_length: int
+
+    def at(self, position: int) -> SliceEntry | None:
+        """The slice that begins at this position of the file."""
+        starts = [entry.position for entry in self.slices]
+        i = int(np.searchsorted(np.asarray(starts, np.int64), position))
+        return self.slices[i] if i < len(starts) and starts[i] == position else None
+
+
+def build_index(
+    position: Int64s,
+    offset: Int64s,
+    max_ts: Int64s,
+    nbytes: int,
+    *,
+    interval: int = INDEX_INTERVAL_BYTES,
+    min_bytes: int = INDEX_MIN_BYTES,
+) -> SliceIndex | None:
+    """The sparse index of a slice of `nbytes` from its batches: position and base offset in it, maxTimestamp (ms).
+
+    int64[batches] each, in file order. None for a slice that is read whole.
+    """
+    if nbytes <= min_bytes or len(position) == 0:
+        return None
+    taken = [0]
+    last = int(position[0])
+    # Jumps from entry to entry, not from batch to batch.
+    while (following := int(np.searchsorted(position, last + interval))) < len(position):
+        taken.append(following)
+        last = int(position[following])
+    at = np.asarray(taken, np.int64)
+    running = np.maximum.accumulate(max_ts)
+    before = np.where(at > 0, running[np.maximum(at, 1) - 1], -1)
+    return SliceIndex(position[at].astype(np.int64), offset[at].astype(np.int64), before.astype(np.int64))
+
+
+def encode_footer(
+    *,
+    partition: Sequence[int],
+    nbytes: Sequence[int],
+    offsets: Sequence[int],
+    records: Sequence[int],
+    min_ts: Sequence[int],
+    max_ts: Sequence[int],
+    crc: Sequence[int],
+    flags: Sequence[int],
+    indexes: Sequence[SliceIndex | None],
+) -> bytes:
+    """The footer of a file with these slices, one entry of each sequence per slice."""
+    from crc32c import crc32c
+
+    table = np.zeros(len(partition), SLICE_DTYPE)
+    for name, values in (
+        ("partition", partition),
+        ("nbytes", nbytes),
+        ("offsets", offsets),
+        ("records", records),
+        ("min_ts", min_ts),
+        ("max_ts", max_ts),
+        ("crc", crc),
+        ("flags", flags),
+        ("entries", [0 if index is None else len(index) for index in indexes]),
+    ):
+        table[name] = values
+    parts = [HEAD.pack(MAGIC, FORMAT_VERSION, len(table), int(table["entries"].sum())), table.tobytes()]
+    for index in indexes:
+        if index is not None:
+            rows = np.zeros(len(index), INDEX_DTYPE)
+            rows["position"], rows["offset"], rows["max_ts"] = index.position, index.offset, index.max_ts
+            parts.append(rows.tobytes())
+    body = b"".join(parts)
+    return body + TAIL.pack(crc32c(body), len(body) + TAIL_BYTES, MAGIC)
+
+
+def footer_length(tail: bytes, *, file: str | None = None) -> int:
+    """The footer's length from the last `TAIL_BYTES` bytes of a file. `Corrupt` if they are no tail."""
+    if len(tail) != TAIL_BYTES:
+        raise Corrupt(f"expected the last {TAIL_BYTES} bytes of an append file, found {len(tail)}", file=file)
+    _, length, magic = TAIL.unpack(tail)
+    if magic != MAGIC or not HEAD_BYTES + TAIL_BYTES <= length <= MAX_FOOTER_BYTES:
+        raise Corrupt(f"expected an append file's footer, found magic {magic!r} and length {length}", file=file)
+    return int(length)
+
+
+def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Footer:
+    """The footer from its bytes, checked against its CRC and against `file_size` (bytes of slices and footer together).
+
+    Raises `Corrupt` where bytes are damaged, `BadRequest` for a format version this code does not know.
+    """
+    from crc32c import crc32c
+
+    at = file_size - len(data)
+    if len(data) < HEAD_BYTES + TAIL_BYTES or at < 0:
+        raise Corrupt(f"expected an append file's footer, found {len(data)} bytes", file=file, position=max(at, 0))
+    if footer_length(data[-TAIL_BYTES:], file=file) != len(data):
+        raise Corrupt(f"expected a footer of {len(data)} bytes, found another length in it", file=file, position=at)
+    crc, _, _ = TAIL.unpack(data[-TAIL_BYTES:])
+    if crc != crc32c(data[:-TAIL_BYTES]):
+        raise Corrupt("the footer's checksum is wrong: restore the file", file=file, position=at)
+    magic, version, count, entries = HEAD.unpack(data[:HEAD_BYTES])
+    if magic != MAGIC:
+        raise Corrupt(f"expected the footer to begin with {MAGIC!r}, found {magic!r}", file=file, position=at)
+    if version != FORMAT_VERSION:
+        raise BadRequest(f"append file {file} has format {version}, this sparklog reads {FORMAT_VERSION}: upgrade")
+    if HEAD_BYTES + count * SLICE_BYTES + entries * INDEX_BYTES + TAIL_BYTES != len(data):
+        raise Corrupt(f"{count} slices and {entries} index entries do not fill the footer", file=file, position=at)
+    table = np.frombuffer(data, SLICE_DTYPE, count, HEAD_BYTES)
+    rows = np.frombuffer(data, INDEX_DTYPE, entries, HEAD_BYTES + count * SLICE_BYTES)
+    return Footer(_slices(table, rows, at, file), len(data))
+
+
+def _slices(
+    table: npt.NDArray[np.void], rows: npt.NDArray[np.void], data_bytes: int, file: str | None
+) -> tuple[SliceEntry, ...]:
+    """Slices of a footer whose checksum is right; what contradicts itself all the same is a writer's fault."""
+    nbytes = table["nbytes"].astype(np.int64)
+    ends = np.cumsum(nbytes)
+    first = np.cumsum(table["entries"].astype(np.int64))
+    if (nbytes <= 0).any() or (int(ends[-1]) if len(ends) else 0) != data_bytes:
+        raise Corrupt(f"the footer's slices do not fill the {data_bytes} bytes before it", file=file)
+    if (int(first[-1]) if len(first) else 0) != len(rows):
+        raise Corrupt(f"the footer has {len(rows)} index entries, its slices claim another number", file=file)
+    slices = []
+    for i in range(len(table)):
+        row, entries = table[i], int(table["entries"][i])
+        part = rows[int(first[i]) - entries : int(first[i])]
+        position = int(ends[i] - nbytes[i])
+        slices.append(
+            SliceEntry(
+                partition=int(row["partition"]),
+                position=position,
+                nbytes=int(nbytes[i]),
+                offsets=int(row["offsets"]),
+                records=int(row["records"]),
+                min_ts=int(row["min_ts"]),
+                max_ts=int(row["max_ts"]),
+                crc=int(row["crc"]),
+                flags=int(row["flags"]),
+                index=_index(part, int(nbytes[i]), int(row["offsets"]), file, position) if entries else None,
+            )
+        )
+    return tuple(slices)
+
+
+def _index(rows: npt.NDArray[np.void], nbytes: int, offsets: int, file: str | None, at: int) -> SliceIndex:
+    index = SliceIndex(*(rows[name].astype(np.int64) for name in ("position", "offset", "max_ts")))
+    sound = (
+        index.position[0] == 0
+        and index.offset[0] >= 0
+        and int(index.position[-1]) < nbytes
+        and int(index.offset[-1]) < offsets
+        and (np.diff(index.position) > 0).all()
+        and (np.diff(index.offset) > 0).all()
+        and (np.diff(index.max_ts) >= 0).all()
+    )
+    if not sound:
+        raise Corrupt("the index of a slice is not in order", file=file, position=at)
+    return index

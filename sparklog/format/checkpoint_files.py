@@ -1,0 +1,131 @@
+"""The small text files of a Kafka log dir, both ways.
+
+| file                                                                              | lines after `0` and the count |
+|-----------------------------------------------------------------------------------|-------------------------------|
+| `leader-epoch-checkpoint` (each partition folder)                                 | `<epoch> <start offset>`      |
+| `replication-`, `recovery-point-`, `log-start-`, `cleaner-offset-checkpoint`      | `<topic> <partition> <offset>`|
+
+First the version, `0`, then the number of lines that follow, then that many lines, each ended by a newline. An empty
+file, or one with only the version, has no entries. `partition.metadata` is `version: 0` and `topic_id: <22
+characters>`, where the id is a UUID in URL-safe base64 without padding; Kafka writes no newline at its end.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparklog.errors import Corrupt
+
+LEADER_EPOCHS_FILE = "leader-epoch-checkpoint"
+HIGH_WATERMARKS_FILE = "replication-offset-checkpoint"
+RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
+LOG_STARTS_FILE = "log-start-offset-checkpoint"
+CLEANER_OFFSETS_FILE = "cleaner-offset-checkpoint"
+PARTITION_METADATA_FILE = "partition.metadata"
+VERSION = 0
+
+TopicPartition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderEpoch:
+    """A leader epoch and the first offset that was written in it."""
+
+    epoch: int
+    start_offset: int
+
+
+def parse_offsets(data: bytes, *, file: str | None = None) -> dict[TopicPartition, int]:
+    """`(topic, partition) -> offset` of a `*-offset-checkpoint`. `Corrupt` if it is malformed."""
+    found: dict[TopicPartition, int] = {}
+    for number, fields in _lines(data, 3, file):
+        partition, offset = _integers(fields[1:], number, file)
+        found[fields[0], partition] = offset
+    return found
+
+
+def offsets_to_bytes(offsets: Mapping[TopicPartition, int]) -> bytes:
+    """A `*-offset-checkpoint`, entries in the mapping's order (Kafka's is a hash map's, so any order will do)."""
+    return _file([f"{topic} {partition} {offset}" for (topic, partition), offset in offsets.items()])
+
+
+def parse_leader_epochs(data: bytes, *, file: str | None = None) -> list[LeaderEpoch]:
+    """The entries of a `leader-epoch-checkpoint`. `Corrupt` if it is malformed or epochs or offsets do not increase."""
+    found: list[LeaderEpoch] = []
+    for number, fields in _lines(data, 2, file):
+        epoch, start = _integers(fields, number, file)
+        if found and (epoch <= found[-1].epoch or start < found[-1].start_offset):
+            raise Corrupt(f"leader epochs increase with their offsets; line {number} does not", file=file)
+        found.append(LeaderEpoch(epoch, start))
+    return found
+
+
+def leader_epochs_to_bytes(epochs: Sequence[LeaderEpoch]) -> bytes:
+    """A `leader-epoch-checkpoint`."""
+    return _file([f"{entry.epoch} {entry.start_offset}" for entry in epochs])
+
+
+def parse_partition_metadata(data: bytes, *, file: str | None = None) -> str:
+    """The topic id (22 characters) of a `partition.metadata`. `Corrupt` if there is none or it is all zeros."""
+    fields: dict[str, str] = {}
+    for line in _text(data, file).splitlines():
+        name, separator, value = line.partition(":")
+        if separator:
+            fields[name.strip()] = value.strip()
+    version, topic_id = fields.get("version", ""), fields.get("topic_id", "")
+    if not version.isdigit() or not topic_id:
+        raise Corrupt("partition.metadata has a version and a topic_id; restore it from another replica", file=file)
+    try:
+        raw = base64.urlsafe_b64decode(topic_id + "==")
+    except (binascii.Error, ValueError):
+        raw = b""
+    if len(raw) != 16 or len(topic_id) != 22 or not any(raw):
+        raise Corrupt(f"topic_id is 22 characters of base64 and not zero, found {topic_id!r}", file=file)
+    return topic_id
+
+
+def partition_metadata_to_bytes(topic_id: str) -> bytes:
+    """A `partition.metadata`, as Kafka writes it: without a newline at its end."""
+    return f"version: {VERSION}\ntopic_id: {topic_id}".encode()
+
+
+def _lines(data: bytes, width: int, file: str | None) -> list[tuple[int, list[str]]]:
+    """Line number and fields of each entry, checked against the version and the count."""
+    lines = _text(data, file).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        return []
+    if lines[0].strip() != str(VERSION):
+        raise Corrupt(f"expected checkpoint version {VERSION}, found {lines[0][:40]!r}", file=file)
+    if len(lines) == 1:
+        return []
+    (count,) = _integers([lines[1]], 2, file)
+    entries = [(number, line.split()) for number, line in enumerate(lines[2:], start=3)]
+    if count != len(entries):
+        raise Corrupt(f"the checkpoint announces {count} entries and has {len(entries)}", file=file)
+    for number, fields in entries:
+        if len(fields) != width:
+            raise Corrupt(f"expected {width} fields in line {number}, found {len(fields)}", file=file)
+    return entries
+
+
+def _integers(fields: Sequence[str], number: int, file: str | None) -> list[int]:
+    try:
+        return [int(field) for field in fields]
+    except ValueError:
+        raise Corrupt(f"expected whole numbers in line {number}, found {' '.join(fields)[:80]!r}", file=file) from None
+
+
+def _text(data: bytes, file: str | None) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Corrupt("expected a text file in UTF-8", file=file) from None
+
+
+def _file(entries: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in (str(VERSION), str(len(entries)), *entries)).encode()

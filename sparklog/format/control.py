@@ -1,0 +1,166 @@
+"""Control records: the markers that end transactions, and the others that only Kafka's metadata log holds.
+
+A control batch has the control bit, no compression, base sequence -1 and, as a transaction marker, exactly one record:
+
+| part  | bytes                                   | meaning                                                   |
+|-------|-----------------------------------------|-----------------------------------------------------------|
+| key   | int16 version 0, int16 type             | 0 ABORT, 1 COMMIT, 2 LEADER_CHANGE, 3 SNAPSHOT_HEADER,    |
+|       |                                         | 4 SNAPSHOT_FOOTER, 5 KRAFT_VERSION, 6 KRAFT_VOTERS        |
+| value | int16 version 0, int32 coordinator epoch | of ABORT and COMMIT                                      |
+
+Later versions only append fields, so the known prefix is read whatever the version. A batch that the cleaner emptied
+has no record left and therefore no type. Plain Python: planners read markers, and must not load the kernels for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format import compression
+from sparklog.format.record_batch import (
+    CODECS,
+    CONTROL_BIT,
+    HEADER_BYTES,
+    NO_LEADER_EPOCH,
+    NO_SEQUENCE,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    BatchHeaders,
+    BytesLike,
+)
+
+UNKNOWN = -1
+ABORT = 0
+COMMIT = 1
+LEADER_CHANGE = 2
+SNAPSHOT_HEADER = 3
+SNAPSHOT_FOOTER = 4
+KRAFT_VERSION = 5
+KRAFT_VOTERS = 6
+
+_KEY = struct.Struct(">hh")
+_VALUE = struct.Struct(">hi")
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRecord:
+    """A control record: `type` (`UNKNOWN` if not one of the known), and for ABORT and COMMIT the coordinator's
+    epoch.
+    """
+
+    type: int
+    coordinator_epoch: int | None = None
+    version: int = 0
+
+    def key(self) -> bytes:
+        return _KEY.pack(self.version, self.type)
+
+    def value(self) -> bytes:
+        """Of an ABORT or COMMIT; raises `BadRequest` for another type."""
+        if self.type not in (ABORT, COMMIT) or self.coordinator_epoch is None:
+            raise BadRequest("only ABORT and COMMIT with a coordinator epoch can be written as control records")
+        return _VALUE.pack(0, self.coordinator_epoch)
+
+
+def parse_control_type(key: bytes | None) -> int:
+    """The type of a control record's key, `UNKNOWN` if it is none of the known. Raises `Corrupt` for an invalid key."""
+    if key is None or len(key) < _KEY.size:
+        raise Corrupt(f"expected a control record key of at least 4 bytes, found {key.hex() if key else 'none'}")
+    version, kind = _KEY.unpack_from(key)
+    if version < 0:
+        raise Corrupt(f"the control record key has version {version}, expected 0 or more")
+    return int(kind) if ABORT <= kind <= KRAFT_VOTERS else UNKNOWN
+
+
+def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
+    """Key and value of a control record. Raises `Corrupt` for what is too short or has a negative version."""
+    kind = parse_control_type(key)
+    version = _KEY.unpack_from(key or b"")[0]
+    if kind not in (ABORT, COMMIT):
+        return ControlRecord(kind, None, version)
+    if value is None or len(value) < _VALUE.size:
+        raise Corrupt(
+            f"expected an end-of-transaction value of at least 6 bytes, found {value.hex() if value else 'none'}"
+        )
+    value_version, epoch = _VALUE.unpack_from(value)
+    if value_version < 0:
+        raise Corrupt(f"the end-of-transaction value has version {value_version}, expected 0 or more")
+    return ControlRecord(kind, epoch, version)
+
+
+def control_types(
+    data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
+) -> npt.NDArray[np.int8]:
+    """int8 per batch: the type of a control batch's (first) record; `UNKNOWN` for an unknown one, an emptied batch and
+    a batch that is no control batch. `headers` is of a scan of `data`. Raises `Corrupt`, naming the batch; CRCs are not
+    checked.
+    """
+    types = np.full(len(headers), UNKNOWN, np.int8)
+    view = memoryview(data)
+    for index in np.flatnonzero(headers.is_control & (headers.count > 0)).tolist():
+        position, size = int(headers.position[index]), int(headers.size[index])
+        try:
+            payload = view[position + HEADER_BYTES : position + size]
+            types[index] = parse_control_type(_first_key(payload, int(headers.codec[index])))
+        except Corrupt as error:
+            offset = int(headers.base_offset[index])
+            raise Corrupt(error.message, file=file, position=file_position + position, offset=offset) from None
+    return types
+
+
+def _first_key(payload: memoryview, codec: int) -> bytes | None:
+    if codec:
+        if codec >= len(CODECS):
+            raise Corrupt(f"the batch names an unknown compression codec ({codec})")
+        payload = memoryview(compression.decompress(CODECS[codec], payload))
+    _, position = _read_varint(payload, 0)
+    _, position = _read_varint(payload, position + 1, most=10)
+    _, position = _read_varint(payload, position)
+    length, position = _read_varint(payload, position)
+    if length > len(payload) - position:
+        raise Corrupt("a record's fields do not end where its length says")
+    return None if length < 0 else bytes(payload[position : position + length])
+
+
+def _read_varint(data: memoryview, position: int, most: int = 5) -> tuple[int, int]:
+    value = 0
+    for shift, byte in enumerate(data[position : position + most]):
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position + shift + 1
+    raise Corrupt("a control record's number is cut off or too long")
+
+
+def end_txn_marker(
+    *,
+    commit: bool,
+    offset: int,
+    timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    coordinator_epoch: int,
+    leader_epoch: int = NO_LEADER_EPOCH,
+) -> bytes:
+    """A whole COMMIT or ABORT marker batch (78 bytes), as a transaction coordinator writes it."""
+    record = ControlRecord(COMMIT if commit else ABORT, coordinator_epoch)
+    key, value = record.key(), record.value()
+    # Attributes, both deltas 0, then zig-zag lengths: all below 64, so one byte each; no headers.
+    body = bytes((0, 0, 0, 2 * len(key))) + key + bytes((2 * len(value),)) + value + b"\x00"
+    header = BatchHeader(
+        base_offset=offset,
+        last_offset_delta=0,
+        count=1,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
+        leader_epoch=leader_epoch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=NO_SEQUENCE,
+    )
+    return header.pack(bytes((2 * len(body),)) + body)

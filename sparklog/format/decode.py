@@ -1,0 +1,397 @@
+"""From record batches to columns: key, value and headers as Arrow arrays, offsets and times as numpy arrays.
+
+Runs of plain batches are decoded by one kernel call straight from the input; compressed batches are decompressed one by
+one and handed to the kernel in groups of about 1 MiB. Keys and values are written once, into the buffers of the final
+arrays.
+
+Memory is bounded by the input: plain batches need at most twice their bytes and a few bytes for each record, of which a
+batch cannot hold more than a seventh of its bytes; a compressed batch may become `compression.decompressed_limit`
+bytes. One call returns less than 2 GiB of keys and as much of values (Arrow's 32-bit offsets): decode fewer batches at
+a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format import compression
+from sparklog.format.record_batch import (
+    CODECS,
+    CREATE_TIME,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    MIN_RECORD_BYTES,
+    BatchHeaders,
+    BoolArray,
+    BytesLike,
+    Int64Array,
+    as_bytes_array,
+    crc_failures,
+)
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+DECODABLE = frozenset({"key", "value", "headers", "offset", "timestamp", "timestampType"})
+GROUP_BYTES = 1 << 20
+MAX_OFFSET = 2**63 - 1
+NOT_FIXED = -2
+
+
+@dataclass
+class RecordColumns:
+    """Records in log order, n of them, from m batches.
+
+    * `offset`, `timestamp`: int64[n]; timestamps in ms, effective (the batch's under LogAppendTime) unless decoded raw
+    * `key`, `value`: `pa.BinaryArray` of n, or None where not asked for; `headers`: `HEADERS_TYPE`, null without
+    headers
+    * `batch_rows`: int64[m], how many of the records each batch gave; `batch_time_type`: int8[m]
+    """
+
+    offset: Int64Array
+    timestamp: Int64Array
+    key: pa.BinaryArray | None = None
+    value: pa.BinaryArray | None = None
+    headers: pa.ListArray | None = None
+    batch_rows: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    batch_time_type: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    @property
+    def batch(self) -> npt.NDArray[np.int32]:
+        """int32[n]: index of each record's batch in the headers that were decoded."""
+        return np.repeat(np.arange(len(self.batch_rows), dtype=np.int32), self.batch_rows)
+
+    @property
+    def timestamp_type(self) -> npt.NDArray[np.int8]:
+        """int8[n]: 0 CreateTime, 1 LogAppendTime."""
+        return np.repeat(self.batch_time_type, self.batch_rows)
+
+
+def decode(
+    data: BytesLike,
+    headers: BatchHeaders,
+    *,
+    columns: Collection[str] = ("key", "value", "offset", "timestamp", "timestampType"),
+    offset_shift: int = 0,
+    start_offset: int | None = None,
+    end_offset: int | None = None,
+    select: BoolArray | None = None,
+    append_time: int | None = None,
+    raw_timestamps: bool = False,
+    check_crc: bool = True,
+    file: str | None = None,
+    file_position: int = 0,
+) -> RecordColumns:
+    """Decode the batches of `data` that `headers` (of a scan of it) and `select` (bool per batch) name.
+
+    `columns` of `DECODABLE`; offset and timestamp are always given. `offset_shift` is added to every offset; records
+    outside `[start_offset, end_offset)`, in shifted offsets, are left out. `append_time` (ms) replaces the time of
+    LogAppendTime batches. `raw_timestamps` gives what producers wrote, also under LogAppendTime: what exact re-encoding
+    needs. Control batches are decoded like others: leave them out with `select`.
+
+    Raises `Corrupt` (wrong CRC unless `check_crc` is off, invalid records, a payload beyond its limit) with the place
+    in `file`, whose byte `file_position` is `data[0]`; `BadRequest` for unknown columns or 2 GiB and more of keys or
+    values.
+    """
+    unknown = set(columns) - DECODABLE
+    if unknown:
+        raise BadRequest(f"unknown columns {sorted(unknown)}: expected some of {sorted(DECODABLE)}")
+    first = 0 if start_offset is None else start_offset
+    limit = MAX_OFFSET if end_offset is None else end_offset
+    chosen = np.ones(len(headers), np.bool_) if select is None else np.asarray(select, np.bool_)
+    rows = np.zeros(len(headers), np.int64)
+    chosen = chosen & (headers.last_offset + offset_shift >= first) & (headers.base_offset + offset_shift < limit)
+    taken = headers if chosen.all() else headers[chosen]
+    place = _Place(file, file_position, offset_shift)
+    _check_headers(taken, place)
+    if check_crc:
+        wrong = crc_failures(data, taken)
+        if len(wrong):
+            raise place.corrupt(taken, int(wrong[0]), "the batch's CRC-32C does not match its bytes")
+    sink = _Sink(columns, taken, offset_shift, first, limit, _fixed_times(taken, append_time, raw_timestamps), place)
+    for group in _groups(as_bytes_array(data), taken, place):
+        sink.add(group)
+    rows[chosen] = sink.emitted
+    time_type = np.where(headers.is_log_append_time, LOG_APPEND_TIME, CREATE_TIME).astype(np.int8)
+    return replace(sink.finish(), batch_rows=rows, batch_time_type=time_type)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the data comes from, for messages."""
+
+    file: str | None
+    file_position: int
+    shift: int
+
+    def corrupt(
+        self, headers: BatchHeaders, batch: int, message: str, offset: int | None = None, at: int = 0
+    ) -> Corrupt:
+        """The error for `batch`; `at` is a position within it, `offset` a log offset before the shift."""
+        base = int(headers.base_offset[batch]) if offset is None else offset
+        position = int(headers.position[batch]) + at + self.file_position
+        return Corrupt(message, file=self.file, position=position, offset=base + self.shift)
+
+
+def _check_headers(headers: BatchHeaders, place: _Place) -> None:
+    """Refuse what no writer writes, before sizes taken from it are used."""
+    rules = (
+        (headers.codec >= len(CODECS), "the batch names an unknown compression codec (5 to 7)"),
+        (headers.count < 0, "the batch has a negative record count"),
+        (headers.last_offset_delta < 0, "the batch has a negative last offset delta"),
+        (headers.count > headers.last_offset_delta + 1, "the batch has more records than offsets"),
+        (headers.base_offset < 0, "the batch has a negative base offset"),
+        (headers.base_offset > MAX_OFFSET - 2**31 - max(place.shift, 0), "the batch's base offset is out of range"),
+    )
+    for broken, message in rules:
+        if broken.any():
+            raise place.corrupt(headers, int(np.argmax(broken)), message)
+
+
+def _fixed_times(headers: BatchHeaders, append_time: int | None, raw: bool) -> Int64Array:
+    if raw:
+        return np.full(len(headers), NOT_FIXED, np.int64)
+    time = headers.max_timestamp if append_time is None else append_time
+    return np.where(headers.is_log_append_time, time, NOT_FIXED)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Batches `[first, last)` of the headers whose records lie in `data` at `[start, stop)`; `stored`: bytes as
+    stored.
+    """
+
+    data: npt.NDArray[np.uint8]
+    start: Int64Array
+    stop: Int64Array
+    first: int
+    last: int
+    stored: int
+    plain: bool
+
+
+def _groups(data: npt.NDArray[np.uint8], headers: BatchHeaders, place: _Place) -> Iterator[_Group]:
+    """Neighbouring batches that one kernel call can decode. Payloads of empty batches are not looked at."""
+    packed = (headers.codec != 0) & (headers.count > 0)
+    start = headers.position + HEADER_BYTES
+    stop = np.where(headers.count == 0, start, headers.position + headers.size)
+    edges = np.flatnonzero(np.diff(packed)) + 1
+    for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(headers)], strict=True):
+        if low == high:
+            continue
+        if packed[low]:
+            yield from _unpack(data, headers, low, high, place)
+        else:
+            stored = int((stop[low:high] - start[low:high]).sum())
+            yield _Group(data, start[low:high], stop[low:high], low, high, stored, True)
+
+
+def _unpack(data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: _Place) -> Iterator[_Group]:
+    """Decompress batches `[low, high)` and group them by about `GROUP_BYTES`."""
+    view = data.data
+    positions, sizes, codecs = headers.position.tolist(), headers.size.tolist(), headers.codec.tolist()
+    parts: list[bytes] = []
+    filled = stored = 0
+    first = low
+    for batch in range(low, high):
+        payload = view[positions[batch] + HEADER_BYTES : positions[batch] + sizes[batch]]
+        try:
+            part = compression.decompress(CODECS[codecs[batch]], payload)
+        except Corrupt as error:
+            raise place.corrupt(headers, batch, f"the batch cannot be decompressed: {error.message}") from None
+        parts.append(part)
+        filled += len(part)
+        stored += payload.nbytes
+        if filled >= GROUP_BYTES or batch == high - 1:
+            stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
+            start = np.concatenate([np.zeros(1, np.int64), stop[:-1]])
+            whole = parts[0] if len(parts) == 1 else b"".join(parts)
+            yield _Group(as_bytes_array(whole), start, stop, first, batch + 1, stored, False)
+            parts, filled, stored, first = [], 0, 0, batch + 1
+
+
+class _Sink:
+    """The growing columns: numpy arrays that become Arrow buffers without a copy."""
+
+    def __init__(
+        self,
+        columns: Collection[str],
+        headers: BatchHeaders,
+        shift: int,
+        first: int,
+        limit: int,
+        fixed_time: Int64Array,
+        place: _Place,
+    ) -> None:
+        from sparklog.format import _kernels_decode
+
+        self.kernels: ModuleType = _kernels_decode
+        self.headers = headers
+        self.place = place
+        self.fixed_time = np.ascontiguousarray(fixed_time)
+        self.base_offset = headers.base_offset + shift
+        self.first, self.limit = first, limit
+        self.wanted = sum(bit for bit, name in ((1, "key"), (2, "value"), (4, "headers")) if name in columns)
+        self.emitted = np.zeros(len(headers), np.int64)
+        self.state = np.zeros(_kernels_decode.STATE_SIZE, np.int64)
+        self.offset = np.empty(0, np.int64)
+        self.timestamp = np.empty(0, np.int64)
+        self.key, self.value, self.header_key, self.header_value = _Cells(), _Cells(), _Cells(), _Cells()
+        self.list_offsets = np.zeros(1, np.int32)
+        self.list_valid = np.empty(0, np.uint8)
+        self.stored_left = int(headers.size.sum()) - HEADER_BYTES * len(headers)
+
+    def add(self, group: _Group) -> None:
+        """Decode one group of batches behind what is there."""
+        kernels, headers, rows = self.kernels, self.headers, slice(group.first, group.last)
+        count = headers.count[rows]
+        crowded = count * MIN_RECORD_BYTES > group.stop - group.start
+        if crowded.any():
+            batch = group.first + int(np.argmax(crowded))
+            raise self.place.corrupt(headers, batch, f"{int(headers.count[batch])} records do not fit into the batch")
+        self._room(group, int(count.sum()))
+        positions = np.empty(int(count.sum()) if self.wanted & 4 else 0, np.int64)
+        before = self.state.copy()
+        code = kernels.decode_records(
+            group.data, group.start, group.stop, count, self.base_offset[rows], headers.base_timestamp[rows],
+            self.fixed_time[rows], headers.last_offset_delta[rows], self.first, self.limit, self.wanted, self.offset,
+            self.timestamp, self.key.offsets, self.key.data, self.key.valid, self.value.offsets, self.value.data,
+            self.value.valid, self.list_offsets, self.list_valid, positions, self.emitted[rows], self.state,
+        )  # fmt: skip
+        if code != kernels.OK:
+            self._fail(code, group)
+        if self.wanted & 4:
+            self._add_headers(group, positions, before)
+        self.stored_left -= group.stored
+
+    def _add_headers(self, group: _Group, positions: Int64Array, before: Int64Array) -> None:
+        kernels, state = self.kernels, self.state
+        entries = int(state[kernels.HEADER_ROWS])
+        key_bytes, value_bytes = int(state[kernels.HEADER_KEY_BYTES]), int(state[kernels.HEADER_VALUE_BYTES])
+        if max(entries, key_bytes, value_bytes) >= 2**31:
+            raise BadRequest("the headers have 2 GiB or more: decode fewer batches at a time")
+        self.header_key.room(entries, key_bytes)
+        self.header_value.room(entries, value_bytes)
+        kernels.decode_headers(
+            group.data, before[kernels.ROWS], state[kernels.ROWS], self.list_offsets, positions,
+            self.header_key.offsets, self.header_key.data, self.header_value.offsets, self.header_value.data, self.header_value.valid,
+            before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state,
+        )  # fmt: skip
+
+    def _room(self, group: _Group, records: int) -> None:
+        """Space for a group: its bytes bound its keys and its values. What comes later is guessed from its ratio."""
+        kernels, state = self.kernels, self.state
+        nbytes = int((group.stop - group.start).sum())
+        more = 0.0 if group.plain or not group.stored else 1.05 * (self.stored_left - group.stored) / group.stored
+        guess = records * (1 + more)
+        rows = int(state[kernels.ROWS])
+        self.offset = _grown(self.offset, rows + records, rows + guess)
+        self.timestamp = _grown(self.timestamp, rows + records, rows + guess)
+        for cells, bit, place in ((self.key, 1, kernels.KEY_BYTES), (self.value, 2, kernels.VALUE_BYTES)):
+            if self.wanted & bit:
+                filled = int(state[place])
+                cells.room(rows + records, filled + nbytes, rows + guess, filled + nbytes * (1 + more))
+        if self.wanted & 4:
+            self.list_offsets = _grown(self.list_offsets, rows + records + 1, rows + guess)
+            self.list_valid = _grown(self.list_valid, rows + records + 7 >> 3, (rows + guess) / 8, fill=0xFF)
+
+    def _fail(self, code: int, group: _Group) -> None:
+        kernels, state = self.kernels, self.state
+        batch = group.first + int(state[kernels.ERROR_BATCH])
+        offset = int(state[kernels.ERROR_OFFSET]) - self.place.shift
+        if code == kernels.TOO_LARGE:
+            raise BadRequest("the records have 2 GiB or more of keys or values: decode fewer batches at a time")
+        message = {
+            kernels.LENGTH: "a record's length does not fit into its batch",
+            kernels.FIELDS: "a record's fields do not end where its length says",
+            kernels.ORDER: "offsets within the batch do not increase, or go beyond its last offset",
+            kernels.REMAINING: "the batch goes on behind its last record",
+        }[code]
+        at = int(state[kernels.ERROR_POSITION]) - int(self.headers.position[batch]) if group.plain else 0
+        raise self.place.corrupt(self.headers, batch, message, offset, at)
+
+    def finish(self) -> RecordColumns:
+        kernels, state = self.kernels, self.state
+        rows = int(state[kernels.ROWS])
+        columns = RecordColumns(self.offset[:rows], self.timestamp[:rows])
+        if self.wanted & 1:
+            columns.key = self.key.array(
+                pa.binary(), rows, int(state[kernels.KEY_BYTES]), int(state[kernels.KEY_NULLS])
+            )
+        if self.wanted & 2:
+            nulls = int(state[kernels.VALUE_NULLS])
+            columns.value = self.value.array(pa.binary(), rows, int(state[kernels.VALUE_BYTES]), nulls)
+        if self.wanted & 4:
+            columns.headers = self._headers(rows)
+        return columns
+
+    def _headers(self, rows: int) -> pa.ListArray:
+        kernels, state = self.kernels, self.state
+        entries = int(state[kernels.HEADER_ROWS])
+        key = self.header_key.array(pa.binary(), entries, int(state[kernels.HEADER_KEY_BYTES]), 0)
+        nulls = int(state[kernels.HEADER_VALUE_NULLS])
+        value = self.header_value.array(pa.binary(), entries, int(state[kernels.HEADER_VALUE_BYTES]), nulls)
+        struct = pa.StructArray.from_buffers(HEADERS_TYPE.value_type, entries, [None], children=[_text(key), value])
+        nulls = int(state[kernels.HEADER_NULLS])
+        valid = pa.py_buffer(self.list_valid) if nulls else None
+        buffers = [valid, pa.py_buffer(self.list_offsets)]
+        return pa.ListArray.from_buffers(HEADERS_TYPE, rows, buffers, null_count=nulls, children=[struct])
+
+
+class _Cells:
+    """Buffers of one binary column: int32 offsets, bytes, validity (set bits: valid)."""
+
+    def __init__(self) -> None:
+        self.offsets = np.zeros(1, np.int32)
+        self.data = np.empty(0, np.uint8)
+        self.valid = np.empty(0, np.uint8)
+
+    def room(self, rows: int, nbytes: int, guess_rows: float = 0, guess_bytes: float = 0) -> None:
+        """Make room for so many rows and bytes in all; allocate for the guess if that is more."""
+        self.offsets = _grown(self.offsets, rows + 1, guess_rows + 1)
+        self.data = _grown(self.data, nbytes + SLACK, guess_bytes)
+        self.valid = _grown(self.valid, rows + 7 >> 3, guess_rows / 8, fill=0xFF)
+
+    def array(self, kind: pa.DataType, rows: int, nbytes: int, nulls: int) -> pa.Array:
+        valid = pa.py_buffer(self.valid) if nulls else None
+        buffers = [valid, pa.py_buffer(self.offsets), pa.py_buffer(self.data).slice(0, nbytes)]
+        return pa.Array.from_buffers(kind, rows, buffers, null_count=nulls)
+
+
+SLACK = 64
+"""As the kernels' `copy` needs it."""
+GUESS_LIMIT = 256 << 20
+"""A guess from one group's ratio may be far off: no more elements than this are allocated on its word."""
+
+
+def _grown(array: npt.NDArray[Any], needed: int, guess: float = 0, fill: int | None = None) -> npt.NDArray[Any]:
+    """The array with room for `needed` elements, by half again at least when it must grow."""
+    size = len(array)
+    if needed <= size:
+        return array
+    grown = np.empty(max(needed, size + size // 2, min(int(guess), GUESS_LIMIT)), array.dtype)
+    grown[:size] = array
+    if fill is not None:
+        grown[size:] = fill
+    return grown
+
+
+def _text(key: pa.Array) -> pa.StringArray:
+    """Header keys as text. Kafka's clients replace bytes that are not UTF-8 by U+FFFD: so does this."""
+    text = pa.Array.from_buffers(pa.string(), len(key), key.buffers())
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array([cell.decode("utf-8", "replace") for cell in key.to_pylist()], pa.string())
+    return text

@@ -1,0 +1,16 @@
+"""Compile all kernels ahead, so that set-up pays for it and not the first query."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+KERNEL_MODULES = ("_kernels_decode", "_kernels_encode", "_kernels_hash")
+
+
+def warm_up() -> str | None:
+    """Load every kernel, compiling those that the cache does not have. Returns the cache's folder, None without one."""
+    for name in KERNEL_MODULES:
+        import_module(f"sparklog.format.{name}")
+    from sparklog.format._kernels_memory import CACHE_DIRECTORY
+
+    return CACHE_DIRECTORY

@@ -1,0 +1,175 @@
+"""What lies in a Kafka log dir or partition folder: names, listings that can be trusted, checkpoints, topic ids.
+
+A log dir holds one folder `<topic>-<partition>` for each partition (split at the last dash) and small text files. A
+partition folder holds segments: `<base offset, 20 digits>.log` with `.index`, `.timeindex` and, where transactions were
+aborted, `.txnindex`. Suffixes behind the extension say what a file is while it changes: `.cleaned` (the log cleaner is
+writing it), `.swap` (about to take its name), `.deleted` (replaced or expired, removed later). Folders that end in
+`-delete`, `-future` or `-stray` are no partitions.
+
+Between "rename the old segment to .deleted" and "rename the new one from .swap" a listing shows a hole. So a listing
+counts when two in a row agree and show neither `.swap` nor `.cleaned`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sparklog.errors import Corrupt, NotFound, Unavailable
+from sparklog.format import checkpoint_files
+from sparklog.log.env import SYSTEM, Env
+
+INTERNAL_TOPICS = frozenset(
+    {
+        "__consumer_offsets",
+        "__transaction_state",
+        "__share_group_state",
+        "__cluster_metadata",
+        "__remote_log_metadata",
+    }
+)
+_SEGMENT = re.compile(r"^(\d{20})\.log$")
+_PARTITION = re.compile(r"^([a-zA-Z0-9._-]{1,249})-(\d{1,10})$")
+SETTLE_TRIES = 20
+SETTLE_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentName:
+    """A `.log` file in a listing; the inode tells a replaced file from its namesake."""
+
+    base: int
+    path: str
+    inode: int
+
+
+def is_internal(topic: str) -> bool:
+    """Is this one of Kafka's own topics, which nobody means by "all topics"?"""
+    return topic in INTERNAL_TOPICS
+
+
+def kafka_layout(path: str | os.PathLike[str]) -> Literal["log-dir", "partition"] | None:
+    """What a local folder is: one partition (it holds 20-digit `.log` files), a log dir (it holds such folders), or
+    neither.
+    """
+    folder = os.fspath(path)
+    if not os.path.isdir(folder):
+        return None
+    if _holds_segments(folder):
+        return "partition"
+    return "log-dir" if partition_folders(folder) else None
+
+
+def partition_folders(log_dir: str) -> dict[tuple[str, int], str]:
+    """`(topic, partition) -> folder` of all partition folders of a log dir."""
+    found: dict[tuple[str, int], str] = {}
+    try:
+        with os.scandir(log_dir) as entries:
+            for entry in entries:
+                match = _PARTITION.match(entry.name)
+                if match and entry.is_dir() and _holds_segments(entry.path):
+                    found[match[1], int(match[2])] = entry.path
+    except FileNotFoundError:
+        raise NotFound(f"there is no folder {log_dir}: check the path") from None
+    return found
+
+
+def split_folder_name(folder: str) -> tuple[str, int]:
+    """Topic and partition of a partition folder; a folder of another name is partition 0 of a topic of that name."""
+    name = Path(folder).resolve().name
+    match = _PARTITION.match(name)
+    return (match[1], int(match[2])) if match else (name, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One look at a partition folder: its segments in offset order; do the cleaner's files lie between them?"""
+
+    segments: tuple[SegmentName, ...]
+    swapping: bool
+    cleaning: bool
+
+
+def settled_segments(folder: str, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
+    """The segments of a partition folder in offset order, from a listing that counts (see above).
+
+    A cleaner writes `.cleaned` files for minutes before it swaps, and until then all its sources are in place: after
+    a quarter of the tries such a listing is taken, too. `NotFound` if the folder is gone, `Unavailable` if `.swap`
+    files stay.
+    """
+    before = list_segments(folder)
+    for attempt in range(SETTLE_TRIES):
+        listing = list_segments(folder)
+        patient = attempt < SETTLE_TRIES // 4
+        if listing == before and not listing.swapping and not (listing.cleaning and patient):
+            return listing.segments
+        before = listing
+        env.sleep(SETTLE_PAUSE_SECONDS)
+    raise Unavailable(
+        f"{folder} keeps changing: expected a listing without .swap files; try again, or, if no broker runs there, let"
+        " one start on it to finish the swap"
+    )
+
+
+def settled_now(folder: str) -> tuple[SegmentName, ...] | None:
+    """As `settled_segments`, without waiting: None if no listing counts at this moment."""
+    before, after = list_segments(folder), list_segments(folder)
+    return None if before != after or after.swapping or after.cleaning else after.segments
+
+
+def list_segments(folder: str) -> Listing:
+    """One look. `NotFound` if the folder is gone."""
+    segments: list[SegmentName] = []
+    swapping = cleaning = False
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                match = _SEGMENT.match(entry.name)
+                if match:
+                    segments.append(SegmentName(int(match[1]), entry.path, entry.inode()))
+                swapping |= entry.name.endswith(".swap")
+                cleaning |= entry.name.endswith(".cleaned")
+    except FileNotFoundError:
+        raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
+    return Listing(tuple(sorted(segments)), swapping, cleaning)
+
+
+def _holds_segments(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(_SEGMENT.match(entry.name) for entry in entries)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
+
+
+def offset_checkpoint(log_dir: str, name: str) -> dict[tuple[str, int], int]:
+    """A `*-offset-checkpoint` of a log dir; empty if there is none.
+
+    Kafka replaces these files by rename, so that a reader sees the old or the new one, never half of one.
+    """
+    file = os.path.join(log_dir, name)
+    try:
+        with open(file, "rb") as source:
+            return checkpoint_files.parse_offsets(source.read(), file=file)
+    except FileNotFoundError:
+        return {}
+
+
+def topic_id(folder: str, topic: str) -> str:
+    """The topic's id by `partition.metadata` in one of its partition folders.
+
+    Where that file is missing or damaged (brokers before 2.8 wrote none) it is derived from the folder's place and so
+    stays the same as long as the folder does, but does not tell a re-created topic from its predecessor.
+    """
+    file = os.path.join(folder, checkpoint_files.PARTITION_METADATA_FILE)
+    try:
+        with open(file, "rb") as source:
+            return checkpoint_files.parse_partition_metadata(source.read(), file=file)
+    except (FileNotFoundError, Corrupt):
+        place = f"{Path(folder).resolve().parent}\n{topic}".encode()
+        return base64.urlsafe_b64encode(hashlib.sha256(place).digest()[:16]).decode().rstrip("=")

@@ -1,0 +1,128 @@
+"""What a planner remembers of one segment: enough to plan, estimate and look up times without reading it again.
+
+The headers of every batch are walked once (from there on, only of what is appended). Of a gigabyte of batches about a
+megabyte is kept: one block for each 64 KiB or more, and the transaction events.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from sparklog.kafka.directory import SegmentName
+from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.transaction_state import TransactionEvents
+
+BLOCK_BYTES = 64 * 1024
+UNWRITTEN = "unwritten"
+"""Why a walk stopped, beside BatchWalk's reasons: the checksum of the last batch does not match (yet)."""
+
+
+@dataclass
+class SegmentState:
+    """One segment up to `end`, the position after its last whole batch.
+
+    * `next_offset`: the offset after that batch, or the base offset; `max_timestamp` of its batches, -1 without any
+    * `stop`, `reason`: why the last look went no further (see `BatchWalk`)
+    * `closed`: it has a successor and was read to its end since
+    * blocks (parallel arrays): where each begins, the base offset of its first batch, its greatest timestamp
+    """
+
+    name: SegmentName
+    end: int = 0
+    next_offset: int = 0
+    max_timestamp: int = -1
+    stop: str = "end"
+    reason: str = ""
+    closed: bool = False
+    size: int = 0
+    last_position: int = -1
+    last_header: bytes = b""
+    events: TransactionEvents = field(default_factory=TransactionEvents)
+    block_position: array[int] = field(default_factory=lambda: array("q"))
+    block_offset: array[int] = field(default_factory=lambda: array("q"))
+    block_timestamp: array[int] = field(default_factory=lambda: array("q"))
+
+    def __post_init__(self) -> None:
+        self.next_offset = max(self.next_offset, self.name.base)
+
+    def still_holds(self, file: SegmentFile) -> bool:
+        """Is the opened file the one that was read before, grown at most?
+
+        A follower that truncates to its leader's log writes other batches at the same positions.
+        """
+        if file.inode != self.name.inode or file.size < self.end:
+            return False
+        header = self.last_header
+        return not header or file.read(self.last_position, len(header)) == header
+
+    def scan(self, file: SegmentFile, *, last: bool) -> None:
+        """Walk on from `end` to the file's end. In the partition's last segment a last batch with a wrong checksum is
+        not written yet and does not count; elsewhere checksums are the readers' business.
+        """
+        walk = BatchWalk(file, self.end)
+        held: Window | None = None
+        for window in walk:
+            if held is not None:
+                self._take(held)
+            held = window
+        self.end, self.stop, self.reason = walk.end, walk.stop, walk.reason
+        if held is not None:
+            if last:
+                held = self._without_unwritten(file, held)
+            self._take(held)
+        self.size = file.size
+        self.closed = not last
+        if self.closed and self.stop not in ("end", "zeros"):
+            self.events.lost(self.next_offset)
+
+    def _without_unwritten(self, file: SegmentFile, window: Window) -> Window:
+        final = window.headers.row(len(window.headers) - 1)
+        position = window.start + int(window.headers.position[-1])
+        if file.crc_holds(position, final):
+            return window
+        self.end, self.stop = position, UNWRITTEN
+        self.reason = "the last batch does not match its checksum: not written yet"
+        return Window(window.data, window.start, window.headers[:-1])
+
+    def _take(self, window: Window) -> None:
+        headers = window.headers
+        if not len(headers):
+            return
+        greatest = int(headers.max_timestamp.max())
+        self.max_timestamp = max(self.max_timestamp, greatest)
+        start = window.start + int(headers.position[0])
+        if self.block_position and start - self.block_position[-1] < BLOCK_BYTES:
+            self.block_timestamp[-1] = max(self.block_timestamp[-1], greatest)
+        else:
+            self.block_position.append(start)
+            self.block_offset.append(int(headers.base_offset[0]))
+            self.block_timestamp.append(greatest)
+        self.next_offset = max(self.next_offset, int(headers.next_offset[-1]))
+        self.last_position = window.start + int(headers.position[-1])
+        at = int(headers.position[-1])
+        self.last_header = window.data[at : at + 61]
+        self.events.add(window)
+
+    def position_estimate(self, offset: int) -> int:
+        """About how many bytes of the segment lie before `offset`."""
+        block = bisect_right(self.block_offset, offset) - 1
+        if block < 0:
+            return 0
+        if offset >= self.next_offset:
+            return self.end
+        more = block + 1 < len(self.block_offset)
+        first, position = self.block_offset[block], self.block_position[block]
+        next_offset = self.block_offset[block + 1] if more else self.next_offset
+        next_position = self.block_position[block + 1] if more else self.end
+        return position + (next_position - position) * (offset - first) // max(next_offset - first, 1)
+
+    def blocks_with(self, timestamp: int) -> list[tuple[int, int]]:
+        """(start, end) positions of the blocks that hold a batch with maxTimestamp >= `timestamp`, in order."""
+        ends = [*self.block_position[1:], self.end]
+        return [
+            (start, end)
+            for start, end, greatest in zip(self.block_position, ends, self.block_timestamp, strict=True)
+            if greatest >= timestamp
+        ]

@@ -1,0 +1,238 @@
+"""What a task does with the rows it appends: buffer, partition, encode, upload. Nothing is published here.
+
+`AppendWriter` buffers up to `buffer_bytes` of Arrow data, then flushes it grouped by partition, one slice per
+partition, and goes on in the same file; so a task's memory is bounded whatever it writes, and it costs one object per
+GiB. Offsets count from 0 in each slice: the commit that names the files assigns them. Rows of one partition keep their
+order.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, NotFound
+from sparklog.format import append_file
+from sparklog.format.encode import EncodedSlice, EncodeOptions, encode
+from sparklog.log.append_output import AppendOutput
+from sparklog.log.env import SYSTEM, Env
+from sparklog.log.names import append_path
+from sparklog.log.partitioner import Int32s, Int64s, Partitioner, order_by_partition
+from sparklog.log.rows import Rows, check_columns, rows_of
+from sparklog.log.slices import FileSlices, SliceFlag
+
+if TYPE_CHECKING:
+    from sparklog.log.topic import AppendTarget
+
+__all__ = ["CODECS", "AppendWriter", "WriteOptions"]
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+FILE_BYTES = 1 << 30
+MAX_BUFFER_BYTES = 1 << 30
+"""Arrow's 32-bit offsets reach 2 GiB; a buffer ends at the batch that fills it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How a task writes. Sizes in bytes.
+
+    `codec` holds where the topic's `compression.type` is `producer`; `level` None is the topic's `compression.*.level`
+    (zstd: 1). `batch_bytes`: uncompressed record batch. `buffer_bytes`: Arrow data held before a flush
+    (`write.buffer.bytes`). `file_bytes`: where a file ends and the next begins.
+    """
+
+    codec: str = "zstd"
+    level: int | None = None
+    batch_bytes: int = 512 << 10
+    buffer_bytes: int = 64 << 20
+    file_bytes: int = FILE_BYTES
+
+    def __post_init__(self) -> None:
+        if self.codec not in CODECS:
+            near = difflib.get_close_matches(self.codec, CODECS, 1)
+            hint = f", perhaps {near[0]}" if near else ""
+            raise BadRequest(f"expected a codec of {', '.join(CODECS)}, found {self.codec!r}{hint}")
+        if not 1 <= self.buffer_bytes <= MAX_BUFFER_BYTES:
+            raise BadRequest(f"expected write.buffer.bytes of 1 to {MAX_BUFFER_BYTES}, found {self.buffer_bytes}")
+        if self.batch_bytes < 1 or self.file_bytes < 1:
+            raise BadRequest(f"expected positive sizes, found batch {self.batch_bytes} and file {self.file_bytes}")
+
+
+class AppendWriter:
+    """Writes one task's rows as append files of one topic.
+
+    `seed` tells this task's writing from another's (`partitioner.sticky_seed(batch id, task id)`). `finish` gives the
+    files for the commit; after an error, or instead of it, `discard`. `BadRequest` for rows that the topic refuses.
+    """
+
+    def __init__(
+        self, target: AppendTarget, options: WriteOptions | None = None, env: Env = SYSTEM, seed: int = 0
+    ) -> None:
+        self._target = target
+        self._options = options if options is not None else WriteOptions()
+        self._env = env
+        self._partitioner = Partitioner(target.partitions, seed=seed, sticky_bytes=self._options.batch_bytes)
+        self._encode = _encode_options(target, self._options)
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._output: AppendOutput | None = None
+        self._files: list[FileSlices] = []
+        self._checked_root = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows with any of `rows.ROW_COLUMNS` (`value` at least); other columns are left out."""
+        batch = batch.select(check_columns(batch.schema))
+        if batch.num_rows == 0:
+            return
+        for piece in _pieces(batch, self._options.buffer_bytes):
+            self._pending.append(piece)
+            self._pending_bytes += piece.nbytes
+            if self._pending_bytes >= self._options.buffer_bytes:
+                self._flush()
+
+    def flush(self) -> None:
+        """Encode and upload what is buffered now: for callers that share one memory budget among several writers."""
+        if self._pending:
+            self._flush()
+
+    def finish(self) -> list[FileSlices]:
+        """Flush and close; the files written, none without rows. They are durable, and no commit names them yet."""
+        if self._pending:
+            self._flush()
+        self._close()
+        return self._files
+
+    def discard(self) -> None:
+        """Give up. The file being written vanishes; whole ones are left to the vacuum, as nothing names them."""
+        self._pending, self._pending_bytes = [], 0
+        output, self._output = self._output, None
+        if output is not None:
+            output.discard()
+
+    def _flush(self) -> None:
+        now = self._env.wall_ms()
+        rows = rows_of(self._pending, now)
+        self._pending, self._pending_bytes = [], 0
+        _check_rows(rows, self._target, now)
+        partition = self._partitioner.assign(rows.n, key=rows.key, value=rows.value, partition=rows.partition)
+        for number, order in _groups(partition, self._target.partitions):
+            encoded = encode(rows.key, rows.value, rows.headers, rows.timestamp, order=order, options=self._encode)
+            self._add(number, encoded)
+
+    def _add(self, partition: int, encoded: EncodedSlice) -> None:
+        if self._output is not None and self._output.position + encoded.nbytes > self._options.file_bytes:
+            self._close()
+        if self._output is None:
+            self._output = self._open()
+        self._output.add(
+            encoded.buffers,
+            partition=partition,
+            nbytes=encoded.nbytes,
+            offsets=encoded.offsets,
+            records=encoded.records,
+            min_ts=encoded.min_ts,
+            max_ts=encoded.max_ts,
+            crc=encoded.crc,
+            flags=int(_flags(encoded, self._encode)),
+            index=_index(encoded),
+        )
+
+    def _open(self) -> AppendOutput:
+        if not self._checked_root:
+            check_root(self._target)
+            self._checked_root = True
+        path = append_path(self._target.read_version, self._env.new_id())
+        return AppendOutput(self._target.store, self._target.topic, path)
+
+    def _close(self) -> None:
+        if self._output is not None:
+            self._files.append(self._output.close())
+            self._output = None
+
+
+def check_root(target: AppendTarget) -> None:
+    """Compare the root's id with the one the driver saw: the same path may be another disk on this machine.
+
+    `NotFound` without a root, `BadRequest` with another one.
+    """
+    from sparklog.log.root import read_root_id
+
+    where = target.store.location
+    try:
+        found = read_root_id(target.store)
+    except NotFound:
+        raise NotFound(
+            f"expected the root {target.root_id} at {where}, found none on this machine: use storage that driver and "
+            "executors share"
+        ) from None
+    if found != target.root_id:
+        raise BadRequest(
+            f"expected the root {target.root_id} at {where}, found {found}: use storage that driver and executors share"
+        )
+
+
+def _encode_options(target: AppendTarget, options: WriteOptions) -> EncodeOptions:
+    codec = target.configs.codec(options.codec)
+    return EncodeOptions(
+        codec=codec,
+        level=target.configs.level(codec, options.level),
+        batch_bytes=options.batch_bytes,
+        max_message_bytes=target.configs.max_message_bytes,
+        log_append_time=target.configs.log_append_time,
+    )
+
+
+def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
+    """The batch cut by rows until a piece has at most `limit` bytes or one row."""
+    if batch.nbytes <= limit or batch.num_rows == 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _pieces(batch.slice(0, half), limit)
+    yield from _pieces(batch.slice(half), limit)
+
+
+def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
+    """The topic's rules that need every row: keys on compacted topics, how far record times may be from the clock."""
+    configs = target.configs
+    if configs.is_compacted and (rows.key is None or rows.key.null_count):
+        raise BadRequest(f"topic {target.topic} is compacted and takes no record without a key: give every row a key")
+    if configs.log_append_time:
+        return
+    oldest, newest = int(rows.timestamp.min()), int(rows.timestamp.max())
+    if now_ms - oldest > configs.timestamp_before_max_ms:
+        raise BadRequest(
+            f"timestamp {oldest} is more than message.timestamp.before.max.ms ({configs.timestamp_before_max_ms}) "
+            f"before the clock ({now_ms}): correct it or alter topic {target.topic}"
+        )
+    if newest - now_ms > configs.timestamp_after_max_ms:
+        raise BadRequest(
+            f"timestamp {newest} is more than message.timestamp.after.max.ms ({configs.timestamp_after_max_ms}) "
+            f"after the clock ({now_ms}): correct it or alter topic {target.topic}"
+        )
+
+
+def _groups(partition: Int32s, partitions: int) -> Iterator[tuple[int, Int64s | None]]:
+    """Each partition that has rows, and its rows in order (None: all)."""
+    first = int(partition[0])
+    if partitions == 1 or not (partition != first).any():
+        yield first, None
+        return
+    order, bounds = order_by_partition(partition, partitions)
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        yield number, order[bounds[number] : bounds[number + 1]]
+
+
+def _index(encoded: EncodedSlice) -> append_file.SliceIndex | None:
+    base = np.concatenate([np.zeros(1, np.int64), encoded.last_offsets[:-1] + 1])
+    return append_file.build_index(encoded.positions, base, encoded.max_timestamps, encoded.nbytes)
+
+
+def _flags(encoded: EncodedSlice, options: EncodeOptions) -> SliceFlag:
+    nulls = SliceFlag.HAS_NULL_KEYS if encoded.has_null_keys else SliceFlag.NONE
+    return nulls | (SliceFlag.LOG_APPEND_TIME if options.log_append_time else SliceFlag.NONE)

@@ -1,0 +1,447 @@
+"""What somebody wants to commit, and how it is checked against each state it is tried on.
+
+An `Intent` says what to commit as a function of the state it is based on: `draft(base)` is called for the first
+attempt and again after every lost race, so nothing is ever judged on a state that is no longer the newest. It answers
+with a `Draft`, or with `Nothing` when there is nothing (left) to write, or raises.
+
+| intent      | against what came between                                                                           |
+|-------------|-----------------------------------------------------------------------------------------------------|
+| append      | new offsets; registry, topic id, upload floor, null keys on a compacted topic re-checked            |
+| rewrite     | an edit stands if every input is still there or lies wholly below the log start, else it is dropped |
+| log starts  | applied as a maximum                                                                                |
+| alter       | a concurrent change of the same config or of the partition count is a conflict                      |
+| create      | a conflict if the topic exists meanwhile                                                            |
+| delete      | not found if it is gone; a conflict if it was created again                                         |
+| maintain    | floor as a maximum; holds not below the floor; registry entries only if still idle                  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.log.commit import (
+    ALTER,
+    APPEND,
+    CREATE,
+    DELETE,
+    DELETE_RECORDS,
+    MAINTAIN,
+    MAX_PARTITIONS,
+    TAKEOVER,
+    Commit,
+    Edit,
+    Hold,
+    Removal,
+    Resolved,
+    Txn,
+    Writer,
+)
+from sparklog.log.configs import TopicConfigs
+from sparklog.log.fields import KNOWN_WRITE_FEATURES
+from sparklog.log.head import Head
+from sparklog.log.names import path_read_version
+from sparklog.log.registry import WriterKey, decide
+from sparklog.log.slice_table import SliceTable, positions
+from sparklog.log.slices import FileSlices, SliceFlag
+
+_HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The fields of a commit that an intent decides; `None` takes the base's. `dropped`: edits that no longer stand."""
+
+    op: str
+    topic_id: str | None = None
+    leader_epoch: int | None = None
+    writer: Writer | None = None
+    files: tuple[FileSlices, ...] = ()
+    remove: tuple[Removal, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    log_starts: Mapping[int, int] = field(default_factory=dict)
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+    partitions: int | None = None
+    txn: Txn | None = None
+    resolved: tuple[Resolved, ...] = ()
+    holds: Mapping[str, Hold | None] = field(default_factory=dict)
+    floor: int | None = None
+    expired: Mapping[str, int] = field(default_factory=dict)
+    dropped: tuple[Edit, ...] = ()
+
+    def commit(self, base: Head, commit_id: str, now_ms: int) -> Commit:
+        """The commit that follows `base`. `BadRequest` if the log asks for features this release cannot write."""
+        unknown = sorted(set(base.write_features) - KNOWN_WRITE_FEATURES)
+        if unknown:
+            raise BadRequest(
+                f"this topic needs the sparklog features {', '.join(unknown)} to be written; upgrade sparklog"
+            )
+        return Commit(
+            version=base.version + 1,
+            topic_id=base.topic_id if self.topic_id is None else self.topic_id,
+            commit_id=commit_id,
+            prev_crc=base.crc,
+            time_ms=max(now_ms, base.time_ms),
+            leader_epoch=base.leader_epoch if self.leader_epoch is None else self.leader_epoch,
+            op=self.op,
+            writer=self.writer,
+            files=self.files,
+            remove=self.remove,
+            edits=self.edits,
+            log_starts=self.log_starts,
+            configs=self.configs,
+            partitions=self.partitions,
+            txn=self.txn,
+            resolved=self.resolved,
+            holds=self.holds,
+            floor=self.floor,
+            expired=self.expired,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No commit is needed: `note` says why, `version` where what was wanted already is (else the base's)."""
+
+    note: str
+    version: int
+    skipped: bool = False
+    dropped: tuple[Edit, ...] = ()
+
+
+class Intent(Protocol):
+    """See the module. `origin` is the head that the caller looked at, `table` is given if `needs_table`.
+
+    `repeatable`: tried again after it has landed, it finds that out from the state and changes nothing.
+    """
+
+    @property
+    def needs_table(self) -> bool: ...
+
+    @property
+    def repeatable(self) -> bool: ...
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing: ...
+
+
+def check_topic(topic: str, base: Head, topic_id: str) -> None:
+    """The topic must exist and be the one the caller looked at."""
+    if base.deleted:
+        raise NotFound(f"topic '{topic}' was deleted; create it again")
+    if base.topic_id != topic_id:
+        raise Conflict(
+            f"topic '{topic}' was deleted and created again: expected topic id {topic_id}, found "
+            f"{base.topic_id}; look again"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AppendIntent:
+    """Append whole files; `key` makes it idempotent, `txn` holds its slices open."""
+
+    topic_id: str
+    files: tuple[FileSlices, ...]
+    key: WriterKey | None = None
+    txn: Txn | None = None
+    needs_table: bool = False
+
+    @property
+    def repeatable(self) -> bool:
+        return self.key is not None
+
+    @property
+    def count(self) -> int:
+        """Records in all slices."""
+        return sum(sum(file.records) for file in self.files)
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        writer = None
+        if self.key is not None:
+            verdict = decide(base.registry.get(self.key.id), self.key, self.count, topic)
+            if not verdict.write:
+                if verdict.take_over:
+                    return Draft(TAKEOVER, writer=self.key.writer(self.count))
+                return Nothing(verdict.note, base.registry[self.key.id].version, skipped=True)
+            writer = self.key.writer(self.count)
+        files = tuple(file for file in self.files if len(file))
+        if not files:
+            return Nothing("nothing to append", base.version)
+        check_floor(topic, files, base.floor)
+        if base.configs.is_compacted and any(flags & _HAS_NULL_KEYS for file in files for flags in file.flags):
+            raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
+        return Draft(APPEND, writer=writer, files=assign(topic, files, base), txn=self.txn)
+
+
+def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
+    """`Conflict` if a file was begun before the upload floor: the vacuum may have deleted it."""
+    for file in files:
+        read_version = path_read_version(file.path)
+        if read_version is None:
+            raise BadRequest(f"'{file.path}' is no path of a data file of topic '{topic}'")
+        if read_version < floor and not file.path.startswith("/"):
+            raise Conflict(
+                f"{file.path} was begun at version {read_version} of topic '{topic}', below the upload floor {floor}: "
+                "the vacuum may have deleted it; upload it again"
+            )
+
+
+def assign(topic: str, files: Sequence[FileSlices], base: Head) -> tuple[FileSlices, ...]:
+    """Give each slice the offset it starts at: log ends moved over the files in their order."""
+    end = base.log_end.tolist()
+    based = []
+    for file in files:
+        bases = []
+        for partition, offsets in zip(file.partition, file.offsets, strict=True):
+            if not 0 <= partition < len(end):
+                raise BadRequest(f"topic '{topic}' has partitions 0 to {len(end) - 1}, found {partition}")
+            bases.append(end[partition])
+            end[partition] += offsets
+        based.append(file.based(tuple(bases)))
+    return tuple(based)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A slice that a rewrite replaces, exactly."""
+
+    path: str
+    position: int
+    base: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One partition's edit and its inputs, one whole cleaning pass: it stands or falls as a whole."""
+
+    edit: Edit
+    inputs: tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteIntent:
+    """Merge, seal or compact: replace inputs by the slices of `files` (with `base`) that lie in each edit's range."""
+
+    op: str
+    topic_id: str
+    rewrites: tuple[Rewrite, ...]
+    files: tuple[FileSlices, ...]
+    needs_table: bool = True
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        if table is None:
+            raise BadRequest("a rewrite is checked against the slice table")
+        named = set(table.paths())
+        check_floor(topic, [file for file in self.files if file.path not in named], base.floor)
+        removals: list[Removal] = []
+        edits: list[Edit] = []
+        dropped: list[Edit] = []
+        for rewrite in self.rewrites:
+            left = _standing(rewrite, base, table)
+            if left is None:
+                dropped.append(rewrite.edit)
+            elif left or not rewrite.inputs:
+                removals += left
+                edits.append(rewrite.edit)
+        if not edits:
+            return Nothing("no edit stands any more", base.version, dropped=tuple(dropped))
+        files = tuple(kept for file in self.files if len(kept := outputs_of(file, edits)))
+        return Draft(self.op, files=files, remove=tuple(removals), edits=tuple(edits), dropped=tuple(dropped))
+
+
+def _standing(rewrite: Rewrite, base: Head, table: SliceTable) -> list[Removal] | None:
+    """The inputs still to remove, None if the edit does not stand."""
+    partition = rewrite.edit.partition
+    log_start = int(base.log_start[partition])
+    by_path: dict[str, list[Input]] = {}
+    for item in rewrite.inputs:
+        if item.end > log_start:
+            by_path.setdefault(item.path, []).append(item)
+    removals = []
+    for path, items in by_path.items():
+        removal = Removal(
+            path,
+            (partition,) * len(items),
+            tuple(item.base for item in items),
+            tuple(item.position for item in items),
+        )
+        rows = table.find(removal)
+        if (rows < 0).any() or (table.all().end[rows] != np.array([item.end for item in items])).any():
+            return None
+        removals.append(removal)
+    return removals
+
+
+def outputs_of(file: FileSlices, edits: Sequence[Edit]) -> FileSlices:
+    """The slices of a file that lie in one of the edits, with explicit positions where some are left out."""
+    rows = [
+        row
+        for row, (partition, base) in enumerate(zip(file.partition, file.base, strict=True))
+        if any(edit.partition == partition and edit.start <= base < edit.end for edit in edits)
+    ]
+    if len(rows) == len(file):
+        return file
+
+    def take(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(values[row] for row in rows) if values else ()
+
+    return FileSlices(
+        path=file.path,
+        size=file.size,
+        footer_length=file.footer_length,
+        partition=take(file.partition),
+        nbytes=take(file.nbytes),
+        offsets=take(file.offsets),
+        records=take(file.records),
+        min_ts=take(file.min_ts),
+        max_ts=take(file.max_ts),
+        crc=take(file.crc),
+        flags=take(file.flags),
+        base=take(file.base),
+        position=take(file.position or positions(file)),
+        shift=take(file.shift),
+        append_time=take(file.append_time),
+        leader_epoch=take(file.leader_epoch),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogStartIntent:
+    """Move log starts (retention, delete-records): a maximum, so concurrent ones commute."""
+
+    topic_id: str
+    log_starts: Mapping[int, int]
+    op: str = DELETE_RECORDS
+    needs_table: bool = False
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        moved = {}
+        for partition, offset in sorted(self.log_starts.items()):
+            if not 0 <= partition < base.partitions:
+                raise NotFound(f"topic '{topic}' has partitions 0 to {base.partitions - 1}, found {partition}")
+            if not 0 <= offset <= base.log_end[partition]:
+                raise NotFound(
+                    f"offset {offset} of partition {partition} of topic '{topic}' is out of range: "
+                    f"expected 0 to {base.log_end[partition]}"
+                )
+            if offset > base.log_start[partition]:
+                moved[partition] = offset
+        return Draft(self.op, log_starts=moved) if moved else Nothing("no log start moves", base.version)
+
+
+@dataclass(frozen=True, slots=True)
+class AlterIntent:
+    """Change configs (None: back to the default) and add partitions."""
+
+    topic_id: str
+    configs: Mapping[str, object | None]
+    partitions: int | None = None
+    needs_table: bool = False
+    repeatable: bool = False
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        changes: dict[str, str | None] = {}
+        altered = base.configs.changed(self.configs)
+        for name in sorted(self.configs):
+            before, now = origin.configs.explicit.get(name), base.configs.explicit.get(name)
+            if before != now:
+                raise Conflict(
+                    f"config {name} of topic '{topic}' was changed by somebody else meanwhile: expected "
+                    f"{before or 'the default'}, found {now or 'the default'}; look again"
+                )
+            after = altered.explicit.get(name)
+            if after != now:
+                changes[name] = after
+        count = self.partitions
+        if count is not None:
+            if base.partitions != origin.partitions:
+                raise Conflict(
+                    f"partitions of topic '{topic}' were changed by somebody else meanwhile: expected "
+                    f"{origin.partitions}, "
+                    f"found {base.partitions}; look again"
+                )
+            if not base.partitions < count <= MAX_PARTITIONS:
+                raise BadRequest(
+                    f"topic '{topic}' has {base.partitions} partitions, which can only grow (to at "
+                    f"most {MAX_PARTITIONS}); "
+                    f"found {count}"
+                )
+        if not changes and count is None:
+            return Nothing("nothing changes", base.version)
+        return Draft(ALTER, configs=changes, partitions=count)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateIntent:
+    """Begin a topic under a name that has none: commit 0, or the next number after a delete."""
+
+    topic_id: str
+    partitions: int
+    configs: TopicConfigs
+    needs_table: bool = False
+    repeatable: bool = False
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        if base.exists:
+            raise Conflict(
+                f"topic '{topic}' already exists, with {base.partitions} partitions; alter it or choose another name"
+            )
+        configs: dict[str, str | None] = dict(self.configs.explicit)
+        return Draft(CREATE, topic_id=self.topic_id, leader_epoch=0, configs=configs, partitions=self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteIntent:
+    """End a topic."""
+
+    topic_id: str
+    needs_table: bool = False
+    repeatable: bool = False
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        return Draft(DELETE)
+
+
+@dataclass(frozen=True, slots=True)
+class MaintainIntent:
+    """What maintenance writes down: holds, the upload floor, idle registry entries, outcomes of transactions."""
+
+    holds: Mapping[str, Hold | None] = field(default_factory=dict)
+    floor: int | None = None
+    expired: Mapping[str, int] = field(default_factory=dict)
+    resolved: tuple[Resolved, ...] = ()
+    needs_table: bool = False
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        floor = self.floor if self.floor is not None and self.floor > base.floor else None
+        lowest = base.floor if floor is None else floor
+        for name, hold in self.holds.items():
+            if hold is not None and hold.version < lowest:
+                raise Conflict(
+                    f"hold '{name}' asks for version {hold.version} of topic '{topic}', below the "
+                    f"upload floor {lowest}; "
+                    "hold a newer version"
+                )
+        holds = {name: hold for name, hold in self.holds.items() if base.holds.get(name) != hold}
+        expired = {
+            name: version
+            for name, version in self.expired.items()
+            if name in base.registry and base.registry[name].version == version
+        }
+        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in base.open}
+        resolved = tuple(item for item in self.resolved if (item.id, item.n) in waiting)
+        if floor is None and not holds and not expired and not resolved:
+            return Nothing("nothing changes", base.version)
+        return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)

@@ -1,0 +1,273 @@
+"""From a plan to bytes: what a task fetches, in which requests, and what it does when a planned file is gone.
+
+Slices that lie side by side in one file and come next for the ranges being read are fetched together, also those of
+different partitions: a task that reads 8 partitions of n small append files makes n requests, not 8 n. Slices are
+fetched whole and checked by their CRC-32C while they fit into `SPAN_BYTES`; larger ones come in windows of that size,
+and where the range begins or ends inside one, the footer's index says where to enter. So a task never holds more than a
+few `SPAN_BYTES`, whatever it reads.
+
+A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened anew and the
+same offsets are read from where they lie now. Only a log start beyond them is data loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sparklog.errors import Corrupt, NotFound
+from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
+from sparklog.format.record_batch import LOG_OVERHEAD, BatchHeaders, crc_failures, scan_headers
+from sparklog.log.planned import PlannedSlice, PlannedSlices
+from sparklog.log.view import OffsetRange
+from sparklog.storage.store import Store
+
+__all__ = [
+    "SPAN_BYTES",
+    "Cursor",
+    "Fetcher",
+    "MissingFile",
+    "Piece",
+    "check_slice",
+    "index_of",
+    "read_footer",
+    "read_window",
+]
+
+SPAN_BYTES = 8 << 20
+LENGTH_POSITION = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole batches of one slice. `data[0]` is byte `position` of the slice's file.
+
+    `[start, end)`: the offsets wanted, which `cut` says are not all of the slice. `verified`: the slice's CRC-32C was
+    right, so batches need not be checked again.
+    """
+
+    data: memoryview
+    position: int
+    slice: PlannedSlice
+    start: int
+    end: int
+    cut: bool
+    verified: bool
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where reading of one range stands: offsets below `next` have been fetched, `at` is the slice that comes next."""
+
+    store: Store
+    range: OffsetRange
+    slices: PlannedSlices
+    replan: Callable[[int], tuple[int, PlannedSlices]]
+    """From the first offset still wanted: where reading goes on (later only if that is no error) and its slices."""
+    next: int
+    at: int = 0
+
+    def head(self) -> PlannedSlice | None:
+        """The slice to fetch next."""
+        return self.slices.row(self.at) if self.at < len(self.slices) else None
+
+    def cuts(self, found: PlannedSlice) -> bool:
+        """Whether only a part of the slice is wanted."""
+        return self.next > found.base or self.range.end < found.end
+
+    def advance(self, found: PlannedSlice) -> None:
+        self.next = min(found.end, self.range.end)
+        self.at += 1
+
+
+class MissingFile(Exception):  # noqa: N818
+    """A planned file is not there: a signal to plan anew, never seen outside `sparklog.log`."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.file = file
+
+
+class Fetcher:
+    """Iterates over the pieces of all ranges: of each range in offset order, ranges interleaved as files have them."""
+
+    def __init__(self, cursors: Sequence[Cursor]) -> None:
+        self._cursors = cursors
+        self._heads: dict[tuple[str, str, int], Cursor] = {}
+        self._footers: dict[str, Footer] = {}
+
+    def __iter__(self) -> Iterator[Piece]:
+        for cursor in self._cursors:
+            self._list(cursor)
+        for cursor in self._cursors:
+            missed = ""
+            while (found := cursor.head()) is not None:
+                try:
+                    if self._in_windows(cursor, found):
+                        yield from self._windows(cursor, found)
+                    else:
+                        yield from self._span(cursor, found)
+                except MissingFile as missing:
+                    if missing.file == missed:
+                        raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
+                    missed = missing.file
+                    self._replan(cursor)
+
+    def _list(self, cursor: Cursor) -> None:
+        found = cursor.head()
+        if found is not None:
+            self._heads[cursor.store.location, found.file, found.position] = cursor
+
+    def _unlist(self, cursor: Cursor) -> None:
+        found = cursor.head()
+        if found is None:
+            return
+        place = (cursor.store.location, found.file, found.position)
+        if self._heads.get(place) is cursor:
+            del self._heads[place]
+
+    def _advance(self, cursor: Cursor, found: PlannedSlice) -> None:
+        self._unlist(cursor)
+        cursor.advance(found)
+        self._list(cursor)
+
+    def _replan(self, cursor: Cursor) -> None:
+        self._unlist(cursor)
+        cursor.next, cursor.slices = cursor.replan(cursor.next)
+        cursor.at = 0
+        self._list(cursor)
+
+    @staticmethod
+    def _in_windows(cursor: Cursor, found: PlannedSlice) -> bool:
+        """Whether a slice is too large to fetch whole, or large enough to be entered by its index."""
+        return found.size > SPAN_BYTES or (found.size > INDEX_MIN_BYTES and cursor.cuts(found))
+
+    def _span(self, cursor: Cursor, found: PlannedSlice) -> Iterator[Piece]:
+        """Fetch a slice and, in the same request, what follows it in the file and is wanted next."""
+        taken = [(cursor, found, cursor.next)]
+        self._advance(cursor, found)
+        end = found.position + found.size
+        while (other := self._heads.get((cursor.store.location, found.file, end))) is not None:
+            neighbour = other.head()
+            if neighbour is None or self._in_windows(other, neighbour):
+                break
+            if end + neighbour.size - found.position > SPAN_BYTES:
+                break
+            taken.append((other, neighbour, other.next))
+            self._advance(other, neighbour)
+            end += neighbour.size
+        try:
+            data = memoryview(read_range(cursor.store, found.file, found.position, end - found.position))
+        except MissingFile:
+            for other, _, start in reversed(taken):
+                self._unlist(other)
+                other.at, other.next = other.at - 1, start
+                self._list(other)
+            raise
+        for other, each, start in taken:
+            body = data[each.position - found.position :][: each.size]
+            check_slice(body, each)
+            wanted = min(each.end, other.range.end)
+            cut = start > each.base or other.range.end < each.end
+            yield Piece(body, each.position, each, start, wanted, cut, True)
+
+    def _windows(self, cursor: Cursor, found: PlannedSlice) -> Iterator[Piece]:
+        """Fetch a large slice, or the part of it that is wanted, in windows of whole batches."""
+        from crc32c import crc32c
+
+        low, high = self._limits(cursor, found)
+        whole = low == 0 and high == found.size
+        end = min(found.end, cursor.range.end)
+        cut, crc = cursor.cuts(found), 0
+        while low < high and cursor.next < end:
+            data, headers = read_window(cursor.store, found, low, high)
+            low += len(data)
+            crc = crc32c(data, crc) if whole else crc
+            if whole and low == high and crc != found.crc:
+                raise Corrupt("the slice's CRC-32C is wrong: restore it", file=found.file, position=found.position)
+            piece = Piece(data, found.position + low - len(data), found, cursor.next, end, cut, False)
+            cursor.next = min(max(cursor.next, int(headers.next_offset[-1]) + found.shift), end)
+            yield piece
+        self._advance(cursor, found)
+
+    def _limits(self, cursor: Cursor, found: PlannedSlice) -> tuple[int, int]:
+        """Where in the slice the wanted offsets lie, as far as its index tells: bytes `[low, high)`."""
+        if not cursor.cuts(found) or not found.footer_length:
+            return 0, found.size
+        index = index_of(self._footer(cursor.store, found), found)
+        if index is None:
+            return 0, found.size
+        low = int(index.position[index.entry_for_offset(cursor.next - found.shift)])
+        beyond = int(index.offset.searchsorted(cursor.range.end - found.shift, side="left"))
+        return low, int(index.position[beyond]) if beyond < len(index) else found.size
+
+    def _footer(self, store: Store, found: PlannedSlice) -> Footer:
+        footer = self._footers.get(found.file)
+        if footer is None:
+            footer = read_footer(store, found)
+            self._footers = {found.file: footer}
+        return footer
+
+
+def read_footer(store: Store, found: PlannedSlice) -> Footer:
+    """The footer of the slice's file, in one ranged read."""
+    data = read_range(store, found.file, found.file_size - found.footer_length, found.footer_length)
+    return decode_footer(data, file_size=found.file_size, file=found.file)
+
+
+def index_of(footer: Footer, found: PlannedSlice) -> SliceIndex | None:
+    """The slice's index, None if it is read from its start: so is what a rewrite left of a slice."""
+    entry = footer.at(found.position)
+    return entry.index if entry is not None and entry.crc == found.crc and entry.nbytes == found.size else None
+
+
+def read_window(store: Store, found: PlannedSlice, low: int, high: int) -> tuple[memoryview, BatchHeaders]:
+    """The first whole batches of bytes `[low, high)` of the slice (`SPAN_BYTES` or one batch) and their headers."""
+    length = min(SPAN_BYTES, high - low)
+    place = found.position + low
+    data = memoryview(read_range(store, found.file, place, length))
+    headers = scan_headers(data, whole=False)
+    if headers.end == 0 and headers.stop == "partial" and length < high - low:
+        # One batch is larger than a window; its length is believed only as far as the slice goes.
+        size = int.from_bytes(data[LENGTH_POSITION : LENGTH_POSITION + 4], "big") + LOG_OVERHEAD
+        data = memoryview(read_range(store, found.file, place, min(size, high - low)))
+        headers = scan_headers(data, whole=False)
+    if headers.end == 0 or (headers.stop != "end" and low + len(data) == high):
+        raise Corrupt(f"expected whole record batches: {headers.reason}", file=found.file, position=place + headers.end)
+    return data[: headers.end], headers
+
+
+def read_range(store: Store, file: str, start: int, length: int) -> bytes:
+    """Exactly these bytes of a file. `MissingFile` if it is gone, `Corrupt` if it is shorter."""
+    try:
+        data = store.get(file, start, length)
+    except NotFound:
+        raise MissingFile(file) from None
+    if len(data) != length:
+        raise Corrupt(f"expected {length} bytes, found {len(data)}: the file was cut off", file=file, position=start)
+    return data
+
+
+def check_slice(data: memoryview, found: PlannedSlice) -> None:
+    """`Corrupt`, naming the first bad batch as well as it can be found, unless the slice is as it was written."""
+    from crc32c import crc32c
+
+    if crc32c(data) == found.crc:
+        return
+    headers = scan_headers(data, whole=False)
+    wrong = crc_failures(data, headers)
+    if len(wrong):
+        first = int(wrong[0])
+        position, offset = int(headers.position[first]), int(headers.base_offset[first])
+        raise Corrupt(
+            "the batch's CRC-32C does not match its bytes: restore the file",
+            file=found.file,
+            position=found.position + position,
+            offset=offset + found.shift,
+        )
+    raise Corrupt(
+        "the slice's CRC-32C does not match its bytes: restore the file",
+        file=found.file,
+        position=found.position + (headers.end if headers.stop != "end" else 0),
+        offset=found.base,
+    )

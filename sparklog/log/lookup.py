@@ -1,0 +1,126 @@
+"""The first offset at or after a time, by Kafka's rule, in at most two ranged reads per partition.
+
+Kafka answers with the first record in offset order, at or above the log start and below the bound, whose timestamp is
+at or after the target; records of aborted transactions and markers count. It is not the record nearest in time:
+timestamps may go back. The snapshot's slice table tells the slice, its footer the window, the window the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparklog.errors import Corrupt
+from sparklog.format.append_file import INDEX_MIN_BYTES
+from sparklog.format.record_batch import BatchHeaders
+from sparklog.log.planned import PlannedSlice
+from sparklog.log.scan import bounds_of, check_isolation, check_partition, planned_slices
+from sparklog.log.view import READ_UNCOMMITTED, TimestampOffset
+from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from sparklog.log.topic import Snapshot, Topic
+
+__all__ = ["offsets_for_timestamps"]
+
+
+def offsets_for_timestamps(
+    topic: Topic, snapshot: Snapshot, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
+) -> dict[int, TimestampOffset | None]:
+    """Per partition of `targets` (partition -> ms): the record's offset and time, None if none is below the bound.
+
+    A file that is gone is looked for in a newer snapshot. `NotFound` for a partition that does not exist.
+    """
+    from sparklog.log.fetch import MissingFile
+
+    check_isolation(isolation)
+    answers: dict[int, TimestampOffset | None] = {}
+    for partition, target in targets.items():
+        missed = ""
+        while partition not in answers:
+            try:
+                answers[partition] = _offset_for_timestamp(topic, snapshot, partition, target, isolation)
+            except MissingFile as missing:
+                if missing.file == missed:
+                    raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
+                missed = missing.file
+                snapshot = topic.snapshot()
+    return answers
+
+
+def _offset_for_timestamp(
+    topic: Topic, snapshot: Snapshot, partition: int, target: int, isolation: str
+) -> TimestampOffset | None:
+    bounds = check_partition(topic.name, partition, bounds_of(snapshot))
+    start, end = bounds.log_start, bounds.end(isolation)
+    found = snapshot.slices.select(partition, start, end)
+    # A slice that the log start cuts may have its late records below it: then the next candidate is looked at.
+    for row in np.flatnonzero(found.max_ts >= target).tolist():
+        one = planned_slices(topic.name, partition, found[row : row + 1]).row(0)
+        answer = _in_slice(topic.store, one, target, start)
+        if answer is not None:
+            return answer if answer.offset < end else None
+    return None
+
+
+def _in_slice(store: Store, found: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
+    """The first record of the slice at or above offset `start` with a time of at least `target`."""
+    from sparklog.log.fetch import check_slice, index_of, read_footer, read_window
+
+    if found.append_time >= target and found.records == found.end - found.base:
+        return TimestampOffset(max(start, found.base), found.append_time)
+    index = None
+    if found.size > INDEX_MIN_BYTES and found.footer_length:
+        index = index_of(read_footer(store, found), found)
+    cuts = [found.size]
+    low = 0
+    if index is not None:
+        by_time = index.entry_for_timestamp(target) if found.append_time < 0 else 0
+        entry = max(by_time, index.entry_for_offset(start - found.shift))
+        low = int(index.position[entry])
+        cuts = [*index.position[entry + 1 :].tolist(), found.size]
+    for high in cuts:
+        while low < high:
+            data, headers = read_window(store, found, low, high)
+            whole = len(data) == found.size
+            if whole:
+                check_slice(data, found)
+            answer = _in_batches(data, headers, found, found.position + low, target, start, check_crc=not whole)
+            if answer is not None:
+                return answer
+            low += len(data)
+    return None
+
+
+def _in_batches(
+    data: memoryview,
+    headers: BatchHeaders,
+    found: PlannedSlice,
+    position: int,
+    target: int,
+    start: int,
+    *,
+    check_crc: bool,
+) -> TimestampOffset | None:
+    from sparklog.format.decode import decode
+
+    given = headers.is_log_append_time & (found.append_time >= 0)
+    newest = np.where(given, found.append_time, headers.max_timestamp)
+    for i in np.flatnonzero((newest >= target) & (headers.next_offset + found.shift > start)).tolist():
+        records = decode(
+            data,
+            headers[i : i + 1],
+            columns=("offset", "timestamp"),
+            offset_shift=found.shift,
+            start_offset=start,
+            append_time=found.append_time if given[i] else None,
+            check_crc=check_crc,
+            file=found.file,
+            file_position=position,
+        )
+        hit = np.flatnonzero(records.timestamp >= target)
+        if len(hit):
+            return TimestampOffset(int(records.offset[hit[0]]), int(records.timestamp[hit[0]]))
+    return None

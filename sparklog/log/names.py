@@ -1,0 +1,146 @@
+"""Names: what a topic may be called, and under which key everything of a topic lies.
+
+    <topic>/_log/00000000000000000042.json                       commit 42
+    <topic>/_log/checkpoints/00000000000000000128.json           head of a checkpoint
+    <topic>/_log/checkpoints/00000000000000000128-<id>.arrow     its slice table
+    <topic>/append/00000000000000000042-<id>.slices              what one task appended, having read version 42
+    <topic>/sealed/<partition>/00000000000000000042-<id>/        one sealing run of one partition, Kafka's files inside
+
+Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
+names files of the topic it was cloned from). Versions have 20 digits, so that names sort like numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from sparklog.errors import BadRequest
+
+ROOT_KEY = "_root.json"
+LOG_FOLDER = "_log"
+CHECKPOINT_FOLDER = "_log/checkpoints"
+APPEND_FOLDER = "append"
+SEALED_FOLDER = "sealed"
+VERSION_DIGITS = 20
+MAX_TOPIC_NAME = 249
+MAX_VERSION = 2**63 - 1
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
+_ID = r"[A-Za-z0-9_-]{1,64}"
+_APPEND_PATH = re.compile(rf"append/([0-9]{{20}})-{_ID}\.slices")
+_SEALED_PATH = re.compile(rf"sealed/[0-9]{{1,10}}/([0-9]{{20}})-{_ID}/[0-9]{{20}}\.log")
+_TABLE_NAME = re.compile(rf"([0-9]{{20}})-{_ID}\.arrow")
+
+
+def check_topic_name(name: str) -> str:
+    """`name` if a topic may be called so, else `BadRequest` saying why not (Kafka's rules; one leading `_` is ours)."""
+    if not isinstance(name, str) or not name:
+        raise BadRequest("a topic needs a name of 1 to 249 letters, digits, '.', '_' or '-'; found an empty one")
+    if name in (".", ".."):
+        raise BadRequest(f"a topic cannot be called '{name}'; choose another name")
+    if len(name) > MAX_TOPIC_NAME:
+        raise BadRequest(f"a topic name has at most {MAX_TOPIC_NAME} characters, '{name[:20]}...' has {len(name)}")
+    if not _TOPIC.fullmatch(name):
+        raise BadRequest(f"topic name {name!r} may hold only letters, digits, '.', '_' and '-'; rename it")
+    if is_reserved(name):
+        raise BadRequest(f"topic names with one leading '_' are kept for sparklog itself, found '{name}'; rename it")
+    return name
+
+
+def is_reserved(folder: str) -> bool:
+    """Whether a folder of a root is sparklog's own and never a topic (`_groups`, `_transactions`, ...)."""
+    return folder.startswith("_") and not folder.startswith("__")
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether a topic may be called so."""
+    return (
+        bool(_TOPIC.fullmatch(name))
+        and len(name) <= MAX_TOPIC_NAME
+        and name not in (".", "..")
+        and not is_reserved(name)
+    )
+
+
+def commit_key(prefix: str, version: int) -> str:
+    """Key of a commit of the log under `prefix` (a topic, `_groups/<group>`, `_transactions/<id>`)."""
+    return f"{prefix}/{LOG_FOLDER}/{version:020d}.json"
+
+
+def checkpoint_key(prefix: str, version: int) -> str:
+    """Key of a checkpoint's head."""
+    return f"{prefix}/{CHECKPOINT_FOLDER}/{version:020d}.json"
+
+
+def checkpoint_prefix(prefix: str) -> str:
+    """What all keys of checkpoints of this log start with."""
+    return f"{prefix}/{CHECKPOINT_FOLDER}/"
+
+
+def checkpoint_table_name(version: int, unique: str) -> str:
+    """File name of a checkpoint's slice table, beside its head."""
+    return f"{version:020d}-{unique}.arrow"
+
+
+def is_checkpoint_table_name(name: str) -> bool:
+    """Whether a checkpoint's head may name this file as its slice table."""
+    return bool(_TABLE_NAME.fullmatch(name))
+
+
+def checkpoint_version(key: str) -> int | None:
+    """The version of a checkpoint's head from its key, None for anything else that lies there."""
+    name = key.rsplit("/", 1)[-1]
+    digits, dot, suffix = name.partition(".")
+    if suffix == "json" and dot and len(digits) == VERSION_DIGITS and digits.isdigit():
+        return int(digits)
+    return None
+
+
+def append_path(read_version: int, unique: str) -> str:
+    """Path below the topic's folder of a file of slices written by somebody who had read `read_version`."""
+    return f"{APPEND_FOLDER}/{read_version:020d}-{unique}.slices"
+
+
+def sealed_path(partition: int, read_version: int, unique: str, base: int) -> str:
+    """Path below the topic's folder of one sealed segment, in a folder that is exactly a Kafka partition directory."""
+    return f"{SEALED_FOLDER}/{partition}/{read_version:020d}-{unique}/{base:020d}.log"
+
+
+def is_sealed(path: str) -> bool:
+    """Whether the file is a sealed segment: Kafka's bytes with absolute offsets, and no footer."""
+    return local_path(path).startswith(SEALED_FOLDER + "/")
+
+
+def local_path(path: str) -> str:
+    """The path below the folder of the topic that wrote it: `/other/append/x` is `append/x`."""
+    return path.split("/", 2)[2] if path.startswith("/") and path.count("/") >= 2 else path
+
+
+def path_read_version(path: str) -> int | None:
+    """The read version in a data file's path, None if it is no path a commit may name."""
+    if path.startswith("/"):
+        owner = path[1:].split("/", 1)[0]
+        if not is_topic_name(owner):
+            return None
+        path = local_path(path)
+    match = _APPEND_PATH.fullmatch(path) or _SEALED_PATH.fullmatch(path)
+    return int(match.group(1)) if match else None
+
+
+def file_key(topic: str, path: str) -> str:
+    """The key of a data file that a commit of `topic` names."""
+    return path[1:] if path.startswith("/") else f"{topic}/{path}"
+
+
+def nearest(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
+    """The candidates most like `word`, best first, for "did you mean"."""
+    import difflib
+
+    return difflib.get_close_matches(word, list(candidates), n=limit, cutoff=0.6)
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """`; did you mean 'x'?` or nothing."""
+    found = nearest(word, candidates, limit=1)
+    return f"; did you mean '{found[0]}'?" if found else ""

@@ -1,0 +1,76 @@
+"""The slices of one range as a plan carries them to tasks: columns of plain arrays, small to pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Int64s", "PlannedSlice", "PlannedSlices"]
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSlice:
+    """One slice to read. Offsets are the log's; `shift` is what turns those in its batch headers into them.
+
+    `position` and `size`: bytes in `file` (a key of the store). `append_time`: ms, or -1 where batches have their own
+    times. `footer_length` is 0 where there is no footer (sealed segments).
+    """
+
+    topic: str
+    partition: int
+    file: str
+    file_size: int
+    footer_length: int
+    position: int
+    size: int
+    base: int
+    end: int
+    shift: int
+    records: int
+    crc: int
+    append_time: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedSlices:
+    """Slices of one partition in offset order: one int64[n] array per field, `file` an index into `files`."""
+
+    topic: str
+    partition: int
+    files: tuple[str, ...]
+    file: Int64s
+    file_size: Int64s
+    footer_length: Int64s
+    position: Int64s
+    size: Int64s
+    base: Int64s
+    end: Int64s
+    shift: Int64s
+    records: Int64s
+    crc: Int64s
+    append_time: Int64s
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def row(self, i: int) -> PlannedSlice:
+        """Slice i as plain integers."""
+        return PlannedSlice(
+            topic=self.topic,
+            partition=self.partition,
+            file=self.files[int(self.file[i])],
+            file_size=int(self.file_size[i]),
+            footer_length=int(self.footer_length[i]),
+            position=int(self.position[i]),
+            size=int(self.size[i]),
+            base=int(self.base[i]),
+            end=int(self.end[i]),
+            shift=int(self.shift[i]),
+            records=int(self.records[i]),
+            crc=int(self.crc[i]),
+            append_time=int(self.append_time[i]),
+        )

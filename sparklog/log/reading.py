@@ -1,0 +1,298 @@
+"""From fetched bytes to record batches: what a task does with its parts. Runs in tasks only (loads the kernels).
+
+Small slices are decoded together, whichever partition they belong to, and small results joined, so that a thousand tiny
+slices do not make a thousand batches; large slices are decoded a few record batches at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.decode import RecordColumns, decode
+from sparklog.format.record_batch import BatchHeaders, crc_failures, scan_headers
+from sparklog.log.fetch import Cursor, Fetcher, Piece
+from sparklog.log.view import COLUMNS, RECORD_SCHEMA
+
+__all__ = ["BATCH_BYTES", "check_columns", "read_cursors", "schema_of"]
+
+Int64s = npt.NDArray[np.int64]
+
+BATCH_BYTES = 4 << 20
+DECODED = {"key", "value", "headers"}
+ROW_BYTES = 40
+"""What a record takes in Arrow beside its key, value and headers: offset, time, type, partition, three offsets."""
+FIRST_EXPANSION = 4.0
+"""Decoded bytes per stored byte, until the first decoding tells."""
+
+
+def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """The columns if they are distinct ones of `COLUMNS`, else `BadRequest`."""
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown:
+        raise BadRequest(f"expected columns of {', '.join(COLUMNS)}; found {', '.join(unknown)}")
+    if len(set(columns)) != len(columns):
+        raise BadRequest(f"expected each column once, found {', '.join(columns)}")
+    return tuple(columns)
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """The schema of batches with these columns."""
+    return pa.schema([RECORD_SCHEMA.field(name) for name in columns])
+
+
+def read_cursors(
+    cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int = BATCH_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """The records of all ranges, each range's in offset order, as batches of about `batch_bytes`."""
+    decoder = _Decoder(check_columns(columns), batch_bytes)
+    return _joined(_decoded(Fetcher(cursors), decoder, batch_bytes), batch_bytes)
+
+
+def _decoded(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Decode runs of pieces that are wanted whole together, others one by one."""
+    run: list[Piece] = []
+    filled = 0.0
+    for piece in pieces:
+        alone = piece.cut or not piece.verified
+        if run and (alone or filled >= batch_bytes):
+            yield from decoder.run(run)
+            run, filled = [], 0.0
+        if alone:
+            yield from decoder.one(piece)
+        else:
+            run.append(piece)
+            filled += len(piece.data) * decoder.expansion
+    yield from decoder.run(run)
+
+
+def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of about `batch_bytes`: small neighbours joined, large ones cut (without copying)."""
+    held: list[pa.RecordBatch] = []
+    filled = 0
+    for batch in batches:
+        size = batch.nbytes
+        if size > 2 * batch_bytes and batch.num_rows > 1:
+            if held:
+                yield _join(held)
+                held, filled = [], 0
+            rows = -(-batch.num_rows // -(-size // batch_bytes))
+            yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
+            continue
+        if held and filled + size > batch_bytes:
+            yield _join(held)
+            held, filled = [], 0
+        held.append(batch)
+        filled += size
+        if filled >= batch_bytes // 2:
+            yield _join(held)
+            held, filled = [], 0
+    if held:
+        yield _join(held)
+
+
+def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Pieces behind one another in one buffer, and which batch belongs to which."""
+
+    pieces: list[Piece]
+    data: memoryview
+    headers: BatchHeaders
+    piece_of: Int64s
+    shift: Int64s
+
+    def rows(self, low: int, high: int) -> _Run:
+        """Batches `[low, high)`."""
+        cut = slice(low, high)
+        return _Run(self.pieces, self.data, self.headers[cut], self.piece_of[cut], self.shift[cut])
+
+
+class _Decoder:
+    """Turns pieces into record batches of `columns`; learns how much stored bytes grow."""
+
+    def __init__(self, columns: tuple[str, ...], batch_bytes: int) -> None:
+        self.expansion = FIRST_EXPANSION
+        self._learned = False
+        self._columns = columns
+        self._schema = schema_of(columns)
+        self._batch_bytes = batch_bytes
+        self._wanted = {*DECODED.intersection(columns), "offset", "timestamp"}
+        self._topics: dict[str, pa.Array] = {}
+
+    def run(self, pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
+        """Whole, verified pieces together."""
+        if len(pieces) == 1:
+            yield from self.one(pieces[0])
+        elif pieces:
+            data = memoryview(b"".join([piece.data for piece in pieces]))
+            try:
+                batches = list(self._batches(pieces, data))
+            except Corrupt:
+                # One by one the error names the file and position.
+                for piece in pieces:
+                    list(self._batches([piece], piece.data))
+                raise
+            yield from batches
+
+    def one(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """A piece by itself."""
+        return self._batches([piece], piece.data)
+
+    def _batches(self, pieces: list[Piece], data: memoryview) -> Iterator[pa.RecordBatch]:
+        run = _laid_out(pieces, data)
+        stored = np.cumsum(run.headers.size)
+        low = 0
+        while low < len(run.headers):
+            # The first decoding, of one batch, tells how much stored bytes grow.
+            room = self._batch_bytes / self.expansion if self._learned else 0.0
+            reached = (int(stored[low - 1]) if low else 0) + room
+            high = max(low + 1, int(np.searchsorted(stored, reached, side="right")))
+            batch = self._batch(run.rows(low, high))
+            if batch.num_rows:
+                yield batch
+            low = high
+
+    def _batch(self, run: _Run) -> pa.RecordBatch:
+        first = run.pieces[0]
+        place = (first.slice.file, first.position) if len(run.pieces) == 1 else (None, 0)
+        records = self._offsets_only(run, *place)
+        if records is None:
+            records = decode(
+                run.data,
+                run.headers,
+                columns=self._wanted,
+                offset_shift=first.slice.shift if len(run.pieces) == 1 else 0,
+                start_offset=first.start if first.cut else None,
+                end_offset=first.end if first.cut else None,
+                check_crc=not first.verified,
+                file=place[0],
+                file_position=place[1],
+            )
+            if len(run.pieces) > 1:
+                records.offset += np.repeat(run.shift, records.batch_rows)
+        made = pa.RecordBatch.from_arrays(
+            [self._column(name, records, run) for name in self._columns], schema=self._schema
+        )
+        if len(records):
+            grown = sum(self._nbytes(records, name) for name in DECODED) + ROW_BYTES * len(records)
+            self.expansion, self._learned = max(1.0, grown / int(run.headers.size.sum())), True
+        return made
+
+    def _offsets_only(self, run: _Run, file: str | None, position: int) -> RecordColumns | None:
+        """Records without a look into the batches, where nothing inside is asked for and no offset is missing."""
+        headers = run.headers
+        cheap = not {"key", "value", "headers", "timestamp"}.intersection(self._columns)
+        if not cheap or run.pieces[0].cut or (headers.count != headers.last_offset_delta + 1).any():
+            return None
+        if not run.pieces[0].verified:
+            wrong = crc_failures(run.data, headers)
+            if len(wrong):
+                at = position + int(headers.position[wrong[0]])
+                offset = int(headers.base_offset[wrong[0]] + run.shift[wrong[0]])
+                raise Corrupt("the batch's CRC-32C does not match its bytes", file=file, position=at, offset=offset)
+        before = np.cumsum(headers.count) - headers.count
+        n = int(headers.count.sum())
+        offset = np.arange(n, dtype=np.int64) + np.repeat(headers.base_offset + run.shift - before, headers.count)
+        types = headers.is_log_append_time.astype(np.int8)
+        return RecordColumns(offset, np.empty(0, np.int64), batch_rows=headers.count, batch_time_type=types)
+
+    @staticmethod
+    def _nbytes(records: RecordColumns, name: str) -> int:
+        array = getattr(records, name)
+        return 0 if array is None else int(array.nbytes)
+
+    def _column(self, name: str, records: RecordColumns, run: _Run) -> pa.Array:
+        if name in DECODED:
+            return getattr(records, name)
+        n = len(records)
+        if name == "offset":
+            return _numbers(records.offset, pa.int64())
+        if name == "timestamp":
+            return _numbers(self._times(records, run), RECORD_SCHEMA.field("timestamp").type)
+        if name == "timestampType":
+            return _numbers(np.repeat(records.batch_time_type, records.batch_rows).astype(np.int32), pa.int32())
+        if name == "partition":
+            return _numbers(self._partitions(records, run, n), pa.int32())
+        return self._topic(records, run, n)
+
+    @staticmethod
+    def _times(records: RecordColumns, run: _Run) -> Int64s:
+        """Effective times: LogAppendTime of slices whose batches do not carry it is the commit's."""
+        given = np.asarray([piece.slice.append_time for piece in run.pieces], np.int64)
+        if (given < 0).all():
+            return records.timestamp
+        of_batch = np.where(run.headers.is_log_append_time, given[run.piece_of], -1)
+        of_record = np.repeat(of_batch, records.batch_rows)
+        return np.where(of_record >= 0, of_record, records.timestamp)
+
+    @staticmethod
+    def _partitions(records: RecordColumns, run: _Run, n: int) -> npt.NDArray[np.int32]:
+        numbers = np.asarray([piece.slice.partition for piece in run.pieces], np.int32)
+        if (numbers == numbers[0]).all():
+            return np.full(n, numbers[0], np.int32)
+        return np.repeat(numbers[run.piece_of], records.batch_rows)
+
+    def _topic(self, records: RecordColumns, run: _Run, n: int) -> pa.Array:
+        names = [piece.slice.topic for piece in run.pieces]
+        if len(set(names)) == 1:
+            return self._repeated(names[0], n)
+        numbers = np.repeat(run.piece_of, records.batch_rows).astype(np.int32)
+        return pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(names, pa.string())).dictionary_decode()
+
+    def _repeated(self, topic: str, n: int) -> pa.Array:
+        """The name n times, cut from the longest such array made so far."""
+        made = self._topics.get(topic)
+        if made is None or len(made) < n:
+            text = topic.encode()
+            offsets = np.arange(0, (n + 1) * len(text), len(text), np.int32)
+            made = pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(text * n))
+            self._topics[topic] = made
+        return made.slice(0, n)
+
+
+def _numbers(values: npt.NDArray[np.int64] | npt.NDArray[np.int32], kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:
+    """Find the batches and check what their own checksums do not cover: that they fill the slice in offset order."""
+    first = pieces[0]
+    place = (first.slice.file, first.position) if len(pieces) == 1 else (None, 0)
+    headers = scan_headers(data, file=place[0], file_position=place[1])
+    lengths = np.asarray([len(piece.data) for piece in pieces], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    piece_of = np.searchsorted(starts, headers.position, side="right") - 1
+    shift = np.asarray([piece.slice.shift for piece in pieces], np.int64)[piece_of]
+    begin, end = headers.base_offset + shift, headers.next_offset + shift
+    low = np.asarray([piece.slice.base for piece in pieces], np.int64)[piece_of]
+    high = np.asarray([piece.slice.end for piece in pieces], np.int64)[piece_of]
+    dense = np.asarray([piece.slice.records == piece.slice.end - piece.slice.base for piece in pieces])[piece_of]
+    wrong = (begin < low) | (end > high) | (end <= begin)
+    neighbour = piece_of[1:] == piece_of[:-1]
+    wrong[1:] |= neighbour & np.where(dense[1:], begin[1:] != end[:-1], begin[1:] < end[:-1])
+    if not np.isin(starts, headers.position).all():
+        raise Corrupt("a slice does not begin with a record batch", file=place[0], position=place[1])
+    if wrong.any():
+        bad = int(np.argmax(wrong))
+        raise Corrupt(
+            f"a batch claims the offsets {begin[bad]} to {end[bad]}, which are not its own: restore the file",
+            file=place[0],
+            position=place[1] + int(headers.position[bad]),
+            offset=int(begin[bad]),
+        )
+    plain = ~headers.is_control
+    if not plain.all():
+        return _Run(pieces, data, headers[plain], piece_of[plain], shift[plain])
+    return _Run(pieces, data, headers, piece_of, shift)

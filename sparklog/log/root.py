@@ -1,0 +1,184 @@
+"""A root: the folder (or bucket prefix) that holds topics.
+
+`_root.json` carries a random id, created once. Tasks compare it with the driver's before they write: a local path
+that is another disk on each executor is found out before data is lost to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.log import fields as json_fields
+from sparklog.log.clock import ClockGuard
+from sparklog.log.commit import MAX_PARTITIONS, Resolved
+from sparklog.log.commit_log import CommitLog, Resolver
+from sparklog.log.configs import TopicConfigs
+from sparklog.log.conflicts import CreateIntent
+from sparklog.log.env import SYSTEM, Env
+from sparklog.log.fields import FORMAT
+from sparklog.log.head import Head
+from sparklog.log.names import ROOT_KEY, check_topic_name, is_topic_name, nearest
+from sparklog.log.topic import Topic, check_delete_delay
+from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT_FIELDS = ("format", "readFeatures", "rootId", "createdMs", "crc")
+
+
+class Root:
+    """An open root. `topic(name)` keeps one handle per topic, so that its state is cached and only probed again."""
+
+    def __init__(self, store: Store, root_id: str, env: Env = SYSTEM) -> None:
+        self.store = store
+        self.id = root_id
+        self.env = env
+        self.resolver: Resolver | None = None
+        self._guard = ClockGuard(store, env)
+        self._topics: dict[str, Topic] = {}
+        self._probed = False
+
+    def __repr__(self) -> str:
+        return f"Root({self.location!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Root, (self.store, self.id, self.env)
+
+    @property
+    def location(self) -> str:
+        return self.store.location
+
+    def ensure_probed(self) -> None:
+        """Once per process that commits: the store really keeps its promises."""
+        if not self._probed:
+            from sparklog.storage.probe import ensure_probed
+
+            ensure_probed(self.store)
+            self._probed = True
+
+    def topics(self) -> list[str]:
+        """Names of all topics, sorted. Costs a listing and a request per topic."""
+        return [name for name in self._folders() if self.topic_handle(name).log.refresh().head.exists]
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name. `NotFound`, naming similar ones, if there is none; `BadRequest` for no name."""
+        check_topic_name(name)
+        topic = self.topic_handle(name)
+        if topic.log.refresh().head.exists:
+            return topic
+        self._topics.pop(name, None)
+        similar = nearest(name, [other for other in self._folders() if other != name])
+        similar = [other for other in similar if self.topic_handle(other).log.refresh().head.exists]
+        hint = f"; did you mean {' or '.join(repr(other) for other in similar)}?" if similar else "; create it"
+        raise NotFound(f"topic '{name}' does not exist in {self.location}{hint}")
+
+    def topic_handle(self, name: str) -> Topic:
+        """The handle of a topic, without looking whether it exists."""
+        found = self._topics.get(name)
+        if found is None:
+            log = CommitLog(self.store, name, self.env, self._guard, self._resolve)
+            found = self._topics.setdefault(name, Topic(self, name, log))
+        return found
+
+    def create_topic(
+        self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None, force: bool = False
+    ) -> Topic:
+        """Create a topic. `Conflict` if it exists or only case tells it from another, `BadRequest` if not valid."""
+        check_topic_name(name)
+        if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
+            raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions}")
+        checked = TopicConfigs.of(configs)
+        check_delete_delay(dict(checked.explicit), force)
+        self._refuse_same_but_case(name)
+        topic = self.topic_handle(name)
+        topic.log.refresh()
+        topic.commit(CreateIntent(self.env.new_id(), partitions, checked))
+        try:
+            # Of two that were created at once, each sees the other here, or one of them above.
+            self._refuse_same_but_case(name)
+        except Conflict:
+            topic.delete()
+            raise
+        return topic
+
+    def ensure_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None) -> Topic:
+        """The topic of this name, created if there is none; whoever creates it first decides partitions and configs."""
+        check_topic_name(name)
+        topic = self.topic_handle(name)
+        if topic.log.refresh().head.exists:
+            return topic
+        try:
+            return self.create_topic(name, partitions=partitions, configs=configs)
+        except Conflict:
+            if topic.log.refresh().head.exists:
+                return topic
+            raise
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic; its name can be created again, which begins at offset 0 with another topic id."""
+        self.topic(name).delete()
+
+    def _resolve(self, head: Head) -> Sequence[Resolved]:
+        return () if self.resolver is None else self.resolver(head)
+
+    def _folders(self) -> Iterator[str]:
+        return (name for name in self.store.list_folders("") if is_topic_name(name))
+
+    def _refuse_same_but_case(self, name: str) -> None:
+        others = list(self._folders())
+        for other in others:
+            if other == name or other.lower() != name.lower():
+                continue
+            # On a file system that ignores case both would be one folder, so the name of a deleted topic counts as
+            # well.
+            if name not in others or self.topic_handle(other).log.refresh().head.exists:
+                raise Conflict(
+                    f"topic '{name}' differs only in case from '{other}', which exists or existed; choose another name"
+                )
+
+
+def open_root(location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM) -> Root:
+    """The root at a path, URL or store. `create`: make it one if it is none yet.
+
+    `NotFound` if there is none, `BadRequest` if the location is a file or the root needs a newer sparklog, `Corrupt` if
+    `_root.json` is damaged.
+    """
+    if isinstance(location, (str, os.PathLike)):
+        from sparklog.storage import open_store
+
+        store = open_store(os.fspath(location))
+    else:
+        store = location
+    try:
+        root_id = read_root_id(store)
+    except NotFound:
+        if not create:
+            raise
+        root_id = _create_id(store, env)
+    return Root(store, root_id, env)
+
+
+def read_root_id(store: Store) -> str:
+    """The id of the root in this store (one request). `NotFound` if there is none."""
+    try:
+        data = store.get(ROOT_KEY)
+    except NotFound:
+        raise NotFound(
+            f"{store.location} is no sparklog root: it has no {ROOT_KEY}; create one or check the path"
+        ) from None
+    return json_fields.decode(data, ROOT_KEY, "root").text("rootId")
+
+
+def _create_id(store: Store, env: Env) -> str:
+    from sparklog.storage.probe import ensure_probed
+
+    ensure_probed(store)
+    root_id = env.new_id()
+    document = {"format": FORMAT, "readFeatures": [], "rootId": root_id, "createdMs": env.wall_ms()}
+    if store.create(ROOT_KEY, json_fields.encode(document)):
+        return root_id
+    return read_root_id(store)

@@ -1,0 +1,100 @@
+"""A sparklog root as readers see it: `LogView` over native topics.
+
+Snapshots are taken by `refresh` (a probe per topic when nothing changed) and kept, so that bounds, sizes and plans of
+one micro-batch agree with one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+
+from sparklog.errors import NotFound
+from sparklog.log.lookup import offsets_for_timestamps
+from sparklog.log.root import Root
+from sparklog.log.scan import bounds_of, plan_parts, stored_bytes
+from sparklog.log.topic import Snapshot, Topic
+from sparklog.log.view import READ_UNCOMMITTED, Bounds, OffsetRange, ReadPart, TimestampOffset
+
+__all__ = ["RootView"]
+
+LOCAL_POLL_MS = 10
+REMOTE_POLL_MS = 250
+OPEN_AT_ONCE = 32
+
+
+class RootView:
+    """Implements `sparklog.log.view.LogView` for the topics of `root`. Not safe to share between threads."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._topics: dict[str, Topic] = {}
+        self._snapshots: dict[str, Snapshot] = {}
+
+    @property
+    def root(self) -> Root:
+        """The root itself, for writers."""
+        return self._root
+
+    @property
+    def location(self) -> str:
+        return self._root.location
+
+    @property
+    def poll_interval_ms(self) -> int:
+        return REMOTE_POLL_MS if self._is_remote else LOCAL_POLL_MS
+
+    @property
+    def _is_remote(self) -> bool:
+        return "://" in self._root.location and not self._root.location.startswith("file://")
+
+    def topics(self) -> list[str]:
+        return sorted(self._root.topics())
+
+    def topic_id(self, topic: str) -> str:
+        return str(self._snapshot(topic).head.topic_id)
+
+    def refresh(self, topics: Sequence[str]) -> None:
+        names = list(dict.fromkeys(topics))
+        if len(names) > 1 and self._is_remote:
+            with ThreadPoolExecutor(min(OPEN_AT_ONCE, len(names))) as pool:
+                found = list(pool.map(self._take, names))
+        else:
+            found = [self._take(name) for name in names]
+        for name, (topic, snapshot) in zip(names, found, strict=True):
+            self._topics[name], self._snapshots[name] = topic, snapshot
+
+    def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        return bounds_of(self._snapshot(topic))
+
+    def offsets_for_timestamps(
+        self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
+    ) -> dict[int, TimestampOffset | None]:
+        snapshot = self._snapshot(topic)
+        return offsets_for_timestamps(self._topics[topic], snapshot, targets, isolation)
+
+    def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
+        return [stored_bytes(self._snapshot(wanted.topic), wanted) for wanted in ranges]
+
+    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
+        parts: list[ReadPart] = []
+        for topic, group in groupby(ranges, lambda wanted: wanted.topic):
+            parts += plan_parts(self._root.store, topic, self._snapshot(topic), list(group), isolation)
+        return parts
+
+    def _take(self, name: str) -> tuple[Topic, Snapshot]:
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._root.topic(name)
+        try:
+            return topic, topic.snapshot()
+        except NotFound:
+            # Deleted, perhaps created again: the name is opened afresh, and says so itself if it is gone.
+            topic = self._root.topic(name)
+            return topic, topic.snapshot()
+
+    def _snapshot(self, topic: str) -> Snapshot:
+        if topic not in self._snapshots:
+            self.refresh([topic])
+        return self._snapshots[topic]

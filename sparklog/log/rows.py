@@ -1,0 +1,204 @@
+"""Rows to append, from whatever Arrow types writers hold to the few that the encoder takes.
+
+Accepted columns, all but `value` optional:
+
+| column      | types                                                      | becomes                               |
+|-------------|------------------------------------------------------------|---------------------------------------|
+| `key`       | binary, string: any kind of both; null                     | binary or large_binary; None: all null|
+| `value`     | the same                                                   | the same                              |
+| `headers`   | list or large_list of struct<key: string, value: binary>   | `HEADERS_TYPE`; None: all null        |
+| `timestamp` | timestamp of any unit and zone (none: UTC), int64 ms, null | int64[n] ms, floored; null: the clock |
+| `partition` | any integer, null                                          | the same; None: all null              |
+
+Types are compared, never schemas: Spark passes its session's time zone and nested `not null`s along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.errors import BadRequest
+from sparklog.log.view import HEADERS_TYPE
+
+__all__ = ["ROW_COLUMNS", "Rows", "check_columns", "rows_of"]
+
+Int64s = npt.NDArray[np.int64]
+
+ROW_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
+_PER_UNIT = {"us": 1_000, "ns": 1_000_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`n` rows ready to encode; None stands for a column of nulls."""
+
+    n: int
+    key: pa.Array | None
+    value: pa.Array | None
+    headers: pa.Array | None
+    timestamp: Int64s
+    partition: pa.Array | None
+
+
+def check_columns(schema: pa.Schema) -> list[str]:
+    """The accepted columns that `schema` has. `BadRequest` for a missing value, a column twice or of a wrong type.
+
+    Columns with other names are the caller's own business and are left out.
+    """
+    names = [name for name in ROW_COLUMNS if name in schema.names]
+    if "value" not in names:
+        raise BadRequest(f"expected a column value (binary or string), found {', '.join(schema.names) or 'none'}")
+    for name in names:
+        if len(schema.get_all_field_indices(name)) > 1:
+            raise BadRequest(
+                f"expected one column {name}, found {len(schema.get_all_field_indices(name))}: rename the others"
+            )
+        kind = schema.field(name).type
+        if not _ACCEPTED[name](kind):
+            raise BadRequest(f"expected column {name} to be {_EXPECTED[name]}, found {kind}: cast it")
+    return names
+
+
+def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int) -> Rows:
+    """One run of rows from batches that `check_columns` has passed; a timestamp that is null is `now_ms`.
+
+    `BadRequest` for a negative timestamp or a null header key.
+    """
+    n = sum(batch.num_rows for batch in batches)
+    return Rows(
+        n=n,
+        key=_bytes(batches, "key"),
+        value=_bytes(batches, "value"),
+        headers=_headers(batches),
+        timestamp=_timestamps(batches, n, now_ms),
+        partition=_joined([_column(batch, "partition") for batch in batches], pa.int64()),
+    )
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    plain = (types.is_binary, types.is_string, types.is_large_binary, types.is_large_string, types.is_null)
+    other = (types.is_fixed_size_binary, types.is_binary_view, types.is_string_view)
+    return any(is_type(kind) for is_type in (*plain, *other))
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if pa.types.is_null(kind):
+        return True
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    item = kind.value_type
+    names = [item.field(i).name for i in range(item.num_fields)]
+    return bool(names == ["key", "value"] and all(_is_bytes(item.field(i).type) for i in range(2)))
+
+
+def _is_timestamp(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_int64(kind) or pa.types.is_null(kind))
+
+
+def _is_partition(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
+
+
+_ACCEPTED = {
+    "key": _is_bytes,
+    "value": _is_bytes,
+    "headers": _is_headers,
+    "timestamp": _is_timestamp,
+    "partition": _is_partition,
+}
+_EXPECTED = {
+    "key": "binary or string",
+    "value": "binary or string",
+    "headers": "array<struct<key string, value binary>>",
+    "timestamp": "a timestamp or int64 milliseconds",
+    "partition": "an integer",
+}
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    at = batch.schema.get_field_index(name)
+    return pa.nulls(batch.num_rows) if at < 0 else batch.column(at)
+
+
+def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
+    """One array of all, of their own type if they share it, else of `common`; None when every row is null."""
+    if all(array.null_count == len(array) for array in arrays):
+        return None
+    if len({array.type for array in arrays}) > 1:
+        arrays = [array.cast(common) for array in arrays]
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _bytes(batches: Sequence[pa.RecordBatch], name: str) -> pa.Array | None:
+    return _joined([_as_binary(_column(batch, name)) for batch in batches], pa.large_binary())
+
+
+def _as_binary(array: pa.Array) -> pa.Array:
+    """Strings are their UTF-8 bytes; nothing is copied."""
+    if pa.types.is_string(array.type):
+        return array.view(pa.binary())
+    if pa.types.is_large_string(array.type):
+        return array.view(pa.large_binary())
+    own = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_null(array.type)
+    return array if own else array.cast(pa.large_binary())
+
+
+def _headers(batches: Sequence[pa.RecordBatch]) -> pa.Array | None:
+    return _joined([_as_headers(_column(batch, "headers")) for batch in batches], HEADERS_TYPE)
+
+
+def _as_headers(array: pa.Array) -> pa.Array:
+    """`HEADERS_TYPE`, checked for null header keys; null lists stay null."""
+    if pa.types.is_null(array.type) or array.null_count == len(array):
+        return array
+    items = array.flatten()
+    keys, values = items.field(0), items.field(1)
+    if items.null_count or (len(items) and _flat(keys).null_count):
+        raise BadRequest("expected every header to have a key, found a null header key: remove or name it")
+    if array.type == HEADERS_TYPE:
+        return array
+    # Counted anew rather than cast: casts between nested types differ in what nullability they accept.
+    counts = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    flat = pa.StructArray.from_arrays(
+        [_flat(keys).cast(pa.binary()).cast(pa.string()), _flat(values).cast(pa.binary())],
+        fields=list(HEADERS_TYPE.value_type),
+    )
+    nulls = pa.array(~array.is_valid().to_numpy(zero_copy_only=False)) if array.null_count else None
+    return pa.ListArray.from_arrays(pa.array(offsets), flat, type=HEADERS_TYPE, mask=nulls)
+
+
+def _flat(array: pa.Array) -> pa.Array:
+    return array.cast(pa.binary()) if pa.types.is_null(array.type) else array
+
+
+def _timestamps(batches: Sequence[pa.RecordBatch], n: int, now_ms: int) -> Int64s:
+    out = np.empty(n, np.int64)
+    at = 0
+    for batch in batches:
+        out[at : at + batch.num_rows] = _milliseconds(_column(batch, "timestamp"), now_ms)
+        at += batch.num_rows
+    return out
+
+
+def _milliseconds(array: pa.Array, now_ms: int) -> Int64s | int:
+    if array.null_count == len(array):
+        return now_ms
+    units = array if pa.types.is_int64(array.type) else array.view(pa.int64())
+    values: Int64s = units.fill_null(0).to_numpy(zero_copy_only=False)
+    if len(values) and int(values.min()) < 0:
+        raise BadRequest(f"expected timestamps from 1970 on, found {int(values.min())} ({array.type}): correct it")
+    unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
+    if unit == "s":
+        if int(values.max()) > np.iinfo(np.int64).max // 1_000:
+            raise BadRequest(f"timestamp {int(values.max())} s is beyond 64-bit milliseconds: correct it")
+        values = values * 1_000
+    elif unit in _PER_UNIT:
+        values = values // _PER_UNIT[unit]
+    return np.where(array.is_valid().to_numpy(zero_copy_only=False), values, now_ms) if array.null_count else values

@@ -1,0 +1,228 @@
+"""Plan what to read from a snapshot, and the parts that tasks read.
+
+A plan names offsets and, so that tasks need not open the topic, the slices they lie in. Under `read_committed` slices
+of aborted transactions are left out, and nothing at or above the last stable offset is planned. Offsets never change,
+so a part stays right whatever maintenance does to the files: see `sparklog.log.fetch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, NotFound
+from sparklog.log.names import file_key
+from sparklog.log.planned import Int64s, PlannedSlices
+from sparklog.log.slice_table import ABORTED, OPEN, Slices
+from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRange, ReadPart
+from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from sparklog.log.topic import Snapshot, Topic
+
+__all__ = [
+    "NativeReadPart",
+    "bounds_of",
+    "check_isolation",
+    "check_partition",
+    "plan_parts",
+    "planned_slices",
+    "read_parts",
+    "stored_bytes",
+]
+
+BATCH_BYTES = 4 << 20
+
+
+def check_isolation(isolation: str) -> str:
+    """`isolation` if it is one of Kafka's two levels, else `BadRequest`."""
+    if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
+        raise BadRequest(f"expected isolation {READ_COMMITTED} or {READ_UNCOMMITTED}, found {isolation!r}")
+    return isolation
+
+
+def bounds_of(snapshot: Snapshot) -> dict[int, Bounds]:
+    """Log start, log end and last stable offset of every partition."""
+    head = snapshot.head
+    stable = head.last_stable().tolist()
+    rows = zip(head.log_start.tolist(), head.log_end.tolist(), stable, strict=True)
+    return {partition: Bounds(start, end, lso, end) for partition, (start, end, lso) in enumerate(rows)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeReadPart:
+    """A range of one partition of a native topic with the slices it lies in. Picklable if its store is.
+
+    `fail_on_data_loss`: whether a log start that has passed offsets still wanted is an error (`NotFound`) or skipped.
+    """
+
+    store: Store
+    topic_id: str
+    range: OffsetRange
+    isolation: str
+    slices: PlannedSlices
+    fail_on_data_loss: bool = True
+
+    @property
+    def records(self) -> int:
+        """Estimated from the slices' counts."""
+        return int(self._within(self.slices.records))
+
+    @property
+    def nbytes(self) -> int:
+        """Estimated stored bytes."""
+        return int(self._within(self.slices.size))
+
+    def _within(self, amounts: Int64s) -> float:
+        return _interpolated(self.slices.base, self.slices.end, amounts, self.range.start, self.range.end)
+
+    def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
+        """The records in offset order, as batches of about `batch_bytes` with exactly `columns`."""
+        return read_parts([self], columns, batch_bytes=batch_bytes)
+
+
+def read_parts(
+    parts: Sequence[ReadPart], columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """The records of several parts: each part's in offset order, native parts interleaved as their files have them.
+
+    Better than part by part for a task with many small parts: what lies together is fetched together, and small
+    results are joined into batches of about `batch_bytes`. Errors: those of `NativeReadPart.read`, `Corrupt` and
+    `NotFound` (data loss) among them.
+    """
+    topics: dict[tuple[str, str], Topic] = {}
+    for native, group in groupby(parts, lambda part: isinstance(part, NativeReadPart)):
+        if native:
+            yield from _read_native(
+                [part for part in group if isinstance(part, NativeReadPart)], topics, columns, batch_bytes
+            )
+        else:
+            for part in group:
+                yield from part.read(columns, batch_bytes=batch_bytes)
+
+
+def _read_native(
+    parts: list[NativeReadPart], topics: dict[tuple[str, str], Topic], columns: Sequence[str], batch_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    from sparklog.log.fetch import Cursor
+    from sparklog.log.reading import read_cursors
+
+    cursors = [
+        Cursor(part.store, part.range, part.slices, _replanner(part, topics), part.range.start) for part in parts
+    ]
+    return read_cursors(cursors, columns, batch_bytes)
+
+
+def _replanner(
+    part: NativeReadPart, topics: dict[tuple[str, str], Topic]
+) -> Callable[[int], tuple[int, PlannedSlices]]:
+    """How to find a part's remaining offsets when a file has gone. `topics`: those opened for that already."""
+
+    def replan(start: int) -> tuple[int, PlannedSlices]:
+        from sparklog.log.root import open_root
+
+        name = part.range.topic
+        topic = topics.get((part.store.location, name))
+        if topic is None:
+            topic = topics[part.store.location, name] = open_root(part.store).topic(name)
+        snapshot = topic.snapshot()
+        head = snapshot.head
+        if head.topic_id != part.topic_id:
+            raise NotFound(
+                f"topic {name} was deleted and created again while it was read: start again from the new one"
+            )
+        log_start = int(head.log_start[part.range.partition])
+        if log_start > start:
+            if part.fail_on_data_loss:
+                raise NotFound(
+                    f"expected offset {start} of {name}-{part.range.partition}, found a log that starts at "
+                    f"{log_start}: the records were deleted before they were read"
+                )
+            start = min(log_start, part.range.end)
+        found = snapshot.slices.select(part.range.partition, start, part.range.end)
+        return start, planned_slices(name, part.range.partition, _visible(found, part.isolation))
+
+    return replan
+
+
+def plan_parts(
+    store: Store, topic: str, snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str
+) -> list[NativeReadPart]:
+    """One part per non-empty range of `topic`, in the order given.
+
+    `NotFound` for a partition that does not exist, and for offsets below the log start or beyond what `isolation` sees.
+    """
+    check_isolation(isolation)
+    bounds = bounds_of(snapshot)
+    parts = []
+    for wanted in ranges:
+        if wanted.start >= wanted.end:
+            continue
+        _check_range(wanted, bounds, isolation)
+        found = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
+        planned = planned_slices(topic, wanted.partition, _visible(found, isolation))
+        parts.append(NativeReadPart(store, snapshot.head.topic_id, wanted, isolation, planned))
+    return parts
+
+
+def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
+    """The partition's bounds; `NotFound` if the topic has no such partition."""
+    found = bounds.get(partition)
+    if found is None:
+        raise NotFound(f"expected partitions 0 to {len(bounds) - 1} of topic {topic}, found {partition}")
+    return found
+
+
+def _check_range(wanted: OffsetRange, bounds: Mapping[int, Bounds], isolation: str) -> None:
+    own = check_partition(wanted.topic, wanted.partition, bounds)
+    if wanted.start < own.log_start or wanted.end > own.end(isolation):
+        raise NotFound(
+            f"expected offsets {own.log_start} to {own.end(isolation)} of {wanted.topic}-{wanted.partition} "
+            f"({isolation}), found {wanted.start} to {wanted.end}"
+        )
+
+
+def _visible(found: Slices, isolation: str) -> Slices:
+    """Without what `isolation` hides."""
+    if isolation != READ_COMMITTED:
+        return found
+    hidden = (found.status == ABORTED) | (found.status == OPEN)
+    return found[~hidden] if hidden.any() else found
+
+
+def planned_slices(topic: str, partition: int, found: Slices) -> PlannedSlices:
+    """Rows of one partition of the slice table as plans carry them."""
+    codes, file = np.unique(found.file, return_inverse=True)
+    return PlannedSlices(
+        topic=topic,
+        partition=partition,
+        files=tuple(file_key(topic, found.paths[code]) for code in codes.tolist()),
+        file=file.astype(np.int64),
+        file_size=found.file_size,
+        footer_length=found.footer_length.astype(np.int64),
+        position=found.position,
+        size=found.size,
+        base=found.base,
+        end=found.end,
+        shift=found.shift,
+        records=found.records,
+        crc=found.crc.astype(np.int64),
+        append_time=found.append_time,
+    )
+
+
+def stored_bytes(snapshot: Snapshot, wanted: OffsetRange) -> int:
+    """Estimated stored bytes of a range, from metadata alone."""
+    found = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
+    return int(_interpolated(found.base, found.end, found.size, wanted.start, wanted.end))
+
+
+def _interpolated(base: Int64s, end: Int64s, amounts: Int64s, start: int, stop: int) -> float:
+    """The share of `amounts` that lies in offsets `[start, stop)`, spread evenly over each slice."""
+    covered = np.clip(np.minimum(end, stop) - np.maximum(base, start), 0, None)
+    return float((amounts * (covered / np.maximum(end - base, 1))).sum())

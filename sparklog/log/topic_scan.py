@@ -1,0 +1,110 @@
+"""`Topic.scan` and `Topic.record_at`: records as Arrow, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, NotFound
+from sparklog.log.scan import NativeReadPart, bounds_of, check_isolation, check_partition, plan_parts, read_parts
+from sparklog.log.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Bounds, OffsetRange
+
+if TYPE_CHECKING:
+    from sparklog.log.topic import Topic
+
+__all__ = ["EARLIEST", "LATEST", "Position", "Scan", "record_at", "scan"]
+
+EARLIEST = "earliest"
+LATEST = "latest"
+Position = str | int | Mapping[int, int | str]
+"""Where to begin or end: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The records of some offset ranges of a topic, from one snapshot. Iterate it, as often as wanted, for batches.
+
+    Batches have exactly `columns`, of about `batch_bytes` each; records of a partition come in offset order.
+    """
+
+    parts: tuple[NativeReadPart, ...]
+    columns: tuple[str, ...]
+    batch_bytes: int = 4 << 20
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of every batch."""
+        return pa.schema([RECORD_SCHEMA.field(name) for name in self.columns])
+
+    @property
+    def ranges(self) -> list[OffsetRange]:
+        """What is read."""
+        return [part.range for part in self.parts]
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return read_parts(self.parts, self.columns, batch_bytes=self.batch_bytes)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """For libraries that take Arrow streams."""
+        return pa.RecordBatchReader.from_batches(self.schema, iter(self))
+
+    def to_table(self) -> pa.Table:
+        """All records in memory."""
+        return pa.Table.from_batches(list(self), self.schema)
+
+
+def scan(
+    topic: Topic,
+    *,
+    partitions: Sequence[int] | None = None,
+    start: Position = EARLIEST,
+    end: Position = LATEST,
+    isolation: str = READ_COMMITTED,
+    columns: Sequence[str] = COLUMNS,
+    batch_bytes: int = 4 << 20,
+) -> Scan:
+    """Plan a scan from a fresh snapshot; see `Topic.scan`."""
+    check_isolation(isolation)
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown or len(set(columns)) != len(columns):
+        raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
+    snapshot = topic.snapshot()
+    bounds = bounds_of(snapshot)
+    chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
+    ranges = []
+    for partition in chosen:
+        own = check_partition(topic.name, partition, bounds)
+        low = _offset(start, partition, own, isolation, EARLIEST)
+        high = _offset(end, partition, own, isolation, LATEST)
+        if low > high and not (isinstance(start, str) or isinstance(end, str)):
+            raise BadRequest(f"expected start <= end for partition {partition}, found {low} and {high}")
+        ranges.append(OffsetRange(topic.name, partition, low, high))
+    parts = plan_parts(topic.store, topic.name, snapshot, ranges, isolation)
+    return Scan(tuple(parts), tuple(columns), batch_bytes)
+
+
+def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: str) -> int:
+    """A position in one partition as an offset; a mapping's missing partitions take `default`."""
+    if isinstance(position, Mapping):
+        position = position.get(partition, default)
+    if position == EARLIEST:
+        return bounds.log_start
+    if position == LATEST:
+        return bounds.end(isolation)
+    if isinstance(position, bool) or not isinstance(position, int):
+        raise BadRequest(f"expected {EARLIEST}, {LATEST} or an offset, found {position!r}")
+    return position
+
+
+def record_at(topic: Topic, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:
+    """The record at exactly this offset, as one row with all columns; see `Topic.record_at`."""
+    check_isolation(isolation)
+    wanted = OffsetRange(topic.name, partition, offset, offset + 1)
+    parts = plan_parts(topic.store, topic.name, topic.snapshot(), [wanted], isolation)
+    found = list(read_parts(parts, COLUMNS))
+    if not found:
+        raise NotFound(f"no record at offset {offset} of {topic.name}-{partition}: compacted away or aborted")
+    return found[0]

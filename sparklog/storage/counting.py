@@ -1,0 +1,114 @@
+"""Counting requests, so that tests can hold an operation to its request budget."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from sparklog.storage.keys import key_kind
+from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
+
+__all__ = ["CountingStore"]
+
+
+class CountingStore:
+    """Passes every call on to `inner` and counts it by verb and by kind of key (`sparklog.storage.keys.key_kind`).
+
+    Verbs are the methods of `Store`; a data object counts as one `writer` when it is begun. Each `list` and
+    `list_folders` counts once, however long. A pickled copy starts from the counts at that time and counts for itself.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        """Calls by verb: `get`, `create`, `writer`, `list`, `list_folders`, `stat`, `delete`, `now_ms`."""
+        self.by_kind: Counter[tuple[str, str]] = Counter()
+        """Calls by verb and kind of key, e.g. `("create", "commit")`."""
+        self.keys: list[tuple[str, str]] = []
+        """Every call in order: verb and key (or prefix)."""
+        self.bytes_read = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    @property
+    def needs_probe(self) -> bool:
+        return getattr(self.inner, "needs_probe", True)
+
+    @property
+    def location(self) -> str:
+        return self.inner.location
+
+    def reset(self) -> None:
+        """Start counting from nothing."""
+        with self._lock:
+            self.counts.clear()
+            self.by_kind.clear()
+            self.keys.clear()
+            self.bytes_read = 0
+
+    def expect(self, **at_most: int) -> None:
+        """Assert the counts since `reset`: verbs not named must be 0, the named ones at most the number given.
+
+        `create_commit=1` bounds one verb and kind; such a bound also allows the verb's total.
+        """
+        allowed: Counter[str] = Counter()
+        for name, limit in at_most.items():
+            verb, _, kind = name.partition("_") if name not in ("list_folders", "now_ms") else (name, "", "")
+            allowed[verb] += limit
+            if kind and self.by_kind[verb, kind] > limit:
+                raise AssertionError(f"{verb} of {kind}: at most {limit} allowed, made {self._calls(verb)}")
+        for verb, made in self.counts.items():
+            if made > allowed[verb]:
+                raise AssertionError(f"{verb}: at most {allowed[verb]} allowed, made {self._calls(verb)}")
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self._count("get", key)
+        data = self.inner.get(key, start, length)
+        with self._lock:
+            self.bytes_read += len(data)
+        return data
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._count("create", key)
+        return self.inner.create(key, data)
+
+    def writer(self, key: str) -> ObjectWriter:
+        self._count("writer", key)
+        return self.inner.writer(key)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        self._count("list", prefix)
+        return self.inner.list(prefix, after)
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        self._count("list_folders", prefix)
+        return self.inner.list_folders(prefix)
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        self._count("stat", key)
+        return self.inner.stat(key)
+
+    def delete(self, key: str) -> None:
+        self._count("delete", key)
+        self.inner.delete(key)
+
+    def now_ms(self) -> int:
+        self._count("now_ms", "")
+        return self.inner.now_ms()
+
+    def _count(self, verb: str, key: str) -> None:
+        with self._lock:
+            self.counts[verb] += 1
+            self.by_kind[verb, key_kind(key)] += 1
+            self.keys.append((verb, key))
+
+    def _calls(self, verb: str) -> str:
+        made = [key for name, key in self.keys if name == verb]
+        return f"{len(made)}: {', '.join(made[:20])}"

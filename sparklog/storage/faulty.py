@@ -1,0 +1,270 @@
+"""A store that fails on purpose: every fault an object store, a network or a crash can show, scripted or by seed.
+
+| fault          | what the caller sees                  | what happened                                               |
+|----------------|---------------------------------------|-------------------------------------------------------------|
+| `ERROR_BEFORE` | Unavailable                           | nothing                                                     |
+| `ERROR_AFTER`  | Unavailable                           | the call took effect: a lost answer                         |
+| `LATE`         | Unavailable                           | a create or delete that takes effect some calls later       |
+| `TWICE`        | False                                 | a client's retry met its own first create: "exists" is ours |
+| `FALSE_EXISTS` | False                                 | nothing: a racing delete made the store say "exists"        |
+| `ABSENT`       | NotFound, None or no such entry       | a stale cache hides an object that exists                   |
+| `SHORT`        | fewer bytes than the object has       | a connection that broke off                                 |
+| `FLIP`         | the bytes with one bit turned         | a bad disk or memory                                        |
+| `DELAY`        | the right answer, later               | the call waited before its effect                           |
+| `DELAY_AFTER`  | the right answer, later               | the answer waited after the effect                          |
+| `CRASH_BEFORE` | Crash                                 | the process died before the call                            |
+| `CRASH_AFTER`  | Crash                                 | the process died after the effect, before it knew           |
+
+`Crash` is a BaseException, so no `except Exception` survives it. Every call is a labelled crash point: its label is the
+verb and the kind of key, such as `create:commit`, `get:checkpoint` or `close:append`.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sparklog.errors import NotFound, Unavailable
+from sparklog.storage.keys import key_kind
+from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
+
+__all__ = ["Call", "Crash", "Fault", "FaultKind", "FaultyStore", "Script", "Seeded"]
+
+T = TypeVar("T")
+
+
+class Crash(BaseException):
+    """The process that made this call is dead. Whoever runs it must drop all its memory and may start another."""
+
+
+class FaultKind(enum.Enum):
+    ERROR_BEFORE = "error before"
+    ERROR_AFTER = "error after"
+    LATE = "late"
+    TWICE = "twice"
+    FALSE_EXISTS = "false exists"
+    ABSENT = "absent"
+    SHORT = "short"
+    FLIP = "flip"
+    DELAY = "delay"
+    DELAY_AFTER = "delay after"
+    CRASH_BEFORE = "crash before"
+    CRASH_AFTER = "crash after"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`amount`: seconds of a delay, calls until a late effect, bytes that a short read lacks, index of a flipped
+    bit."""
+
+    kind: FaultKind
+    amount: float = 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call about to be made: `number` counts all calls from 0, `nth` those of this label from 0."""
+
+    verb: str
+    key: str
+    label: str
+    number: int
+    nth: int
+
+
+Decide = Callable[[Call], "Fault | None"]
+
+_FITTING: Mapping[FaultKind, tuple[str, ...]] = {
+    FaultKind.LATE: ("create", "delete"),
+    FaultKind.TWICE: ("create",),
+    FaultKind.FALSE_EXISTS: ("create",),
+    FaultKind.ABSENT: ("get", "stat"),
+    FaultKind.SHORT: ("get",),
+    FaultKind.FLIP: ("get",),
+}
+
+
+class Script:
+    """Faults at labelled points: `Script({("create:commit", 2): Fault(...)})` strikes the third create of a commit.
+
+    A label without a number, as in `Script({"get:commit": Fault(...)})`, strikes every such call. `struck` lists what
+    did.
+    """
+
+    def __init__(self, faults: Mapping[str | tuple[str, int], Fault]) -> None:
+        self.faults = dict(faults)
+        self.struck: list[Call] = []
+
+    def __call__(self, call: Call) -> Fault | None:
+        fault = self.faults.get((call.label, call.nth)) or self.faults.get(call.label)
+        if fault is not None:
+            self.struck.append(call)
+        return fault
+
+
+class Seeded:
+    """Faults at random: each call fails with probability `rate`, in a way drawn from `kinds` that fits its verb."""
+
+    def __init__(self, source: random.Random, rate: float, kinds: Sequence[FaultKind], max_delay: float = 1.0) -> None:
+        self.source = source
+        self.rate = rate
+        self.kinds = tuple(kinds)
+        self.max_delay = max_delay
+
+    def __call__(self, call: Call) -> Fault | None:
+        if self.source.random() >= self.rate:
+            return None
+        kind = self.source.choice(self.kinds)
+        if call.verb not in _FITTING.get(kind, (call.verb,)):
+            return None
+        if kind in (FaultKind.DELAY, FaultKind.DELAY_AFTER):
+            return Fault(kind, self.source.random() * self.max_delay)
+        return Fault(kind, self.source.randint(1, 8))
+
+
+def _no_sleep(seconds: float) -> None:
+    """Delays pass at once unless a clock is given."""
+
+
+class FaultyStore:
+    """Asks `decide` before each call whether and how it fails, and passes it on to `inner` otherwise.
+
+    `sleep` takes seconds: pass a virtual clock's. Effects that are late land when the given number of further calls has
+    been made, or at `land`. Picklable only if `inner`, `decide` and `sleep` are.
+    """
+
+    def __init__(self, inner: Store, decide: Decide, sleep: Callable[[float], None] = _no_sleep) -> None:
+        self.inner = inner
+        self.decide = decide
+        self.sleep = sleep
+        self.calls: Counter[str] = Counter()
+        """Calls by label: the crash points met so far."""
+        self._number = 0
+        self._late: list[tuple[int, Callable[[], object]]] = []
+
+    @property
+    def needs_probe(self) -> bool:
+        return getattr(self.inner, "needs_probe", True)
+
+    @property
+    def location(self) -> str:
+        return self.inner.location
+
+    @property
+    def has_late(self) -> bool:
+        """Whether some effect has not landed yet."""
+        return bool(self._late)
+
+    def land(self) -> None:
+        """Every late effect lands now."""
+        late, self._late = self._late, []
+        for _, effect in late:
+            effect()
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        fault = self._meet("get", key)
+        kind = fault.kind if fault else None
+        if kind is FaultKind.ABSENT:
+            raise NotFound(f"no object {key} in {self.location}: it was never written, or has been deleted")
+        data = self._apply(fault, key, lambda: self.inner.get(key, start, length))
+        if fault and kind is FaultKind.SHORT:
+            return data[: max(0, len(data) - int(fault.amount))]
+        if fault and kind is FaultKind.FLIP and data:
+            flipped = bytearray(data)
+            bit = int(fault.amount) % (8 * len(data))
+            flipped[bit // 8] ^= 1 << bit % 8
+            return bytes(flipped)
+        return data
+
+    def create(self, key: str, data: bytes) -> bool:
+        fault = self._meet("create", key)
+        if fault and fault.kind is FaultKind.TWICE:
+            self.inner.create(key, data)
+            return False
+        if fault and fault.kind is FaultKind.FALSE_EXISTS:
+            return False
+        if fault and fault.kind is FaultKind.LATE:
+            self._postpone(fault, lambda: self.inner.create(key, data))
+        return self._apply(fault, key, lambda: self.inner.create(key, data))
+
+    def writer(self, key: str) -> ObjectWriter:
+        fault = self._meet("writer", key)
+        return _FaultyWriter(self, key, self._apply(fault, key, lambda: self.inner.writer(key)))
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return self._apply(self._meet("list", prefix), prefix, lambda: self.inner.list(prefix, after))
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        return self._apply(self._meet("list_folders", prefix), prefix, lambda: self.inner.list_folders(prefix))
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        fault = self._meet("stat", key)
+        if fault and fault.kind is FaultKind.ABSENT:
+            return None
+        return self._apply(fault, key, lambda: self.inner.stat(key))
+
+    def delete(self, key: str) -> None:
+        fault = self._meet("delete", key)
+        if fault and fault.kind is FaultKind.LATE:
+            self._postpone(fault, lambda: self.inner.delete(key))
+        self._apply(fault, key, lambda: self.inner.delete(key))
+
+    def now_ms(self) -> int:
+        return self._apply(self._meet("now_ms", ""), "", self.inner.now_ms)
+
+    def _meet(self, verb: str, key: str) -> Fault | None:
+        """Count the call, let due late effects land, and ask for a fault."""
+        label = f"{verb}:{key_kind(key)}"
+        call = Call(verb, key, label, self._number, self.calls[label])
+        self._number += 1
+        self.calls[label] += 1
+        if self._late:
+            due = [effect for number, effect in self._late if number <= call.number]
+            self._late = [entry for entry in self._late if entry[0] > call.number]
+            for effect in due:
+                effect()
+        return self.decide(call)
+
+    def _postpone(self, fault: Fault, effect: Callable[[], object]) -> None:
+        self._late.append((self._number + int(fault.amount), effect))
+
+    def _apply(self, fault: Fault | None, key: str, effect: Callable[[], T]) -> T:
+        if fault is None:
+            return effect()
+        kind = fault.kind
+        if kind is FaultKind.CRASH_BEFORE:
+            raise Crash(f"before {key}")
+        if kind in (FaultKind.ERROR_BEFORE, FaultKind.LATE):
+            raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}): try again")
+        if kind is FaultKind.DELAY:
+            self.sleep(fault.amount)
+        answer = effect()
+        if kind is FaultKind.CRASH_AFTER:
+            raise Crash(f"after {key}")
+        if kind is FaultKind.ERROR_AFTER:
+            raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}): outcome unknown, look again")
+        if kind is FaultKind.DELAY_AFTER:
+            self.sleep(fault.amount)
+        return answer
+
+
+class _FaultyWriter:
+    """Faults while a data object is written: points `write:<kind>` and `close:<kind>`."""
+
+    def __init__(self, store: FaultyStore, key: str, inner: ObjectWriter) -> None:
+        self._store = store
+        self._key = key
+        self._inner = inner
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._store._apply(self._store._meet("write", self._key), self._key, lambda: self._inner.write(data))
+
+    def close(self) -> None:
+        self._store._apply(self._store._meet("close", self._key), self._key, self._inner.close)
+
+    def discard(self) -> None:
+        self._inner.discard()

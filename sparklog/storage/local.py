@@ -1,0 +1,421 @@
+"""Objects as files below a directory: exclusive by link(), durable by fsync.
+
+Creating an object is: temporary file in the same directory, write, fsync, link() to the final name, fsync the
+directory, unlink the temporary name. Each step has its reason:
+
+* Only link() is both exclusive and whole. O_EXCL at the final name leaves a torn object after a crash, rename()
+  overwrites. A place without link() (FAT, many FUSE mounts of object stores, some SMB shares) is refused, never worked
+  around.
+* A file's fsync does not make its name durable, and a name is no more durable than its directory's own name: the
+  directory and all above it, up to the root's parent, are fsynced too (once per process where nothing was created).
+* On NFS an answer may be lost and link() report "exists" for our own link: two links to the temporary file mean
+  success.
+* A caller who is told "exists" acts on that object, so its name is made durable before the answer is given.
+* On macOS fsync does not reach the platter: F_FULLFSYNC does.
+
+Names that begin with `~` are temporary files. No key can begin so, listings skip them, and the vacuum removes old ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_module
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from sparklog.errors import BadRequest, Unavailable
+from sparklog.storage.keys import check_key, check_prefix, is_part
+from sparklog.storage.local_errors import refuse, store_error
+from sparklog.storage.store import ObjectInfo, ObjectWriter
+
+__all__ = ["TEMPORARY_PREFIX", "LocalStore"]
+
+TEMPORARY_PREFIX = "~"
+_WRITE_BUFFER = 1 << 20
+_READ_AT_ONCE = 1 << 30
+_KNOWN_FOLDERS = 10_000
+_ATTEMPTS = 100
+_NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
+
+class LocalStore:
+    """A directory of a file system that has link() and fsync. Picklable; safe to use from threads and after a fork.
+
+    `durable=False` skips every fsync and nothing else: for tests and scratch data, which a power loss may take.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
+        self._path = os.path.abspath(os.fspath(path))
+        self._durable = durable
+        self._lock = threading.Lock()
+        self._known: dict[str, int] = {}
+
+    def __getstate__(self) -> tuple[str, bool]:
+        return self._path, self._durable
+
+    def __setstate__(self, state: tuple[str, bool]) -> None:
+        self.__init__(state[0], durable=state[1])  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._path!r}{'' if self._durable else ', durable=False'})"
+
+    @property
+    def location(self) -> str:
+        return self._path
+
+    @property
+    def durable(self) -> bool:
+        """Whether an acknowledged object survives power loss."""
+        return self._durable
+
+    # Reading
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if start < 0 or (length is not None and length < 0):
+            raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+        path = self._file(key)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            self._fail(error, "read", key)
+        try:
+            # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
+            held = max(0, os.fstat(fd).st_size - start)
+            return _read(fd, start, held if length is None else min(length, held))
+        except OSError as error:
+            self._fail(error, "read", key)
+        finally:
+            os.close(fd)
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        try:
+            found = os.stat(self._file(key))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            self._fail(error, "look at", key)
+        return _info(key, found) if stat_module.S_ISREG(found.st_mode) else None
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        folder, _, start = check_prefix(prefix).rpartition("/")
+        return self._walk(folder + "/" if folder else "", start, after)
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        check_prefix(prefix, folder=True)
+        return iter([entry.name for entry in self._entries(prefix) if entry.is_dir()])
+
+    # Writing
+
+    def create(self, key: str, data: bytes) -> bool:
+        path = self._file(key)
+        if os.path.lexists(path):
+            self._settle(path, key)
+            return False
+        fd, temporary = self._temporary(path, key)
+        try:
+            try:
+                _write(fd, data)
+                self._sync(fd)
+            finally:
+                os.close(fd)
+            return self._publish(temporary, path, key)
+        except OSError as error:
+            self._fail(error, "create", key)
+        finally:
+            _unlink(temporary)
+
+    def writer(self, key: str) -> ObjectWriter:
+        path = self._file(key)
+        fd, temporary = self._temporary(path, key)
+        return _LocalWriter(self, key, path, fd, temporary)
+
+    def delete(self, key: str) -> None:
+        path = self._file(key)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno == errno.ENOTDIR or os.path.isdir(path):
+                return
+            self._fail(error, "delete", key)
+        self._prune(os.path.dirname(path))
+
+    def now_ms(self) -> int:
+        # The clock that stamps files, which on a network file system is the server's.
+        folder = self._path
+        while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
+            folder = os.path.dirname(folder)
+        path = os.path.join(folder, _temporary_name())
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                return os.fstat(fd).st_mtime_ns // 1_000_000
+            finally:
+                os.close(fd)
+                _unlink(path)
+        except OSError as error:
+            self._fail(error, "read the clock of", "")
+
+    def self_check(self) -> None:
+        """What the probe cannot see through keys: link counts and that a directory can be fsynced.
+
+        `BadRequest` naming the mount if this place cannot hold a root.
+        """
+        fd, temporary = self._temporary(os.path.join(self._path, "probe"), "")
+        os.close(fd)
+        linked = os.path.join(self._path, _temporary_name())
+        try:
+            os.link(temporary, linked)
+            links = os.stat(temporary).st_nlink
+            if links != 2:
+                refuse(self._path, f"a linked file reports {links} links instead of 2")
+            self._sync_folder(self._path)
+        except OSError as error:
+            if error.errno in _NO_LINK:
+                refuse(self._path, f"it has no hard links (link() says {os.strerror(error.errno or 0)})")
+            self._fail(error, "probe", "")
+        finally:
+            _unlink(temporary)
+            _unlink(linked)
+
+    # Parts
+
+    def _file(self, key: str) -> str:
+        return os.path.join(self._path, check_key(key))
+
+    def _fail(self, error: OSError, action: str, key: str) -> NoReturn:
+        raise store_error(error, action, key, self._path) from error
+
+    def _temporary(self, path: str, key: str) -> tuple[int, str]:
+        """A new file beside `path`, creating folders; a folder may vanish again under a concurrent delete."""
+        folder = os.path.dirname(path)
+        temporary = os.path.join(folder, _temporary_name())
+        for attempt in range(_ATTEMPTS):
+            try:
+                return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
+            except FileNotFoundError as error:
+                if attempt == _ATTEMPTS - 1:
+                    self._fail(error, "create", key)
+                self._make_folders(folder, key)
+            except OSError as error:
+                self._fail(error, "create", key)
+        raise AssertionError("unreachable")
+
+    def _make_folders(self, folder: str, key: str) -> None:
+        missing = []
+        while not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+            if os.path.dirname(folder) == folder:
+                break
+        for path in reversed(missing):
+            try:
+                os.mkdir(path)
+                self._sync_folder(os.path.dirname(path), must=len(path) > len(self._path))
+            except FileExistsError:
+                if os.path.isfile(path):
+                    raise BadRequest(f"cannot create {key or 'a folder'} in {self._path}: {path} is a file") from None
+            except FileNotFoundError:
+                return  # a folder above was pruned meanwhile: the caller tries again
+            except OSError as error:
+                self._fail(error, "create", key)
+
+    def _publish(self, temporary: str, path: str, key: str) -> bool:
+        """Give a finished temporary file its name, exclusively and durably. False: the name is taken."""
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if os.stat(temporary).st_nlink < 2:
+                if error.errno == errno.EEXIST:
+                    self._settle(path, key)
+                    return False
+                if error.errno in _NO_LINK:
+                    refuse(self._path, f"it has no hard links (link() says {os.strerror(error.errno)})")
+                raise
+        self._settle(path, key)
+        return True
+
+    def _settle(self, path: str, key: str) -> None:
+        """Make the name `path` durable, and once per process the names of the folders above it."""
+        if not self._durable:
+            return
+        folder = os.path.dirname(path)
+        try:
+            inode = self._sync_folder(folder)
+            with self._lock:
+                if self._known.get(folder) == inode:
+                    return
+            above = folder
+            while len(above) >= len(self._path):
+                above = os.path.dirname(above)
+                self._sync_folder(above, must=len(above) >= len(self._path))
+            with self._lock:
+                if len(self._known) >= _KNOWN_FOLDERS:
+                    self._known.clear()
+                self._known[folder] = inode
+        except FileNotFoundError:
+            return  # deleted meanwhile, and its folder with it
+        except OSError as error:
+            self._fail(error, "make durable", key)
+
+    def _sync_folder(self, folder: str, *, must: bool = True) -> int:
+        """fsync a directory; its inode. `must=False` for the root's parent, which may be somebody else's."""
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            if must:
+                raise
+            return -1
+        try:
+            self._sync(fd)
+            return os.fstat(fd).st_ino
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+                refuse(self._path, "a directory cannot be fsynced there")
+            raise
+        finally:
+            os.close(fd)
+
+    def _sync(self, fd: int) -> None:
+        if self._durable:
+            full_fsync(fd)
+
+    def _prune(self, folder: str) -> None:
+        """Remove folders that a delete has left empty: a folder exists by what lies in it, as on object stores."""
+        while len(folder) > len(self._path):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                return
+            with self._lock:
+                self._known.pop(folder, None)
+            folder = os.path.dirname(folder)
+
+    def _entries(self, folder: str) -> Sequence[os.DirEntry[str]]:
+        """What lies in a folder and is named like a part of a key, in key order (a folder sorts as `name/`)."""
+        try:
+            with os.scandir(os.path.join(self._path, folder)) as found:
+                entries = [entry for entry in found if is_part(entry.name)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self._fail(error, "list", folder)
+        return sorted(entries, key=lambda entry: entry.name + "/" if entry.is_dir() else entry.name)
+
+    def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
+        for entry in self._entries(folder):
+            if not entry.name.startswith(start):
+                continue
+            key = folder + entry.name
+            if entry.is_dir():
+                below = key + "/"
+                if after < below or after.startswith(below):
+                    yield from self._walk(below, "", after)
+            elif key > after:
+                try:
+                    found = entry.stat()
+                except FileNotFoundError:
+                    continue  # deleted since the directory was read
+                except OSError as error:
+                    self._fail(error, "list", key)
+                # A network client renames files that are deleted while open to .nfs*: they are no objects.
+                if stat_module.S_ISREG(found.st_mode) and not entry.name.startswith(".nfs0"):
+                    yield _info(key, found)
+
+
+class _LocalWriter:
+    """A data object: a temporary file until `close` has made it durable and given it its name."""
+
+    def __init__(self, store: LocalStore, key: str, path: str, fd: int, temporary: str) -> None:
+        self._store = store
+        self._key = key
+        self._path = path
+        self._temporary = temporary
+        self._file = open(fd, "wb", buffering=_WRITE_BUFFER)  # noqa: SIM115
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._store._fail(error, "write", self._key)
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            try:
+                self._file.flush()
+                self._store._sync(self._file.fileno())
+            finally:
+                _quietly(self._file.close)
+            created = self._store._publish(self._temporary, self._path, self._key)
+        except OSError as error:
+            self._store._fail(error, "write", self._key)
+        finally:
+            _unlink(self._temporary)
+        if not created:
+            raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
+
+    def discard(self) -> None:
+        if not self._file.closed:
+            _quietly(self._file.close)
+            _unlink(self._temporary)
+
+
+def full_fsync(fd: int) -> None:
+    """fsync that reaches the medium. macOS' fsync only reaches the drive's cache."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        try:
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+    os.fsync(fd)
+
+
+def _temporary_name() -> str:
+    return f"{TEMPORARY_PREFIX}{os.urandom(12).hex()}"
+
+
+def _info(key: str, found: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
+
+
+def _read(fd: int, start: int, length: int) -> bytes:
+    """`length` bytes from `start`, or up to the end; one read() gives at most 2 GiB and may give less."""
+    data = os.pread(fd, min(length, _READ_AT_ONCE), start)
+    if len(data) == length or not data:
+        return data
+    parts, done = [data], len(data)
+    while done < length:
+        data = os.pread(fd, min(length - done, _READ_AT_ONCE), start + done)
+        if not data:
+            break
+        parts.append(data)
+        done += len(data)
+    return b"".join(parts)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _unlink(path: str) -> None:
+    _quietly(lambda: os.unlink(path))
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    """Cleaning up after the outcome is decided: a failure leaves a temporary file for the vacuum, no more."""
+    try:
+        action()
+    except OSError:
+        return

@@ -1,0 +1,144 @@
+"""Objects in this process's memory, for tests and simulation: deterministic, with a clock that is passed in."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from sparklog.errors import BadRequest, NotFound, Unavailable
+from sparklog.storage.keys import check_key, check_prefix
+from sparklog.storage.store import ObjectInfo, ObjectWriter
+
+__all__ = ["MemoryStore"]
+
+Snapshot = dict[str, tuple[bytes, int]]
+
+
+class MemoryStore:
+    """A dict of objects. Not picklable: a copy in another process would be another store.
+
+    `clock` gives the store's time in ms since the epoch and stamps new objects. `snapshot` and `restore` go back in
+    time, as a restored backup or a crash before the last writes does.
+    """
+
+    needs_probe = False
+    """Exclusive by construction: there is no file system or service whose promises could be false."""
+
+    def __init__(self, clock: Callable[[], int], name: str = "test") -> None:
+        self._clock = clock
+        self._name = name
+        self._lock = threading.Lock()
+        self._objects: Snapshot = {}
+        self._keys: list[str] = []
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a MemoryStore lives in one process and cannot be pickled; use a LocalStore across processes")
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self._name!r}, {len(self._keys)} objects)"
+
+    @property
+    def location(self) -> str:
+        return f"memory:{self._name}"
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if start < 0 or (length is not None and length < 0):
+            raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+        found = self._objects.get(check_key(key))
+        if found is None:
+            raise NotFound(f"no object {key} in {self.location}: it was never written, or has been deleted")
+        data = found[0]
+        return data[start:] if length is None else data[start : start + length]
+
+    def create(self, key: str, data: bytes) -> bool:
+        check_key(key)
+        with self._lock:
+            if key in self._objects:
+                return False
+            self._objects[key] = (bytes(data), self._clock())
+            insort(self._keys, key)
+            return True
+
+    def writer(self, key: str) -> ObjectWriter:
+        return _MemoryWriter(self, check_key(key))
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        with self._lock:
+            first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
+            found = []
+            for key in self._keys[first:]:
+                if not key.startswith(prefix):
+                    break
+                found.append(self._info(key))
+        return iter(found)
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        check_prefix(prefix, folder=True)
+        folders: dict[str, None] = {}
+        with self._lock:
+            for key in self._keys[bisect_left(self._keys, prefix) :]:
+                if not key.startswith(prefix):
+                    break
+                name, slash, _ = key[len(prefix) :].partition("/")
+                if slash:
+                    folders[name] = None
+        return iter(sorted(folders, key=lambda name: name + "/"))
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        check_key(key)
+        with self._lock:
+            return self._info(key) if key in self._objects else None
+
+    def delete(self, key: str) -> None:
+        check_key(key)
+        with self._lock:
+            if self._objects.pop(key, None) is not None:
+                del self._keys[bisect_left(self._keys, key)]
+
+    def now_ms(self) -> int:
+        return self._clock()
+
+    def snapshot(self) -> Snapshot:
+        """Every object as it is now: key -> (bytes, modified ms)."""
+        with self._lock:
+            return dict(self._objects)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot: what was written since is gone, what was deleted since is back."""
+        with self._lock:
+            self._objects = dict(snapshot)
+            self._keys = sorted(snapshot)
+
+    def replace(self, key: str, data: bytes) -> None:
+        """Damage an object that exists, as a bad disk would (`create` never rewrites one)."""
+        with self._lock:
+            self._objects[key] = (data, self._objects[key][1])
+
+    def _info(self, key: str) -> ObjectInfo:
+        data, modified = self._objects[key]
+        return ObjectInfo(key, len(data), modified)
+
+
+class _MemoryWriter:
+    def __init__(self, store: MemoryStore, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._parts: list[bytes] | None = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._parts is None:
+            raise ValueError(f"the writer of {self._key} is closed")
+        self._parts.append(bytes(data))
+
+    def close(self) -> None:
+        if self._parts is None:
+            return
+        data, self._parts = b"".join(self._parts), None
+        if not self._store.create(self._key, data):
+            raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
+
+    def discard(self) -> None:
+        self._parts = None

@@ -1,0 +1,122 @@
+"""Does this store keep its promises? Asked when a root is created, by `doctor`, and once in each process that commits.
+
+A gateway that ignores a conditional header, a mount without hard links or a store that folds names' case would lose
+data silently, so a few requests are spent on seeing for ourselves. A probe that creates twice in sequence would pass a
+gateway that looks first and writes then: 8 threads race for one key.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sparklog.errors import BadRequest, Unavailable
+from sparklog.storage.store import Store
+
+__all__ = ["PROBE_FOLDER", "ProbeReport", "ensure_probed", "probe"]
+
+PROBE_FOLDER = "_probe"
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What a probe measured: `clock_ahead_ms`, this machine's clock minus the store's, and how long it all took."""
+
+    location: str
+    clock_ahead_ms: int
+    took_ms: float
+
+
+_probed: dict[str, ProbeReport] = {}
+_lock = threading.Lock()
+
+
+def probe(store: Store, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> ProbeReport:
+    """Test exclusive create, read-back, case, durability and clock; `BadRequest` names the promise that is broken."""
+    began = time.perf_counter()
+    folder = f"{PROBE_FOLDER}/{os.urandom(12).hex()}"
+    keys = [f"{folder}/{name}" for name in ("race", "case", "CASE")]
+    try:
+        self_check = getattr(store, "self_check", None)
+        if self_check is not None:
+            self_check()
+        _race(store, keys[0])
+        _case(store, keys[1:])
+        before = wall_ms()
+        store_ms = store.now_ms()
+        # The store read its clock at some time between the two readings of ours.
+        ahead = max(0, before - store_ms) or min(0, wall_ms() - store_ms)
+    finally:
+        for key in keys:
+            _remove(store, key)
+    return ProbeReport(store.location, ahead, (time.perf_counter() - began) * 1e3)
+
+
+def ensure_probed(store: Store) -> ProbeReport | None:
+    """Probe a store unless this process has done so already. None for stores that need none (`needs_probe = False`)."""
+    if not getattr(store, "needs_probe", True):
+        return None
+    report = _probed.get(store.location)
+    if report is None:
+        with _lock:
+            report = _probed.get(store.location)
+            if report is None:
+                report = _probed[store.location] = probe(store)
+    return report
+
+
+def _race(store: Store, key: str) -> None:
+    """8 threads create one key at once: exactly one must win, and its bytes must be there."""
+    bodies = [f"probe {number} {os.urandom(12).hex()}".encode() for number in range(_THREADS)]
+    answers: list[bool | BaseException] = [False] * _THREADS
+    start = threading.Barrier(_THREADS)
+
+    def run(number: int) -> None:
+        try:
+            start.wait()
+            answers[number] = store.create(key, bodies[number])
+        except BaseException as error:  # noqa: BLE001
+            answers[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    winners = [number for number, answer in enumerate(answers) if answer is True]
+    if len(winners) != 1:
+        _broken(
+            store, f"of {_THREADS} threads that created one object at once {len(winners)} were told they had; must be 1"
+        )
+    if store.get(key) != bodies[winners[0]]:
+        _broken(store, "an object read back holds other bytes than its only creator wrote")
+    if store.create(key, b"again"):
+        _broken(store, "an object that exists was created a second time")
+
+
+def _case(store: Store, keys: Sequence[str]) -> None:
+    """Names that differ only in case are different objects."""
+    for key in keys:
+        if not store.create(key, key.encode()):
+            _broken(store, "names that differ only in case are one object there")
+    for key in keys:
+        if store.get(key) != key.encode():
+            _broken(store, "names that differ only in case hold the same bytes there")
+
+
+def _remove(store: Store, key: str) -> None:
+    try:
+        store.delete(key)
+    except Unavailable:
+        return  # a leftover of the probe does no harm
+
+
+def _broken(store: Store, what: str) -> None:
+    raise BadRequest(f"{store.location} cannot hold a sparklog root: {what}; use another place")

@@ -1,0 +1,82 @@
+"""Running commands: in this process, and for what only a real one shows, in its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sparklog.cli.app import app
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+Sparklog = Callable[..., Outcome]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where a root may come to be."""
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def sparklog(root: Path) -> Sparklog:
+    """Runs a command with SPARKLOG_ROOT set to `root`; `code` is what it must exit with."""
+
+    def run(*arguments: object, code: int = 0) -> Outcome:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"SPARKLOG_ROOT": str(root)})
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        outcome = Outcome(result.exit_code, result.stdout, result.stderr)
+        assert outcome.code == code, outcome
+        return outcome
+
+    return run
+
+
+@pytest.fixture
+def process(root: Path) -> Callable[..., subprocess.Popen[bytes]]:
+    """Starts a command as a process of its own, with pipes."""
+
+    def start(*arguments: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sparklog", *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=REPOSITORY,
+            env={**os.environ, "SPARKLOG_ROOT": str(root)},
+        )
+
+    return start
+
+
+@pytest.fixture
+def lines_file(tmp_path: Path) -> Callable[[str], Path]:
+    """Text as a file for `produce --file`."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "input"
+        path.write_bytes(text.encode())
+        return path
+
+    return write

@@ -1,0 +1,104 @@
+"""The command line over directories that Kafka wrote: what Kafka's own tools say about them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Sparklog
+from tests.fixture_data import expected_records
+
+FIXTURES = ("transactions", "timestamps", "segments")
+
+
+def expected_offsets(fixture: Path) -> dict[str, Any]:
+    offsets: dict[str, Any] = json.loads((fixture / "expected" / "offsets.json").read_text())
+    return {name: said for name, said in offsets.items() if not name.startswith("__")}
+
+
+def printed(fixture: Path, sparklog: Sparklog, *arguments: str) -> dict[str, int]:
+    """`topic-partition` -> offset, of the lines that `offsets` prints."""
+    lines = sparklog("offsets", "--root", fixture / "data", *arguments).lines
+    rows = [line.rsplit(":", 2) for line in lines if not line.startswith("__")]
+    return {f"{topic}-{partition}": int(offset) for topic, partition, offset in rows}
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize(("time", "field"), [("-1", "highWatermark"), ("-2", "logStartOffset")])
+def test_latest_and_earliest(fixtures: Path, sparklog: Sparklog, name: str, time: str, field: str) -> None:
+    expected = {partition: said[field] for partition, said in expected_offsets(fixtures / name).items()}
+    assert printed(fixtures / name, sparklog, "--time", time) == expected
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_the_record_with_the_largest_timestamp(fixtures: Path, sparklog: Sparklog, name: str) -> None:
+    said = {
+        partition: said["maxTimestamp"]["read_uncommitted"]["offset"]
+        for partition, said in expected_offsets(fixtures / name).items()
+    }
+    expected = {partition: offset for partition, offset in said.items() if offset >= 0}
+    assert printed(fixtures / name, sparklog, "--time", "-3") == expected
+
+
+def test_read_committed_ends_below_the_open_transaction(fixtures: Path, sparklog: Sparklog) -> None:
+    fixture = fixtures / "transactions"
+    expected = {partition: said["lastStableOffset"] for partition, said in expected_offsets(fixture).items()}
+    assert printed(fixture, sparklog, "--isolation-level", "read_committed") == expected
+    assert expected["txn-a-0"] < expected_offsets(fixture)["txn-a-0"]["highWatermark"]
+
+
+def test_offsets_are_sorted_as_text_like_kafkas(fixtures: Path, sparklog: Sparklog) -> None:
+    lines = sparklog("offsets", "--root", fixtures / "segments" / "data").lines
+    assert [line.rsplit(":", 1)[0].replace(":", "-") for line in lines] == sorted(
+        line.rsplit(":", 1)[0].replace(":", "-") for line in lines
+    )
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_consume_prints_what_kafkas_consumer_returned(fixtures: Path, sparklog: Sparklog, isolation: str) -> None:
+    fixture = fixtures / "transactions"
+    flags = ("--print-offset", "--print-timestamp", "--print-key", "--key-separator", "|")
+    for partition in (0, 1):
+        place = ("--root", fixture / "data", "--partition", partition)
+        lines = sparklog("consume", "txn-a", *place, "--isolation-level", isolation, *flags).lines
+        assert lines == [
+            f"CreateTime:{record.timestamp}|Offset:{record.offset}|{_text(record.key)}|{_text(record.value)}"
+            for record in expected_records(fixture, f"txn-a-{partition}", isolation)
+        ]
+
+
+def _text(data: bytes | None) -> str:
+    return "null" if data is None else data.decode()
+
+
+def test_one_partition_folder_is_a_place_too(fixtures: Path, sparklog: Sparklog) -> None:
+    folder = fixtures / "transactions" / "data" / "txn-a-1"
+    outcome = sparklog("consume", "--root", folder, "--print-partition", "-n", 1)
+    assert outcome.lines[0].startswith("Partition:1\t")
+    assert outcome.err == "Processed a total of 1 messages\n"
+
+
+def test_a_directory_of_several_topics_asks_which(fixtures: Path, sparklog: Sparklog) -> None:
+    outcome = sparklog("consume", "--root", fixtures / "transactions" / "data", code=2)
+    assert "which topic?" in outcome.err
+    assert "txn-a, txn-b" in outcome.err
+
+
+def test_kafkas_directory_is_listed_and_described(fixtures: Path, sparklog: Sparklog) -> None:
+    place = ("--root", fixtures / "transactions" / "data")
+    assert {"txn-a", "txn-b"} <= set(json.loads(sparklog("topics", "list", *place, "--json").out))
+    described = json.loads(sparklog("topics", "describe", "txn-a", *place, "--json").out)[0]
+    assert (described["topic"], described["partitionCount"], described["configs"]) == ("txn-a", 2, None)
+    assert described["partitions"][0]["lastStable"] == 62
+
+
+@pytest.mark.parametrize(
+    "arguments", [("produce", "txn-a"), ("topics", "create", "new"), ("topics", "delete", "txn-a")]
+)
+def test_kafkas_directory_is_read_only(fixtures: Path, sparklog: Sparklog, arguments: tuple[str, ...]) -> None:
+    outcome = sparklog(*arguments, "--root", fixtures / "transactions" / "data", code=1)
+    assert "read-only" in outcome.err
+    assert outcome.err.count("\n") == 1

@@ -1,0 +1,89 @@
+"""Runs of whole lines from a pipe, and points in time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+from sparklog.cli.lines import line_runs
+from sparklog.cli.times import parse_time
+
+
+def runs_of(data: bytes, run_bytes: int) -> list[bytes]:
+    """What a reader makes of a pipe that holds `data` and is closed."""
+    read, write = os.pipe()
+    os.write(write, data)
+    os.close(write)
+    try:
+        return list(line_runs(read, run_bytes=run_bytes, linger_s=10, clock=time.monotonic))
+    finally:
+        os.close(read)
+
+
+@pytest.mark.parametrize("run_bytes", [1, 3, 5, 1000])
+@pytest.mark.parametrize("data", [b"", b"a", b"a\n", b"\n\n", b"one\ntwo\nthree", b"a long line without an end" * 9])
+def test_runs_are_whole_lines_and_lose_nothing(data: bytes, run_bytes: int) -> None:
+    runs = runs_of(data, run_bytes)
+    assert b"".join(runs) == data
+    assert all(runs)
+    assert all(run.endswith(b"\n") for run in runs[:-1])
+
+
+def test_a_file_comes_in_runs_of_the_size_asked_for(tmp_path: Path) -> None:
+    data = b"x" * 99 + b"\n"
+    path = tmp_path / "lines"
+    path.write_bytes(data * 50_000)
+    with path.open("rb") as file:
+        runs = list(line_runs(file.fileno(), run_bytes=2 << 20, linger_s=10, clock=time.monotonic))
+    assert b"".join(runs) == data * 50_000
+    assert len(runs) == 3
+    assert max(map(len, runs)) < 3 << 20, "a run may exceed its size by one read"
+
+
+def test_lines_that_trickle_in_are_not_kept_waiting() -> None:
+    read, write = os.pipe()
+    seen: list[bytes] = []
+    done = threading.Event()
+
+    def reader() -> None:
+        for run in line_runs(read, run_bytes=1 << 20, linger_s=0.02, clock=time.monotonic):
+            seen.append(run)
+            done.set()
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    os.write(write, b"first\nhal")
+    assert done.wait(10), "the first line must come while the pipe is open"
+    assert seen == [b"first\n"]
+    os.write(write, b"f\n")
+    os.close(write)
+    thread.join(10)
+    os.close(read)
+    assert b"".join(seen) == b"first\nhalf\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "millis"),
+    [
+        ("0", 0),
+        ("1700000000000", 1_700_000_000_000),
+        ("2026-01-31T12:00:00", 1_769_860_800_000),
+        ("2026-01-31T12:00:00Z", 1_769_860_800_000),
+        ("2026-01-31T13:00:00+01:00", 1_769_860_800_000),
+        ("2026-01-31T12:00:00.123456", 1_769_860_800_123),
+        ("2026-01-31", 1_769_817_600_000),
+    ],
+)
+def test_times(text: str, millis: int) -> None:
+    assert parse_time(text) == millis
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "-5", "1960-01-01", "1.5", str(2**63)])
+def test_times_that_are_none(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="expected"):
+        parse_time(text)

@@ -1,0 +1,126 @@
+"""What only a real process shows: pipes, interrupts, the environment, and what gets imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.cli.conftest import REPOSITORY, Sparklog
+
+Process = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def finished(process: subprocess.Popen[bytes], stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(stdin, timeout=60)
+    return process.returncode, out, err
+
+
+def test_lines_from_a_pipe_and_back_byte_for_byte(sparklog: Sparklog, process: Process) -> None:
+    sparklog("topics", "create", "t")
+    code, out, err = finished(process("produce", "t"), b"one\n\xff\xfe two\n\nlast")
+    assert (code, out, err) == (0, b"", b"Appended 4 records to t\n")
+    assert finished(process("consume", "t"))[1] == b"one\n\xff\xfe two\n\nlast\n"
+
+
+def test_nothing_in_is_nothing_appended(sparklog: Sparklog, process: Process) -> None:
+    sparklog("topics", "create", "t")
+    assert finished(process("produce", "t")) == (0, b"", b"Appended 0 records to t\n")
+    assert sparklog("offsets", "t").lines == ["t:0:0"]
+
+
+def test_lines_typed_are_appended_while_the_pipe_is_open(sparklog: Sparklog, process: Process) -> None:
+    sparklog("topics", "create", "t")
+    producer = process("produce", "t")
+    assert producer.stdin is not None
+    producer.stdin.write(b"first\n")
+    producer.stdin.flush()
+    deadline = time.monotonic() + 60
+    while sparklog("offsets", "t").lines != ["t:0:1"]:
+        assert time.monotonic() < deadline, "the line was not appended"
+        time.sleep(0.1)
+    assert finished(producer, b"second\n") == (0, b"", b"Appended 2 records to t\n")
+
+
+def test_a_reader_that_leaves_first_is_no_error(sparklog: Sparklog, process: Process) -> None:
+    sparklog("topics", "create", "t")
+    finished(process("produce", "t"), b"a line that fills the pipe\n" * 500_000)
+    consumer = process("consume", "t")
+    assert consumer.stdout is not None
+    assert consumer.stdout.readline() == b"a line that fills the pipe\n"
+    consumer.stdout.close()
+    assert consumer.stderr is not None
+    assert consumer.stderr.read() == b""
+    assert consumer.wait(60) == 0
+
+
+def test_an_interrupt_ends_a_follower(sparklog: Sparklog, process: Process) -> None:
+    sparklog("topics", "create", "t")
+    finished(process("produce", "t"), b"v\n")
+    follower = process("consume", "t", "--follow", "--from-beginning")
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == b"v\n"
+    follower.send_signal(signal.SIGINT)
+    code, _, err = finished(follower)
+    assert code == 130
+    assert b"Traceback" not in err
+
+
+def test_an_error_is_one_line_and_the_exit_code(process: Process) -> None:
+    code, out, err = finished(process("consume", "t"))
+    assert (code, out) == (1, b"")
+    assert err.startswith(b"sparklog: There is no log at ")
+    assert err.count(b"\n") == 1
+
+
+def loaded_by(arguments: list[str], root: str) -> set[str]:
+    """Top-level modules in `sys.modules` after a command ran in a process of its own."""
+    code = (
+        "import sys, json\n"
+        f"sys.argv = ['sparklog', *{arguments!r}]\n"
+        "from sparklog.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as left:\n    assert not left.code, left.code\n"
+        "print()\nprint(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "SPARKLOG_ROOT": root},
+        check=True,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "without"),
+    [
+        (["--version"], {"pyspark", "pandas", "numba", "pyarrow", "numpy", "rich"}),
+        (["topics", "--help"], {"pyspark", "pandas", "numba", "pyarrow", "numpy"}),
+        (["topics", "list"], {"pyspark", "pandas", "numba"}),
+        (["topics", "describe", "t"], {"pyspark", "pandas", "numba"}),
+        (["offsets", "t"], {"pyspark", "pandas", "numba"}),
+        (["consume", "t"], {"pyspark", "pandas"}),
+    ],
+)
+def test_a_command_loads_only_what_it_needs(
+    sparklog: Sparklog, root: object, arguments: list[str], without: set[str]
+) -> None:
+    sparklog("topics", "create", "t")
+    assert not loaded_by(arguments, str(root)) & without
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["produce"], ["consume"], ["offsets"], *(["topics", name] for name in ("create", "list", "describe"))],
+)
+def test_help_has_an_example_or_the_exit_codes(sparklog: Sparklog, command: list[str]) -> None:
+    text = sparklog(*command, "-h").out
+    assert f"Example:\n    sparklog {' '.join(command)}" in text or "Exit codes: 0 done" in text or "| sparklog" in text

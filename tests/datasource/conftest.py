@@ -1,0 +1,39 @@
+"""One Spark session per test process; tests that use it are marked `spark`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.datasource import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK_FIXTURES = frozenset(("spark", "spark_folder"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SPARK_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark's scratch files go; skips where there is no Java."""
+    if not spark_session.has_java():
+        pytest.skip("Spark needs Java 17 or newer: there is no `java` on the PATH and no JAVA_HOME")
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_folder: Path) -> Iterator[SparkSession]:
+    session = spark_session.start(spark_folder)
+    yield session
+    for query in session.streams.active:
+        query.stop()
+    session.stop()

@@ -1,0 +1,85 @@
+"""Spark for tests: one small session per process, started as cheaply as Spark allows.
+
+Spark's workers import pyspark from `pyspark.zip`, which comes first on their path and holds no compiled code: every one of half
+a dozen processes compiles it anew. A SPARK_HOME of links without that file halves the start (workers then find pyspark where
+pip put it).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+    "spark.sql.session.timeZone": "America/New_York",
+    "spark.sql.streaming.stopTimeout": "60s",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.level=error",
+}
+
+
+def has_java() -> bool:
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java") is not None or (home is not None and os.access(f"{home}/bin/java", os.X_OK))
+
+
+def spark_home(folder: Path) -> Path:
+    """A SPARK_HOME of links to pip's, without `python/lib/pyspark.zip`."""
+    import pyspark
+
+    installed = Path(pyspark.__file__).parent
+    home = folder / "spark-home"
+    if home.exists():
+        return home
+    (home / "python" / "lib").mkdir(parents=True)
+    for entry in installed.iterdir():
+        if entry.name != "python":
+            (home / entry.name).symlink_to(entry)
+    for entry in (installed / "python" / "lib").iterdir():
+        if entry.name != "pyspark.zip":
+            (home / "python" / "lib" / entry.name).symlink_to(entry)
+    return home
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a process that starts Spark for a test must have in its environment."""
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
+    return {
+        "SPARK_HOME": str(spark_home(folder)),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": path,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def start(folder: Path, **settings: str) -> SparkSession:
+    """A session with two task slots; scratch files below `folder`."""
+    os.environ.update(environment(folder))
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("sparklog-tests")
+    for name, value in (SETTINGS | settings).items():
+        builder = builder.config(name, value)
+    builder = builder.config("spark.local.dir", tempfile.mkdtemp(dir=folder))
+    builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+    session: SparkSession = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session

@@ -1,0 +1,121 @@
+"""Which offsets a batch reads, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from sparklog.datasource.batch_reader import batch_ranges
+from sparklog.datasource.location import KAFKA_DIRECTORY, ROOT, TOPIC, Location
+from sparklog.datasource.options import parse_options
+from sparklog.datasource.subscription import Subscriber
+from sparklog.errors import BadRequest, NotFound
+from tests.datasource.memory_view import MemoryView
+
+
+def ranges(
+    view: MemoryView, kind: str = ROOT, topic: str | None = None, **options: str
+) -> list[tuple[str, int, int, int]]:
+    parsed = parse_options({name.replace("_", ".").lower(): value for name, value in options.items()})
+    parsed.check_batch_read()
+    subscriber = Subscriber(view, Location(kind, "/log/t", "/log", topic), parsed.read.subscription)
+    return [(r.topic, r.partition, r.start, r.end) for r in batch_ranges(view, subscriber, parsed.read)]
+
+
+@pytest.fixture
+def view() -> MemoryView:
+    found = MemoryView()
+    found.create("t", 2)
+    found.create("u")
+    for time in range(10):
+        found.add("t", 1, 0, 100 * time)
+    found.add("t", 4, 1, 1000)
+    found.add("u", 3)
+    return found
+
+
+def test_everything(view: MemoryView) -> None:
+    assert ranges(view, subscribe="t,u") == [("t", 0, 0, 10), ("t", 1, 0, 4), ("u", 0, 0, 3)]
+    assert ranges(view, subscribePattern="[tu]") == ranges(view, subscribe="u,t")
+    assert ranges(view, subscribePattern="nothing") == []
+    assert ranges(view, assign='{"t":[1]}') == [("t", 1, 0, 4)]
+
+
+def test_a_topic_folder_is_itself(view: MemoryView) -> None:
+    assert ranges(view, TOPIC, "t") == [("t", 0, 0, 10), ("t", 1, 0, 4)]
+    assert ranges(view, TOPIC, "t", assign='{"t":[0]}') == [("t", 0, 0, 10)]
+    assert ranges(view, TOPIC, "u", subscribePattern="u|x") == [("u", 0, 0, 3)]
+    with pytest.raises(BadRequest, match="is the folder of topic 't' only"):
+        ranges(view, TOPIC, "t", subscribe="u")
+
+
+def test_internal_topics_only_by_name(view: MemoryView) -> None:
+    view.create("__consumer_offsets")
+    view.add("__consumer_offsets", 1)
+    assert {r[0] for r in ranges(view, KAFKA_DIRECTORY)} == {"t", "u"}
+    assert {r[0] for r in ranges(view, KAFKA_DIRECTORY, subscribePattern=".*")} == {"t", "u"}
+    assert ranges(view, KAFKA_DIRECTORY, subscribe="__consumer_offsets") == [("__consumer_offsets", 0, 0, 1)]
+
+
+def test_offsets(view: MemoryView) -> None:
+    start, end = '{"t":{"0":3,"1":-2}}', '{"t":{"0":7,"1":-1}}'
+    assert ranges(view, subscribe="t", startingOffsets=start, endingOffsets=end) == [("t", 0, 3, 7), ("t", 1, 0, 4)]
+    assert ranges(view, subscribe="u", startingOffsets="earliest", endingOffsets="latest") == [("u", 0, 0, 3)]
+
+
+def test_times(view: MemoryView) -> None:
+    assert ranges(view, subscribe="t", startingTimestamp="450", endingTimestamp="700") == [
+        ("t", 0, 5, 7),
+        ("t", 1, 0, 0),
+    ]
+    assert ranges(view, assign='{"t":[0]}', endingTimestamp="99999") == [("t", 0, 0, 10)]
+    each = '{"t":{"0":200}}'
+    assert ranges(view, assign='{"t":[0]}', startingOffsetsByTimestamp=each) == [("t", 0, 2, 10)]
+    with pytest.raises(NotFound, match="t-0 has no record at or after 950 ms; give an earlier time"):
+        ranges(view, subscribe="t", startingTimestamp="950")
+    strategy = {"startingOffsetsByTimestampStrategy": "latest"}
+    assert ranges(view, subscribe="t", startingTimestamp="950", **strategy) == [("t", 0, 10, 10), ("t", 1, 0, 4)]
+
+
+def test_a_time_range_the_wrong_way_round_is_empty(view: MemoryView) -> None:
+    assert ranges(view, assign='{"t":[0]}', startingTimestamp="700", endingTimestamp="300") == [("t", 0, 3, 3)]
+
+
+def test_isolation(view: MemoryView) -> None:
+    view.partition("u").last_stable = 1
+    assert ranges(view, subscribe="u") == [("u", 0, 0, 1)]
+    assert ranges(view, subscribe="u", endingOffsets='{"u":{"0":3}}') == [("u", 0, 0, 1)]
+    assert ranges(view, subscribe="u", kafka_isolation_level="read_uncommitted") == [("u", 0, 0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingOffsets": '{"u":{"0":9}}'}, "Offset 9 of u-0 is out of range: the log ends at 3"),
+        ({"endingOffsets": '{"u":{"0":9}}'}, "Offset 9 of u-0 is out of range: the log ends at 3"),
+        ({"startingOffsets": '{"u":{"0":0}}'}, "Offsets 0 to 0 of u-0 are gone: the log starts at 1"),
+    ],
+)
+def test_offsets_out_of_range(
+    view: MemoryView, options: dict[str, str], expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    view.partition("u").log_start = 1
+    with pytest.raises(NotFound, match=expected):
+        ranges(view, subscribe="u", **options)
+    with caplog.at_level(logging.WARNING, "sparklog"):
+        (found,) = ranges(view, subscribe="u", failOnDataLoss="false", **options)
+    assert found in {("u", 0, 3, 3), ("u", 0, 1, 3)}
+    assert expected in caplog.text
+
+
+def test_start_after_end(view: MemoryView) -> None:
+    with pytest.raises(BadRequest, match="u-0: startingOffsets 2 lies after endingOffsets 1"):
+        ranges(view, subscribe="u", startingOffsets='{"u":{"0":2}}', endingOffsets='{"u":{"0":1}}')
+
+
+def test_partitions_not_read_may_not_be_named(view: MemoryView) -> None:
+    with pytest.raises(BadRequest, match="endingOffsets names partitions that are not read: u-0"):
+        ranges(view, subscribe="t", endingOffsets='{"t":{"0":1,"1":1},"u":{"0":1}}')
+    with pytest.raises(BadRequest, match="startingOffsets must name every partition that is read; missing: t-1"):
+        ranges(view, subscribe="t", startingOffsets='{"t":{"0":1}}')

@@ -1,0 +1,70 @@
+"""Which folder is it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparklog.datasource.location import (
+    KAFKA_DIRECTORY,
+    KAFKA_PARTITION,
+    NOTHING,
+    ROOT,
+    TOPIC,
+    Location,
+    missing,
+    resolve,
+)
+from sparklog.errors import BadRequest
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    found = tmp_path / "log"
+    (found / "orders" / "_log").mkdir(parents=True)
+    (found / "_root.json").write_text("{}")
+    return found
+
+
+def test_root_and_topic(root: Path) -> None:
+    assert resolve(str(root)) == Location(ROOT, str(root), str(root))
+    assert resolve(f"{root}/orders/") == Location(TOPIC, f"{root}/orders", str(root), "orders")
+    assert resolve(f"file://{root}/orders") == Location(TOPIC, f"{root}/orders", str(root), "orders")
+
+
+def test_a_topic_that_is_not_there_yet(root: Path) -> None:
+    assert resolve(f"{root}/new") == Location(TOPIC, f"{root}/new", str(root), "new")
+
+
+def test_kafka_folders(fixtures: Path) -> None:
+    data = fixtures / "codecs" / "data"
+    assert resolve(str(data)).kind == KAFKA_DIRECTORY
+    assert resolve(f"{data}/codec-none-0").kind == KAFKA_PARTITION
+
+
+def test_sealed_folders_below_a_topic_are_no_kafka_partitions(root: Path) -> None:
+    run = root / "orders" / "sealed" / "0" / "00000000000000000007-Abc"
+    run.mkdir(parents=True)
+    (run / "00000000000000000000.log").write_bytes(b"")
+    assert resolve(str(root)).kind == ROOT
+    assert resolve(f"{root}/orders").kind == TOPIC
+
+
+def test_nothing(tmp_path: Path) -> None:
+    assert resolve(str(tmp_path / "x")).kind == NOTHING
+    assert "does not exist" in missing(resolve(str(tmp_path / "x")))
+    assert "neither a _root.json nor Kafka partition folders" in missing(resolve(str(tmp_path)))
+
+
+def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve("log").path == str(tmp_path / "log")
+
+
+def test_no_path_and_a_file(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="No path"):
+        resolve(None)
+    (tmp_path / "f").write_text("x")
+    with pytest.raises(BadRequest, match="is a file"):
+        resolve(str(tmp_path / "f"))

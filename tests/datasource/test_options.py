@@ -1,0 +1,131 @@
+"""Options: names, values, and the one line that each mistake gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.datasource.option_names import ALL, KAFKA_IGNORED, canonical
+from sparklog.datasource.options import Subscription, parse_options
+from sparklog.errors import BadRequest
+
+
+def message(options: dict[str, str], check: str | None = None) -> str:
+    with pytest.raises(BadRequest) as error:
+        parsed = parse_options(options)
+        if check is not None:
+            getattr(parsed, check)()
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_defaults_are_those_of_the_connector_but_for_the_isolation_level() -> None:
+    read = parse_options({}).read
+    assert (read.start, read.end, read.fail_on_data_loss, read.include_headers) == (None, None, True, False)
+    assert read.isolation == "read_committed"
+    assert read.max_trigger_delay_ms == 15 * 60 * 1000
+    write = parse_options({}).write
+    assert (write.partitions, write.auto_create, write.replay_mismatch, write.codec) == (1, True, "error", None)
+
+
+def test_names_are_found_in_any_case() -> None:
+    for name in ALL:
+        assert canonical(name.lower()) == name
+        assert canonical(name.upper()) == name
+
+
+def test_settings_of_kafka_clients_are_accepted_without_effect() -> None:
+    names = [*KAFKA_IGNORED, "kafka.sasl.jaas.config", "kafka.ssl.truststore.location", "kafkaconsumer.polltimeoutms"]
+    parsed = parse_options({name: "x" for name in names} | {"checkpointlocation": "/c", "queryname": "q"})
+    assert parsed.given == frozenset()
+
+
+def test_settings_with_our_meaning_under_kafkas_name() -> None:
+    parsed = parse_options({"kafka.compression.type": "gzip", "kafka.compression.gzip.level": "7"})
+    assert (parsed.write.codec, parsed.write.level) == ("gzip", 7)
+    assert parse_options({"kafka.compression.lz4.level": "7"}).write.level is None
+    assert parse_options({"kafka.metadata.max.age.ms": "5"}).read.metadata_max_age_ms == 5
+
+
+def test_our_own_name_beats_kafkas() -> None:
+    for order in (("compression.type", "kafka.compression.type"), ("kafka.compression.type", "compression.type")):
+        given = {name: "lz4" if name == "compression.type" else "gzip" for name in order}
+        assert parse_options(given).write.codec == "lz4"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingoffset": "earliest"}, "Unknown option 'startingoffset': did you mean 'startingOffsets'?"),
+        ({"kafka.bootstrap.server": "x"}, "did you mean 'kafka.bootstrap.servers'?"),
+        ({"frobnicate": "x"}, "no option of that name exists; remove it"),
+        ({"kafka.auto.offset.reset": "earliest"}, "use startingOffsets"),
+        ({"subscribe": "a", "assign": '{"a":[0]}'}, "Give one of"),
+        ({"subscribe": " , "}, "must name topics"),
+        ({"subscribepattern": "a("}, "is not a regular expression"),
+        ({"assign": '{"a":[]}'}, "must have a list of partitions"),
+        ({"assign": '{"a":[-1]}'}, "is not a number from 0"),
+        ({"assign": "[]"}, "must be JSON like"),
+        ({"assign": '{"a":[0],"a":[1]}'}, "'a' is given twice"),
+        ({"startingoffsets": "erliest"}, "found 'erliest'. Did you mean 'earliest'?"),
+        ({"startingoffsets": '{"a":{"0":1.5}}'}, "must be a whole number >= -2, found 1.5"),
+        ({"startingoffsets": '{"a":{"0":-3}}'}, "must be a whole number >= -2, found -3"),
+        ({"startingoffsets": '{"a":{"0":true}}'}, "found True"),
+        ({"startingoffsets": '{"a":{"x":1}}'}, "partition 'x' of topic 'a' is not a number"),
+        ({"startingoffsets": '{"a":'}, "not JSON"),
+        ({"startingoffsets": "{}"}, "names no partition"),
+        ({"startingoffsets": '{"a":1}'}, "must map partitions to offsets"),
+        ({"startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "must be a whole number >= 0"),
+        ({"startingtimestamp": "yesterday"}, "must be a whole number >= 0; found 'yesterday'"),
+        ({"startingoffsets": "latest", "startingtimestamp": "1"}, "'startingTimestamp' would hide 'startingOffsets'"),
+        ({"endingtimestamp": "1", "endingoffsetsbytimestamp": '{"a":{"0":1}}'}, "Give one of"),
+        ({"startingoffsetsbytimestampstrategy": "last"}, "Did you mean 'latest'?"),
+        ({"failondataloss": "yes"}, "must be one of 'true', 'false'; found 'yes'"),
+        ({"minpartitions": "0"}, "'minPartitions' must be a whole number >= 1; found '0'"),
+        ({"maxoffsetspertrigger": "1e3"}, "must be a whole number"),
+        ({"maxtriggerdelay": "5 parsecs"}, "must be a time like '15m'"),
+        ({"minoffsetspertrigger": "5", "maxoffsetspertrigger": "4"}, "must not be greater"),
+        ({"kafka.isolation.level": "read_comitted"}, "Did you mean 'read_committed'?"),
+        ({"compression.type": "zst"}, "Did you mean 'zstd'?"),
+        ({"num.partitions": "0"}, "'num.partitions' must be a whole number >= 1"),
+        ({"txnversion": "3"}, "txnVersion is given without txnAppId"),
+        ({"replaymismatch": "acept"}, "Did you mean 'accept'?"),
+        ({"topic": " "}, "Option 'topic' is empty"),
+        ({"path": " "}, "path is empty"),
+    ],
+)
+def test_a_mistake_gives_one_line(options: dict[str, str], expected: str) -> None:
+    assert expected in message(options)
+
+
+def test_what_only_one_side_allows() -> None:
+    assert "latest is for streams" in message({"startingoffsets": "latest"}, "check_batch_read")
+    assert "a-1: latest (-1) is for streams" in message({"startingoffsets": '{"a":{"0":1,"1":-1}}'}, "check_batch_read")
+    assert "reads nothing" in message({"endingoffsets": "earliest"}, "check_batch_read")
+    assert "a-0: earliest (-2)" in message({"endingoffsets": '{"a":{"0":-2}}'}, "check_batch_read")
+    assert "a stream has no end" in message({"endingtimestamp": "1"}, "check_stream_read")
+    assert "name the topics to read with 'subscribe'" in message({"topic": "a"}, "check_read")
+    assert "name the topic to write with 'topic'" in message({"subscribe": "a"}, "check_write")
+
+
+def test_subscriptions() -> None:
+    assert parse_options({"subscribe": "b, a,b"}).read.subscription == Subscription(topics=("b", "a"))
+    assert parse_options({"subscribepattern": "a.*"}).read.subscription == Subscription(pattern="a.*")
+    assigned = parse_options({"assign": '{"a":[1,0,1]}'}).read.subscription
+    assert assigned == Subscription(topics=("a",), partitions={"a": (0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("15m", 900_000), ("90s", 90_000), ("500ms", 500), ("250", 250), ("2 h", 7_200_000), ("0", 0)]
+)
+def test_times(text: str, ms: int) -> None:
+    assert parse_options({"maxtriggerdelay": text}).read.max_trigger_delay_ms == ms
+
+
+def test_bounds_are_parsed() -> None:
+    read = parse_options({"startingoffsets": '{"a":{"10":5,"2":-2}}', "endingtimestamp": "77"}).read
+    assert read.start is not None
+    assert read.start.offsets == {"a": {10: 5, 2: -2}}
+    assert read.end is not None
+    assert (read.end.kind, read.end.timestamp, read.end.option) == ("timestamp", 77, "endingTimestamp")
+    assert parse_options({"startingoffsets": " Latest "}).read.start.kind == "latest"  # type: ignore[union-attr]

@@ -1,0 +1,108 @@
+"""Kafka directories scanned in place through Spark: what Kafka's own consumer returns, record by record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparklog.datasource.schema import LARGEST_MS, SMALLEST_MS
+from tests.fixture_data import expected_records
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Record = tuple[Any, ...]
+FIXTURES = ("codecs", "timestamps", "segments", "preallocated-running", "transactions", "transactions-tv0")
+ISOLATION = ("read_committed", "read_uncommitted")
+
+
+def records(df: DataFrame) -> dict[str, list[Record]]:
+    """Partition -> records in offset order, timestamps in microseconds (Python's datetime ends in the year 9999)."""
+    rows = df.selectExpr(
+        "topic",
+        "partition",
+        "offset",
+        "unix_micros(timestamp) AS micros",
+        "timestampType",
+        "key",
+        "value",
+        "headers",
+    ).toArrow()
+    found: dict[str, list[Record]] = {}
+    for row in rows.to_pylist():
+        headers = tuple((h["key"], h["value"]) for h in row["headers"] or ())
+        record = (row["offset"], row["micros"], row["timestampType"], row["key"], row["value"], headers)
+        found.setdefault(f"{row['topic']}-{row['partition']}", []).append(record)
+    for partition in found.values():
+        partition.sort(key=lambda record: record[0])
+    return found
+
+
+def expected(fixture: Path, isolation: str) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for folder in sorted(path.name for path in (fixture / "data").iterdir() if path.is_dir()):
+        if folder.startswith("__"):
+            continue
+        lines = [
+            (
+                record.offset,
+                min(max(record.timestamp, SMALLEST_MS), LARGEST_MS) * 1000,
+                record.timestamp_type,
+                record.key,
+                record.value,
+                record.headers,
+            )
+            for record in expected_records(fixture, folder, isolation)
+        ]
+        if lines:
+            found[folder] = lines
+    return found
+
+
+@pytest.mark.parametrize("isolation", ISOLATION)
+@pytest.mark.parametrize("name", FIXTURES)
+def test_a_log_dir_reads_as_kafka_reads_it(spark: SparkSession, fixtures: Path, name: str, isolation: str) -> None:
+    reader = spark.read.format("sparklog").option("includeHeaders", True).option("kafka.isolation.level", isolation)
+    found = records(reader.load(f"{fixtures}/{name}/data"))
+    wanted = expected(fixtures / name, isolation)
+    assert found.keys() == wanted.keys()
+    for partition, lines in wanted.items():
+        assert found[partition] == lines, partition
+
+
+def test_committed_is_the_default_and_leaves_aborted_records_out(spark: SparkSession, fixtures: Path) -> None:
+    path = f"{fixtures}/transactions/data"
+    default = spark.read.format("sparklog").load(path).count()
+    everything = spark.read.format("sparklog").option("kafka.isolation.level", "read_uncommitted").load(path).count()
+    assert default == sum(map(len, expected(fixtures / "transactions", "read_committed").values()))
+    assert everything == sum(map(len, expected(fixtures / "transactions", "read_uncommitted").values()))
+    assert 0 < default < everything
+
+
+def test_one_partition_folder_and_internal_topics(spark: SparkSession, fixtures: Path) -> None:
+    data = fixtures / "transactions" / "data"
+    one = spark.read.format("sparklog").load(f"{data}/txn-a-1")
+    assert {(row.topic, row.partition) for row in one.select("topic", "partition").distinct().collect()} == {
+        ("txn-a", 1)
+    }
+    internal = spark.read.format("sparklog").option("subscribe", "__consumer_offsets").load(str(data))
+    assert internal.count() > 0
+
+
+def test_a_stream_over_a_log_dir_reads_the_same_once(spark: SparkSession, fixtures: Path, tmp_path: Path) -> None:
+    path = str(fixtures / "segments" / "data")
+    stream = spark.readStream.format("sparklog").option("startingOffsets", "earliest").option("includeHeaders", True)
+    query = (
+        stream.option("maxOffsetsPerTrigger", 400)
+        .load(path)
+        .writeStream.format("memory")
+        .queryName("segments_stream")
+        .option("checkpointLocation", str(tmp_path / "c"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert records(spark.table("segments_stream")) == expected(fixtures / "segments", "read_committed")
+    assert len(query.recentProgress) > 1

@@ -1,0 +1,400 @@
+"""The streaming source's answers: what Spark stores, compares and replays, without Spark."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from typing import Any
+
+import pytest
+
+from sparklog.datasource.location import KAFKA_DIRECTORY, ROOT, Location
+from sparklog.datasource.options import parse_options
+from sparklog.datasource.stream_plan import Clock, StreamPlanner
+from sparklog.datasource.subscription import Subscriber
+from sparklog.errors import BadRequest, NotFound
+from sparklog.log.view import OffsetRange
+from tests.datasource.memory_view import RECORD_BYTES, MemoryView
+
+Document = dict[str, Any]
+
+
+class Time:
+    """A clock that moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(round(seconds, 6))
+        self.at += seconds
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.at, self.sleep)
+
+
+def planner(view: MemoryView, time: Time | None = None, kind: str = ROOT, **options: str) -> StreamPlanner:
+    options = {"startingoffsets": "earliest"} | {name.lower(): value for name, value in options.items()}
+    if kind == ROOT and not {"subscribe", "subscribepattern", "assign"} & set(options):
+        options["subscribe"] = "t"
+    read = parse_options({name: value for name, value in options.items() if value != ""}).read
+    subscriber = Subscriber(view, Location(kind, "/log", "/log"), read.subscription)
+    return StreamPlanner(view, subscriber, read, (time or Time()).clock())
+
+
+def stored(document: Document) -> Document:
+    """Through Spark's checkpoint and back."""
+    found: Document = json.loads(json.dumps(document))
+    return found
+
+
+def view_of(**counts: int) -> MemoryView:
+    view = MemoryView()
+    for topic, count in counts.items():
+        view.create(topic)
+        view.add(topic, count)
+    return view
+
+
+def read(ranges: list[OffsetRange]) -> list[tuple[str, int, int, int]]:
+    return [(found.topic, found.partition, found.start, found.end) for found in ranges]
+
+
+def test_the_first_answer_carries_its_start_also_when_idle() -> None:
+    view = view_of(t=3)
+    source = planner(view, startingoffsets="latest")
+    initial = stored(source.initial())
+    assert initial == {"t": {"0": 3}, "$ids": {"t": "id-t"}, "$initial": True}
+    first = source.latest(initial, limited=True)
+    assert first == {"t": {"0": 3}, "$ids": {"t": "id-t"}, "$start": {"t": {"0": 3}}}
+    again = stored(first)
+    assert source.latest(again, limited=True) is again
+
+
+def test_a_replayed_first_batch_reads_what_was_planned_whatever_the_initial_offset_is_by_then() -> None:
+    view = view_of(t=2)
+    source = planner(view, startingoffsets="latest")
+    initial = source.initial()
+    view.add("t", 3)
+    end = stored(source.latest(initial, limited=True))
+    assert read(source.ranges(initial, end)) == [("t", 0, 2, 5)]
+    view.add("t", 10)
+    restarted = planner(view, startingoffsets="latest")
+    assert restarted.initial()["t"] == {"0": 15}
+    assert read(restarted.ranges(stored(restarted.initial()), end)) == [("t", 0, 2, 5)]
+    following = restarted.latest(end, limited=True)
+    assert "$start" not in following
+    assert read(restarted.ranges(end, following)) == [("t", 0, 5, 15)]
+
+
+def test_a_start_after_the_end_is_an_empty_range() -> None:
+    view = view_of(t=15)
+    end = {"t": {"0": 10}, "$ids": {"t": "id-t"}}
+    assert planner(view).ranges({"t": {"0": 15}, "$ids": {"t": "id-t"}}, end) == []
+
+
+def test_initial_is_asked_twice_and_stays_the_same() -> None:
+    view = view_of(t=2)
+    source = planner(view, startingoffsets="latest")
+    first = source.initial()
+    view.add("t", 5)
+    assert source.initial() == first
+
+
+def test_one_canonical_text() -> None:
+    view = MemoryView()
+    for topic in ("b", "a"):
+        view.create(topic, 12)
+    source = planner(view, subscribe="b,a")
+    text = json.dumps(source.initial())
+    assert text.index('"a"') < text.index('"b"') < text.index('"$ids"')
+    assert text.index('"2"') < text.index('"10"')
+
+
+def test_idle_polls_wait_one_interval_and_probe_once() -> None:
+    view, time = view_of(t=3), Time()
+    source = planner(view, time)
+    end = source.latest(source.initial(), limited=True)
+    assert time.slept == []
+    before = len(view.refreshed)
+    end = source.latest(end, limited=True)
+    assert time.slept == []
+    for _ in range(3):
+        assert source.latest(end, limited=True) is end
+    assert time.slept == [0.01] * 3
+    assert view.refreshed[before:] == [("t",)] * 4
+    view.add("t", 1)
+    assert source.latest(end, limited=True)["t"] == {"0": 4}
+
+
+def test_poll_interval_option_and_no_wait_under_once() -> None:
+    view, time = view_of(t=0), Time()
+    source = planner(view, time, **{"poll.interval.ms": "2000"})
+    end = source.latest(source.initial(), limited=True)
+    source.latest(end, limited=True)
+    assert time.slept == [2.0]
+    source.latest(end, limited=False)
+    assert time.slept == [2.0]
+
+
+def test_max_offsets_are_shared_in_proportion_with_one_each() -> None:
+    view = MemoryView()
+    view.create("t", 3)
+    view.add("t", 100, 0)
+    view.add("t", 50, 1)
+    view.add("t", 1, 2)
+    source = planner(view, maxOffsetsPerTrigger="15")
+    start = source.initial()
+    end = source.latest(start, limited=True)
+    assert end["t"] == {"0": 9, "1": 4, "2": 1}
+    assert source.latest(start, limited=False)["t"] == {"0": 100, "1": 50, "2": 1}
+
+
+def test_every_batch_moves_on_and_all_is_read_once_whatever_the_limits() -> None:
+    rng = random.Random(5)
+    view = MemoryView()
+    view.create("t", 4)
+    for partition in range(4):
+        view.add("t", rng.randrange(40), partition)
+    source = planner(view, maxOffsetsPerTrigger="7", maxBytesPerTrigger=str(5 * RECORD_BYTES))
+    start, seen = source.initial(), {p: 0 for p in range(4)}
+    for _ in range(200):
+        end = stored(source.latest(start, limited=True))
+        if end == start:
+            break
+        for found in source.ranges(start, end):
+            assert found.start == seen[found.partition]
+            seen[found.partition] = found.end
+        start = end
+    assert seen == {p: view.partition("t", p).log_end for p in range(4)}
+
+
+def test_max_bytes() -> None:
+    view = view_of(t=100)
+    source = planner(view, maxBytesPerTrigger=str(10 * RECORD_BYTES))
+    assert source.latest(source.initial(), limited=True)["t"] == {"0": 10}
+    tiny = planner(view, maxBytesPerTrigger="1")
+    assert tiny.latest(tiny.initial(), limited=True)["t"] == {"0": 1}
+
+
+def test_min_offsets_hold_back_until_the_delay_has_passed() -> None:
+    view, time = view_of(t=3), Time()
+    source = planner(view, time, minOffsetsPerTrigger="10", maxTriggerDelay="60s")
+    end = source.latest(source.initial(), limited=True)
+    assert end["t"] == {"0": 3}
+    view.add("t", 9)
+    assert source.latest(end, limited=True) is end
+    view.add("t", 1)
+    following = source.latest(end, limited=True)
+    assert following["t"] == {"0": 13}
+    view.add("t", 1)
+    assert source.latest(following, limited=True) is following
+    time.at += 61
+    assert source.latest(following, limited=True)["t"] == {"0": 14}
+
+
+def test_available_now_reads_to_the_target_and_no_further() -> None:
+    view, time = view_of(t=10), Time()
+    source = planner(view, time, maxOffsetsPerTrigger="4", minOffsetsPerTrigger="4")
+    source.prepare_available_now()
+    start, ends = source.initial(), []
+    for _ in range(10):
+        view.add("t", 1)
+        end = source.latest(start, limited=True)
+        if end is start:
+            break
+        ends.append(end["t"]["0"])
+        start = end
+    assert ends == [4, 8, 10]
+    assert time.slept == []
+
+
+def test_new_topics_are_found_when_metadata_is_old_and_begin_at_their_start() -> None:
+    view, time = view_of(orders=2), Time()
+    source = planner(view, time, subscribepattern="ord.*", startingoffsets="latest", **{"metadata.max.age.ms": "5000"})
+    end = source.latest(source.initial(), limited=True)
+    view.create("ordinary")
+    view.add("ordinary", 7)
+    view.create("other")
+    assert source.latest(end, limited=True) is end
+    time.at += 5
+    following = source.latest(end, limited=True)
+    assert following["ordinary"] == {"0": 7}
+    assert "other" not in following
+    assert read(source.ranges(end, following)) == [("ordinary", 0, 0, 7)]
+
+
+def test_new_partitions_begin_at_their_log_start() -> None:
+    view = view_of(t=5)
+    source = planner(view, startingoffsets="latest")
+    end = source.latest(source.initial(), limited=True)
+    view.add("t", 4, partition=1)
+    following = source.latest(end, limited=True)
+    assert read(source.ranges(end, following)) == [("t", 1, 0, 4)]
+
+
+def test_a_partition_without_records_is_no_news() -> None:
+    view = view_of(t=5)
+    source = planner(view)
+    end = source.latest(source.initial(), limited=True)
+    view.add("t", 0, partition=1)
+    assert source.latest(end, limited=True) is end
+
+
+def test_a_topic_created_again_is_an_error_or_read_from_its_start(caplog: pytest.LogCaptureFixture) -> None:
+    view = view_of(t=5)
+    source = planner(view)
+    end = source.latest(source.initial(), limited=True)
+    view.create("t", topic_id="id-2")
+    view.add("t", 9)
+    with pytest.raises(NotFound, match="deleted and created again while a stream reads it .id id-t, now id-2"):
+        source.latest(end, limited=True)
+    lenient = planner(view, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "sparklog"):
+        following = lenient.latest(end, limited=True)
+        assert read(lenient.ranges(end, following)) == [("t", 0, 0, 9)]
+        lenient.latest(end, limited=True)
+    assert len(caplog.records) == 1
+    assert "goes on from the new topic's start" in caplog.text
+
+
+def test_a_batch_planned_before_the_topic_was_created_again(caplog: pytest.LogCaptureFixture) -> None:
+    view = view_of(t=5)
+    first = planner(view)
+    start = first.initial()
+    end = stored(first.latest(start, limited=True))
+    view.create("t", topic_id="id-2")
+    view.add("t", 50)
+    with pytest.raises(NotFound, match="before offsets planned for this batch were read"):
+        planner(view).ranges(start, end)
+    with caplog.at_level(logging.WARNING, "sparklog"):
+        assert planner(view, failOnDataLoss="false").ranges(start, end) == []
+
+
+def test_a_deleted_topic() -> None:
+    view = view_of(t=5, u=5)
+    source = planner(view, subscribe="t,u")
+    end = source.latest(source.initial(), limited=True)
+    del view.now["u"]
+    with pytest.raises(NotFound, match="The topic 'u' was deleted while a stream reads it"):
+        source.latest(end, limited=True)
+    lenient = planner(view, subscribe="t,u", failOnDataLoss="false")
+    following = lenient.latest(end, limited=True)
+    assert following["t"] == {"0": 5}
+    assert "u" not in following
+    assert lenient.ranges(end, following) == []
+
+
+def test_start_deleted_by_retention(caplog: pytest.LogCaptureFixture) -> None:
+    view = view_of(t=10)
+    source = planner(view, maxOffsetsPerTrigger="2")
+    end = source.latest(source.initial(), limited=True)
+    view.partition("t").log_start = 6
+    with pytest.raises(NotFound, match=r"Offsets 2 to 3 of t-0 are gone: the log starts at 6.*failOnDataLoss=false"):
+        source.ranges(end, source.latest(end, limited=True))
+    lenient = planner(view, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "sparklog"):
+        assert read(lenient.ranges(end, lenient.latest(end, limited=True))) == [("t", 0, 6, 10)]
+    assert "Offsets 2 to 5 of t-0 are gone" in caplog.text
+
+
+def test_a_log_that_ends_before_the_start_is_data_loss() -> None:
+    view = view_of(t=10)
+    source = planner(view)
+    end = source.latest(source.initial(), limited=True)
+    del view.partition("t").times[6:]
+    with pytest.raises(NotFound, match="Offset 10 of t-0 is out of range: the log ends at 6"):
+        source.latest(end, limited=True)
+    lenient = planner(view, failOnDataLoss="false")
+    following = lenient.latest(end, limited=True)
+    assert following["t"] == {"0": 6}
+    assert lenient.ranges(end, following) == []
+    view.add("t", 1)
+    assert read(lenient.ranges(following, lenient.latest(following, limited=True))) == [("t", 0, 6, 7)]
+
+
+def test_an_end_below_the_start_that_is_only_not_visible_yet_is_idle() -> None:
+    view = view_of(t=10)
+    source = planner(view)
+    end = source.latest(source.initial(), limited=True)
+    view.partition("t").last_stable = 8
+    assert source.latest(end, limited=True) is end
+
+
+def test_isolation_decides_where_it_ends() -> None:
+    view = view_of(t=10)
+    view.partition("t").last_stable = 4
+    committed, uncommitted = planner(view), planner(view, **{"kafka.isolation.level": "read_uncommitted"})
+    assert committed.latest(committed.initial(), limited=True)["t"] == {"0": 4}
+    assert uncommitted.latest(uncommitted.initial(), limited=True)["t"] == {"0": 10}
+
+
+def test_starting_offsets_and_timestamps() -> None:
+    view = MemoryView()
+    view.create("t", 2)
+    for time in (10, 20, 30):
+        view.add("t", 1, 0, time)
+        view.add("t", 1, 1, time + 100)
+    assert planner(view, startingoffsets='{"t":{"0":1,"1":-1}}').initial()["t"] == {"0": 1, "1": 3}
+    assert planner(view, startingoffsets='{"t":{"0":-2,"1":2}}').initial()["t"] == {"0": 0, "1": 2}
+    assert planner(view, startingoffsets="", startingTimestamp="20").initial()["t"] == {"0": 1, "1": 0}
+    each = '{"t":{"0":30,"1":111}}'
+    assert planner(view, startingoffsets="", startingOffsetsByTimestamp=each).initial()["t"] == {"0": 2, "1": 1}
+    with pytest.raises(NotFound, match="t-0 has no record at or after 31 ms"):
+        planner(view, startingoffsets="", startingTimestamp="31").initial()
+    latest = planner(view, startingoffsets="", startingTimestamp="31", startingOffsetsByTimestampStrategy="latest")
+    assert latest.initial()["t"] == {"0": 3, "1": 0}
+    with pytest.raises(BadRequest, match="must name every partition that is read; missing: t-1"):
+        planner(view, startingoffsets='{"t":{"0":1}}').initial()
+    with pytest.raises(BadRequest, match="names partitions that are not read: t-7"):
+        planner(view, startingoffsets='{"t":{"0":1,"1":1,"7":1}}').initial()
+    with pytest.raises(NotFound, match="Offset 9 of t-0 is out of range: the log ends at 3"):
+        planner(view, startingoffsets='{"t":{"0":9,"1":1}}').initial()
+
+
+def test_subscriptions_of_a_root() -> None:
+    view = view_of(orders=1, payments=1)
+    with pytest.raises(NotFound, match="no topic 'order' at memory: did you mean 'orders'?"):
+        planner(view, subscribe="order").initial()
+    read_options = parse_options({}).read
+    subscriber = Subscriber(view, Location(ROOT, "/log", "/log"), read_options.subscription)
+    with pytest.raises(BadRequest, match="a root with the topics orders, payments: name those to read"):
+        subscriber.topics()
+    with pytest.raises(NotFound, match="partition 3 of topic 'orders', which has partition 0 only"):
+        planner(view, assign='{"orders":[0,3]}').initial()
+
+
+def test_a_restart_with_a_topic_that_does_not_exist() -> None:
+    view = view_of(t=1)
+    source = planner(view)
+    end = source.latest(source.initial(), limited=True)
+    with pytest.raises(NotFound, match="There is no topic 'u'"):
+        planner(view, subscribe="t,u").latest(end, limited=True)
+
+
+def test_a_kafka_directory_is_all_its_topics_but_kafkas_own() -> None:
+    view = view_of(a=1, __consumer_offsets=5)
+    source = planner(view, kind=KAFKA_DIRECTORY)
+    assert source.initial() == {"a": {"0": 0}, "$ids": {"a": "id-a"}, "$initial": True}
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"t": {"0": -5}}, "damaged: offset of t-0 must be a whole number >= 0"),
+        ({"t": 5}, "damaged: topic 't' must map partitions"),
+        ({"t": {"0": 1}, "$future": 1}, "which this version of sparklog does not know"),
+        ({"t": {"0": 1}, "$ids": []}, "must have an object of topic ids"),
+    ],
+)
+def test_an_offset_edited_by_hand(document: Document, expected: str) -> None:
+    with pytest.raises(BadRequest, match=expected.replace("$", r"\$")):
+        planner(view_of(t=1)).latest(document, limited=True)
+
+
+def test_an_offset_of_kafkas_own_connector_is_understood() -> None:
+    source = planner(view_of(t=5))
+    end = source.latest({"t": {"0": 2}}, limited=True)
+    assert read(source.ranges({"t": {"0": 2}}, end)) == [("t", 0, 2, 5)]

@@ -1,0 +1,208 @@
+"""`.index`, `.timeindex`, `.txnindex`: Kafka's bytes, its lookup rules, its way of building them."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format import offset_index, time_index, transaction_index
+
+Batch = tuple[int, int, int]
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def batches_of(log: bytes) -> list[Batch]:
+    """(position, last offset, maxTimestamp) of each batch of magic 2, read by hand: nothing under test is involved."""
+    found, position = [], 0
+    while position + 61 <= len(log):
+        base, length = struct.unpack_from(">qi", log, position)
+        if length <= 0:
+            break
+        (last_delta,) = struct.unpack_from(">i", log, position + 23)
+        (max_timestamp,) = struct.unpack_from(">q", log, position + 35)
+        found.append((position, base + last_delta, max_timestamp))
+        position += 12 + length
+    return found
+
+
+# The example that Kafka's own classes ran: interval 200, batches of 135 bytes with two records, from offset 1000.
+POSITIONS = ints(0, 135, 270, 405, 540, 675)
+LAST_OFFSETS = ints(1001, 1003, 1005, 1007, 1009, 1011)
+MAX_TIMESTAMPS = ints(5001, 6001, 4001, 7001, 7001, 6501)
+
+
+def test_building_gives_the_bytes_of_kafkas_example() -> None:
+    offsets = offset_index.build(1000, POSITIONS, LAST_OFFSETS, 200)
+    times = time_index.build(1000, POSITIONS, LAST_OFFSETS, MAX_TIMESTAMPS, 200)
+    assert offsets.to_bytes().hex() == "000000050000010e000000090000021c"
+    assert times.to_bytes().hex() == "000000000000177100000003" + "0000000000001b5900000007"
+
+
+def test_bytes_come_back_as_entries() -> None:
+    offsets = offset_index.parse(bytes.fromhex("000000050000010e000000090000021c"), 1000)
+    times = time_index.parse(bytes.fromhex("0000000000001771000000030000000000001b5900000007"), 1000)
+    assert list(zip(offsets.offsets, offsets.positions, strict=True)) == [(1005, 270), (1009, 540)]
+    assert list(zip(times.timestamps, times.offsets, strict=True)) == [(6001, 1003), (7001, 1007)]
+
+
+@pytest.mark.parametrize(
+    ("target", "entry"),
+    [(999, (1000, 0)), (1004, (1000, 0)), (1005, (1005, 270)), (1008, (1005, 270)), (5000, (1009, 540))],
+)
+def test_offset_lookup_takes_the_greatest_entry_not_above(target: int, entry: tuple[int, int]) -> None:
+    assert offset_index.build(1000, POSITIONS, LAST_OFFSETS, 200).lookup(target) == entry
+
+
+@pytest.mark.parametrize(
+    ("target", "entry"), [(6000, (-1, 1000)), (6001, (6001, 1003)), (7000, (6001, 1003)), (9999, (7001, 1007))]
+)
+def test_time_lookup_takes_the_greatest_entry_not_above(target: int, entry: tuple[int, int]) -> None:
+    assert time_index.build(1000, POSITIONS, LAST_OFFSETS, MAX_TIMESTAMPS, 200).lookup(target) == entry
+
+
+def test_an_active_segment_has_no_closing_time_entry() -> None:
+    times = time_index.build(1000, POSITIONS[:5], LAST_OFFSETS[:5], ints(1, 2, 3, 4, 9), 400, closed=False)
+    assert list(zip(times.timestamps, times.offsets, strict=True)) == [(4, 1007)]
+    closed = time_index.build(1000, POSITIONS[:5], LAST_OFFSETS[:5], ints(1, 2, 3, 4, 9), 400)
+    assert list(zip(closed.timestamps, closed.offsets, strict=True)) == [(4, 1007), (9, 1009)]
+
+
+def test_records_without_timestamps_leave_the_time_index_empty() -> None:
+    assert time_index.build(0, POSITIONS, LAST_OFFSETS, np.full(6, -1, np.int64), 0).to_bytes() == b""
+    assert time_index.build(0, ints(), ints(), ints(), 0).to_bytes() == b""
+    assert offset_index.build(0, ints(), ints(), 0).to_bytes() == b""
+
+
+def test_preallocated_files_end_at_their_zeros() -> None:
+    assert offset_index.parse(bytes.fromhex("000000050000010e") + bytes(1016), 1000).positions.tolist() == [270]
+    assert time_index.parse(bytes.fromhex("000000000000177100000003") + bytes(1008), 1000).timestamps.tolist() == [6001]
+    assert len(time_index.parse(bytes(1020), 0)) == 0
+    assert time_index.parse(bytes(12), 7).offsets.tolist() == [7], "one closing entry: timestamp 0 at the base offset"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(bytes(7), id="length"),
+        pytest.param(struct.pack(">iiii", 5, 100, 5, 200), id="equal offsets"),
+        pytest.param(struct.pack(">iiii", 5, 100, 6, 100), id="equal positions"),
+        pytest.param(struct.pack(">ii", -5, 100), id="below the base"),
+        pytest.param(struct.pack(">ii", 5, -100), id="negative position"),
+    ],
+)
+def test_a_wrong_offset_index_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt, match=r"rebuild it.*file a.index"):
+        offset_index.parse(data, 0, file="a.index")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(bytes(13), id="length"),
+        pytest.param(struct.pack(">qiqi", 5, 1, 5, 2), id="equal timestamps"),
+        pytest.param(struct.pack(">qiqi", 5, 3, 6, 2), id="falling offsets"),
+        pytest.param(struct.pack(">qi", -5, 3), id="negative timestamp"),
+    ],
+)
+def test_a_wrong_time_index_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt, match=r"rebuild it.*file a.timeindex"):
+        time_index.parse(data, 0, file="a.timeindex")
+
+
+def test_offsets_beyond_31_bits_are_refused() -> None:
+    edge = offset_index.OffsetIndex(10, ints(10 + 2**31 - 1), ints(100))
+    assert offset_index.parse(edge.to_bytes(), 10).offsets.tolist() == [10 + 2**31 - 1]
+    with pytest.raises(BadRequest, match="roll the segment earlier"):
+        offset_index.OffsetIndex(10, ints(10 + 2**31), ints(100)).to_bytes()
+    with pytest.raises(BadRequest, match="roll the segment earlier"):
+        time_index.TimeIndex(10, ints(1), ints(9)).to_bytes()
+
+
+def test_capacity_follows_segment_index_bytes() -> None:
+    assert offset_index.max_entries(120) == 15
+    assert time_index.max_entries(120) == 9
+
+
+ABORTED = "0000" + "000000000000004d" + "00000000000003e8" + "00000000000003f2" + "00000000000003ed"
+
+
+def test_transaction_index_vector_both_ways() -> None:
+    found = transaction_index.parse(bytes.fromhex(ABORTED), 1000)
+    entry = (found.producer_ids[0], found.first_offsets[0], found.last_offsets[0], found.last_stable_offsets[0])
+    assert entry == (77, 1000, 1010, 1005)
+    assert found.to_bytes().hex() == ABORTED
+
+
+@pytest.mark.parametrize(
+    ("data", "base"),
+    [
+        (bytes.fromhex(ABORTED)[:-1], 0),
+        (bytes.fromhex("0001" + ABORTED[4:]), 0),
+        (bytes.fromhex(ABORTED), 1011),
+        (bytes.fromhex(ABORTED * 2), 0),
+    ],
+)
+def test_a_wrong_transaction_index_is_corrupt(data: bytes, base: int) -> None:
+    with pytest.raises(Corrupt, match="rebuild it"):
+        transaction_index.parse(data, base)
+
+
+def test_which_batches_are_aborted() -> None:
+    aborted = transaction_index.AbortedTransactions(ints(1, 2, 1), ints(0, 1, 10), ints(2, 4, 12), ints(1, 3, 13))
+    producers, offsets = ints(1, 2, 1, 2, 1, 1, 3), ints(0, 1, 3, 3, 9, 10, 11)
+    assert aborted.covers(producers, offsets).tolist() == [True, True, False, True, False, True, False]
+    assert aborted.overlapping(3, 10).producer_ids.tolist() == [2]
+    assert aborted.overlapping(5, 11).producer_ids.tolist() == [1]
+    joined = transaction_index.concatenate([aborted, transaction_index.none()])
+    assert joined.to_bytes() == aborted.to_bytes()
+    assert len(transaction_index.concatenate([])) == 0
+
+
+# Topics of the fixtures with their index.interval.bytes, written by a broker that was not restarted in between.
+BUILT_BY_RULE = [
+    ("segments", "seg-small-0", 1024),
+    ("segments", "seg-small-1", 1024),
+    ("segments", "seg-ms-0", 100),
+    ("segments", "seg-index-full-0", 0),
+    ("segments", "seg-one-0", 4096),
+    ("segments", "seg-empty-0", 4096),
+    ("transactions", "txn-b-0", 500),
+    ("transactions", "txn-a-0", 4096),
+    ("transactions-tv0", "txn-b-0", 500),
+]
+
+
+@pytest.mark.parametrize(("fixture", "partition", "interval"), BUILT_BY_RULE)
+def test_indexes_built_from_kafkas_log_are_kafkas(fixtures: Path, fixture: str, partition: str, interval: int) -> None:
+    logs = sorted((fixtures / fixture / "data" / partition).glob("*.log"))
+    assert logs
+    for log in logs:
+        found = batches_of(log.read_bytes())
+        base = int(log.stem)
+        positions, last, stamps = (ints(*(batch[i] for batch in found)) for i in range(3))
+        offsets = offset_index.build(base, positions, last, interval)
+        times = time_index.build(base, positions, last, stamps, interval)
+        assert offsets.to_bytes() == log.with_suffix(".index").read_bytes(), log.name
+        assert times.to_bytes() == log.with_suffix(".timeindex").read_bytes(), log.name
+
+
+def test_every_index_of_the_sound_fixtures_comes_back_byte_for_byte(fixtures: Path) -> None:
+    checked = 0
+    for fixture in ("codecs", "timestamps", "segments", "transactions", "transactions-tv0", "retention/ms"):
+        for file in (fixtures / fixture).glob("*/*/*index"):
+            data, base = file.read_bytes(), int(file.stem)
+            parse = {
+                ".index": offset_index.parse,
+                ".timeindex": time_index.parse,
+                ".txnindex": transaction_index.parse,
+            }[file.suffix]
+            assert parse(data, base, file=str(file)).to_bytes() == data, file
+            checked += 1
+    assert checked > 100

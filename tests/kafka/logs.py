@@ -1,0 +1,116 @@
+"""Reading views into plain records, and writing small logs by hand, byte by byte."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sparklog.format.control import end_txn_marker
+from sparklog.format.record_batch import TRANSACTIONAL_BIT, BatchHeader
+from sparklog.kafka import KafkaView
+from sparklog.log.view import COLUMNS, READ_UNCOMMITTED, OffsetRange
+from tests.fixture_data import ExpectedRecord
+
+HOUR_MS = 1_704_153_600_000
+
+
+def read(
+    view: KafkaView,
+    topic: str,
+    partition: int = 0,
+    isolation: str = READ_UNCOMMITTED,
+    start: int | None = None,
+    end: int | None = None,
+    batch_bytes: int = 4 << 20,
+) -> list[ExpectedRecord]:
+    """Records of a partition through a plan, by default all that this isolation level may see.
+
+    Parts go through pickle, as they do on their way to a task.
+    """
+    bounds = view.bounds(topic)[partition]
+    first = bounds.log_start if start is None else start
+    last = bounds.end(isolation) if end is None else end
+    found: list[ExpectedRecord] = []
+    for part in view.plan([OffsetRange(topic, partition, first, last)], isolation):
+        for batch in pickle.loads(pickle.dumps(part)).read(COLUMNS, batch_bytes=batch_bytes):
+            found += records(batch)
+    return found
+
+
+def records(batch: pa.RecordBatch) -> list[ExpectedRecord]:
+    """A batch of all columns as records without leader epochs."""
+    timestamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    rows = batch.drop_columns(["timestamp"]).to_pylist()
+    return [_record(row, timestamp) for row, timestamp in zip(rows, timestamps, strict=True)]
+
+
+def _record(row: dict[str, Any], timestamp: int) -> ExpectedRecord:
+    headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
+    return ExpectedRecord(
+        row["partition"], row["offset"], timestamp, row["timestampType"], row["key"], row["value"], headers, None
+    )
+
+
+def without_epochs(expected: Iterable[ExpectedRecord]) -> list[ExpectedRecord]:
+    """Leader epochs are no column of the view."""
+    return [replace(record, leader_epoch=None) for record in expected]
+
+
+def offsets(found: Sequence[ExpectedRecord]) -> list[int]:
+    return [record.offset for record in found]
+
+
+def batch(base: int, values: Sequence[bytes], *, producer: int = -1, timestamp: int = HOUR_MS) -> bytes:
+    """A batch of uncompressed records without keys; transactional if it has a producer. Values of up to 50 bytes."""
+    body = b""
+    for delta, value in enumerate(values):
+        record = bytes((0, 0)) + varint(delta) + varint(-1) + varint(len(value)) + value + varint(0)
+        body += varint(len(record)) + record
+    header = BatchHeader(
+        base_offset=base,
+        last_offset_delta=len(values) - 1,
+        count=len(values),
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        attributes=TRANSACTIONAL_BIT if producer >= 0 else 0,
+        leader_epoch=0,
+        producer_id=producer,
+        producer_epoch=0 if producer >= 0 else -1,
+        base_sequence=0 if producer >= 0 else -1,
+    )
+    return header.pack(body)
+
+
+def marker(offset: int, producer: int, *, commit: bool) -> bytes:
+    """An end-of-transaction marker."""
+    return end_txn_marker(
+        commit=commit, offset=offset, timestamp=HOUR_MS, producer_id=producer, producer_epoch=0, coordinator_epoch=0
+    )
+
+
+def varint(number: int) -> bytes:
+    value = (number << 1) ^ (number >> 31)
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def write_partition(log_dir: Path, name: str, segments: dict[int, bytes]) -> Path:
+    """A partition folder with these segments (base offset -> bytes of the `.log`)."""
+    folder = log_dir / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for base, data in segments.items():
+        (folder / f"{base:020}.log").write_bytes(data)
+    return folder
+
+
+def segment(folder: Path, base: int) -> Path:
+    return folder / f"{base:020}.log"

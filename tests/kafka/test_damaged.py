@@ -1,0 +1,230 @@
+"""Damaged folders: right records, or one error that names the place; indexes are never believed unchecked."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.kafka import KafkaView
+from sparklog.kafka.segment_file import SegmentFile, seek
+from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
+from tests.fixture_data import copied, expected_records
+from tests.kafka.logs import batch, marker, offsets, read, segment, without_epochs, write_partition
+
+ISOLATION = (READ_UNCOMMITTED, READ_COMMITTED)
+# Damage that takes no record away from a reader who does not believe indexes.
+HARMLESS = ("good", "indexes-missing", "indexes-wrong", "snapshots-damaged", "garbage-appended", "zeros-appended")
+# Kafka's recovery and this reader agree on what is left: what comes before the first batch that is not whole.
+CUT = ("last-batch-cut", "length-field-huge", "empty-segment-last")
+RECOVERED = "recovered/unclean-recovery-point-0"
+
+
+@pytest.mark.parametrize("isolation", ISOLATION)
+@pytest.mark.parametrize("name", HARMLESS)
+def test_damage_beside_the_records_changes_nothing(fixtures: Path, name: str, isolation: str) -> None:
+    good = fixtures / "damaged/good"
+    expected = without_epochs(expected_records(good, "damaged-0", isolation))
+    assert expected
+    assert read(KafkaView(fixtures / "damaged" / name / "data"), "damaged", isolation=isolation) == expected
+
+
+@pytest.mark.parametrize("isolation", ISOLATION)
+@pytest.mark.parametrize("name", HARMLESS)
+def test_any_start_finds_its_record_whatever_the_indexes_say(fixtures: Path, name: str, isolation: str) -> None:
+    expected = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0", isolation))
+    view = KafkaView(fixtures / "damaged" / name / "data")
+    for start in range(0, view.bounds("damaged")[0].end(isolation), 23):
+        wanted = [record for record in expected if start <= record.offset < start + 5]
+        end = min(start + 5, view.bounds("damaged")[0].end(isolation))
+        assert read(view, "damaged", isolation=isolation, start=start, end=end) == wanted
+
+
+@pytest.mark.parametrize("isolation", ISOLATION)
+@pytest.mark.parametrize("name", CUT)
+def test_an_unclean_tail_ends_where_kafkas_recovery_cuts_it(fixtures: Path, name: str, isolation: str) -> None:
+    fixture = fixtures / "damaged" / name
+    expected = without_epochs(expected_records(fixture, "damaged-0", isolation, RECOVERED))
+    assert read(KafkaView(fixture / "data"), "damaged", isolation=isolation) == expected
+
+
+@pytest.mark.parametrize("isolation", ISOLATION)
+def test_a_killed_brokers_folder_reads_as_after_its_recovery(fixtures: Path, isolation: str) -> None:
+    fixture = fixtures / "damaged/killed-broker"
+    expected = without_epochs(expected_records(fixture, "prealloc-0", isolation, "recovered"))
+    assert expected
+    assert read(KafkaView(fixture / "data"), "prealloc", isolation=isolation) == expected
+
+
+def test_a_flipped_bit_is_corrupt_and_what_is_before_and_after_it_can_be_read(fixtures: Path) -> None:
+    view = KafkaView(fixtures / "damaged/bit-flipped/data")
+    good = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0"))
+    with pytest.raises(Corrupt) as caught:
+        read(view, "damaged")
+    error = caught.value
+    assert error.file == str(segment(fixtures / "damaged/bit-flipped/data/damaged-0", 197))
+    assert error.position is not None
+    assert error.offset is not None
+    assert error.position <= 4014
+    assert read(view, "damaged", end=error.offset) == [record for record in good if record.offset < error.offset]
+    assert read(view, "damaged", start=256) == [record for record in good if record.offset >= 256]
+
+
+def test_segments_that_are_gone_are_a_gap(fixtures: Path) -> None:
+    good = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0"))
+    for name in ("segment-missing", "empty-segment-middle"):
+        found = read(KafkaView(fixtures / "damaged" / name / "data"), "damaged")
+        missing = set(offsets(good)) - set(offsets(found))
+        assert found == [record for record in good if record.offset not in missing]
+        assert missing
+        assert max(missing) - min(missing) < 80, name
+
+
+def test_random_damage_ends_in_records_or_in_corrupt(fixtures: Path, tmp_path: Path) -> None:
+    source = copied(fixtures / "damaged/good/data", tmp_path / "data") / "damaged-0"
+    view_path = source.parent
+    expected = {
+        record.offset: record for record in without_epochs(expected_records(fixtures / "damaged/good", "damaged-0"))
+    }
+    logs = sorted(source.glob("*.log"))
+    chance = random.Random(11)
+    corrupt = right = 0
+    for _ in range(150):
+        log = chance.choice(logs)
+        data = log.read_bytes()
+        broken = bytearray(data)
+        for _ in range(chance.choice((1, 1, 4))):
+            broken[chance.randrange(len(broken))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.2:
+            del broken[chance.randrange(len(broken)) :]
+        log.write_bytes(broken)
+        try:
+            view = KafkaView(view_path)
+            for isolation in ISOLATION:
+                for record in read(view, "damaged", isolation=isolation):
+                    # Base offset and leader epoch lie outside Kafka's checksum: a flipped offset goes unnoticed.
+                    original = expected.get(record.offset)
+                    right += original is not None and original.value == record.value
+        except Corrupt as error:
+            assert error.file
+            assert error.file.startswith(str(source))
+            corrupt += 1
+        except BadRequest as error:
+            assert "message format v" in str(error), "a flipped magic byte"
+        log.write_bytes(data)
+    assert corrupt > 30
+    assert right > 10_000
+
+
+# ---------------------------------------------------------------- transactions whose markers or indexes are damaged
+
+
+def test_committed_records_do_not_depend_on_transaction_indexes(fixtures: Path, tmp_path: Path) -> None:
+    for fixture in ("transactions", "transactions-tv0"):
+        folder = copied(fixtures / fixture / "data", tmp_path / fixture)
+        indexes = list(folder.glob("txn-*/*.txnindex"))
+        assert indexes
+        for file in indexes[::2]:
+            file.unlink()
+        for file in indexes[1::2]:
+            file.write_bytes(b"x" * 17)
+        for name in ("txn-a-0", "txn-b-0", "txn-b-1"):
+            expected = without_epochs(expected_records(fixtures / fixture, name, READ_COMMITTED))
+            topic, number = name.rsplit("-", 1)
+            assert read(KafkaView(folder), topic, int(number), READ_COMMITTED) == expected
+
+
+def test_a_damaged_marker_leaves_its_transaction_unknown(tmp_path: Path) -> None:
+    def log(markers: bytes) -> bytes:
+        return batch(0, [b"a"]) + batch(1, [b"b"], producer=7) + markers + batch(3, [b"d"]) + batch(4, [b"e"])
+
+    broken = bytearray(marker(2, 7, commit=False))
+    broken[-11] ^= 1  # The marker's type: ABORT would read as COMMIT.
+    folder = write_partition(tmp_path, "t-0", {0: log(bytes(broken)), 5: batch(5, [b"f"])})
+    view = KafkaView(tmp_path)
+    assert offsets(read(view, "t")) == [0, 1, 3, 4, 5]
+    assert offsets(read(view, "t", isolation=READ_COMMITTED, start=3)) == [3, 4, 5]
+    with pytest.raises(Corrupt, match="transaction of producer 7 cannot be known") as caught:
+        read(view, "t", isolation=READ_COMMITTED)
+    assert (caught.value.file, caught.value.offset) == (str(segment(folder, 0)), 2)
+    segment(folder, 0).with_suffix(".txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 1, 2, 3))
+    assert offsets(read(KafkaView(tmp_path), "t", isolation=READ_COMMITTED)) == [0, 3, 4, 5]
+
+
+def test_an_unreadable_stretch_leaves_open_transactions_unknown(tmp_path: Path) -> None:
+    whole = batch(0, [b"a"], producer=7) + marker(1, 7, commit=True)
+    write_partition(tmp_path, "t-0", {0: whole[:-5], 2: batch(2, [b"c"])})
+    view = KafkaView(tmp_path)
+    assert view.bounds("t")[0].last_stable == 3
+    assert offsets(read(view, "t", end=1)) == [0]
+    with pytest.raises(Corrupt, match="cannot be known"):
+        read(view, "t", isolation=READ_COMMITTED, end=1)
+    assert offsets(read(view, "t", isolation=READ_COMMITTED, start=2)) == [2]
+
+
+# ---------------------------------------------------------------- indexes
+
+
+def test_a_sound_index_is_used_and_a_wrong_one_is_not(fixtures: Path, tmp_path: Path) -> None:
+    folder = copied(fixtures / "segments/data/seg-small-0", tmp_path / "seg-small-0")
+    log, index = segment(folder, 0), segment(folder, 0).with_suffix(".index")
+    entries = list(struct.iter_unpack(">ii", index.read_bytes()))
+    assert entries
+    last, position = entries[-1]
+    sound = index.read_bytes()
+    with SegmentFile(str(log)) as file:
+        assert seek(file, 0, last + 1) == position
+        assert seek(file, 0, entries[0][0] - 1) == 0
+        for wrong in (
+            sound[:-4] + struct.pack(">i", position + 7),
+            sound[:-4] + struct.pack(">i", 2**31 - 1),
+            sound[:-8] + struct.pack(">ii", last + 1, position),
+            sound + b"\0",
+            b"",
+        ):
+            index.write_bytes(wrong)
+            assert seek(file, 0, last + 1) == 0, wrong[-8:]
+    index.unlink()
+    with SegmentFile(str(log)) as file:
+        assert seek(file, 0, last + 1) == 0
+
+
+def test_an_index_that_names_a_damaged_batch_is_not_used(fixtures: Path, tmp_path: Path) -> None:
+    folder = copied(fixtures / "segments/data/seg-small-0", tmp_path / "seg-small-0")
+    log = segment(folder, 0)
+    last, position = list(struct.iter_unpack(">ii", log.with_suffix(".index").read_bytes()))[-1]
+    data = bytearray(log.read_bytes())
+    data[position + 80] ^= 1
+    log.write_bytes(data)
+    with SegmentFile(str(log)) as file:
+        assert seek(file, 0, last + 1) == 0
+
+
+# ---------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize(
+    ("fixture", "topic", "version"),
+    [
+        ("builder-v0", "built", 0),
+        ("builder-v1", "built", 1),
+        ("broker-2.8.2", "old-v1", 1),
+        ("builder-mixed", "built", 0),
+    ],
+)
+def test_message_formats_before_v2_are_named(fixtures: Path, fixture: str, topic: str, version: int) -> None:
+    view = KafkaView(fixtures / "legacy" / fixture / "data")
+    with pytest.raises(BadRequest, match=rf"message format v{version} is not readable: .*\.log holds it at position 0"):
+        view.refresh([topic])
+
+
+def test_an_unknown_magic_in_the_middle_is_corrupt(tmp_path: Path) -> None:
+    wrong = bytearray(batch(1, [b"b"]))
+    wrong[16] = 5
+    folder = write_partition(tmp_path, "t-0", {0: batch(0, [b"a"]) + bytes(wrong), 2: batch(2, [b"c"])})
+    with pytest.raises(Corrupt, match="magic is 5") as caught:
+        read(KafkaView(tmp_path), "t")
+    assert (caught.value.file, caught.value.position) == (str(segment(folder, 0)), len(batch(0, [b"a"])))

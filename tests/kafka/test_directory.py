@@ -1,0 +1,107 @@
+"""What is a Kafka directory, and which of its folders are partitions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BadRequest, NotFound
+from sparklog.kafka import KafkaView, kafka_layout
+from sparklog.kafka.directory import partition_folders, split_folder_name
+from sparklog.log.view import READ_COMMITTED, OffsetRange
+from tests.kafka.logs import batch, write_partition
+
+LOG = batch(0, [b"a"])
+
+
+def test_layouts(tmp_path: Path) -> None:
+    write_partition(tmp_path / "logs", "orders-0", {0: LOG})
+    write_partition(tmp_path, "sealed-run", {})
+    (tmp_path / "file").write_bytes(b"")
+    assert kafka_layout(tmp_path / "logs") == "log-dir"
+    assert kafka_layout(tmp_path / "logs/orders-0") == "partition"
+    assert kafka_layout(tmp_path / "sealed-run") is None
+    assert kafka_layout(tmp_path) is None, "partition folders are looked for one level down only"
+    assert kafka_layout(tmp_path / "file") is None
+    assert kafka_layout(tmp_path / "missing") is None
+
+
+def test_only_partition_folders_count(tmp_path: Path) -> None:
+    for name in ("a.b-c_d-12", "t-0", "t--1", "x" * 249 + "-0"):
+        write_partition(tmp_path, name, {0: LOG})
+    for name in (
+        "t-1.0123456789abcdef0123456789abcdef-delete",
+        "t-2.0123456789abcdef0123456789abcdef-future",
+        "t-3.0123456789abcdef0123456789abcdef-stray",
+        "t",
+        "t-x",
+        "with space-0",
+        "x" * 250 + "-0",
+    ):
+        write_partition(tmp_path, name, {0: LOG})
+    (tmp_path / "empty-0").mkdir()
+    (tmp_path / "other-0").mkdir()
+    (tmp_path / "other-0" / "42.log").write_bytes(LOG)
+    assert set(partition_folders(str(tmp_path))) == {("a.b-c_d", 12), ("t", 0), ("t-", 1), ("x" * 249, 0)}
+
+
+def test_names_are_split_at_the_last_dash() -> None:
+    assert split_folder_name("/data/kafka/a-b-7") == ("a-b", 7)
+    assert split_folder_name("/data/kafka/copy") == ("copy", 0)
+
+
+def test_a_partition_folder_of_another_name_is_partition_0(tmp_path: Path) -> None:
+    view = KafkaView(write_partition(tmp_path, "copy of orders", {0: LOG}))
+    assert view.topics() == ["copy of orders"]
+    assert view.bounds("copy of orders")[0].log_end == 1
+
+
+def test_what_lies_beside_a_copied_partition_need_not_be_kafkas(tmp_path: Path) -> None:
+    folder = write_partition(tmp_path, "orders-0", {0: LOG})
+    (tmp_path / "log-start-offset-checkpoint").write_text("mine")
+    assert KafkaView(folder).bounds("orders")[0].log_end == 1
+
+
+def test_a_folder_that_is_no_kafka_directory_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"is no Kafka directory: expected folders like orders-0"):
+        KafkaView(tmp_path)
+
+
+def test_unknown_names_are_answered_with_near_ones(tmp_path: Path) -> None:
+    write_partition(tmp_path, "orders-0", {0: LOG})
+    view = KafkaView(tmp_path)
+    with pytest.raises(NotFound, match=r"there is no topic 'order' .*\['orders'\]"):
+        view.bounds("order")
+    with pytest.raises(NotFound, match=r"there is no partition 3 of orders .* it has \[0\]"):
+        view.plan([OffsetRange("orders", 3, 0, 1)], READ_COMMITTED)
+    with pytest.raises(BadRequest, match="unknown isolation level 'strict'"):
+        view.plan([OffsetRange("orders", 0, 0, 1)], "strict")
+    (part,) = view.plan([OffsetRange("orders", 0, 0, 1)], READ_COMMITTED)
+    with pytest.raises(BadRequest, match=r"unknown columns \['keys'\]"):
+        next(part.read(["keys"]))
+
+
+def test_a_topic_without_metadata_has_an_id_that_stays(tmp_path: Path) -> None:
+    write_partition(tmp_path, "orders-0", {0: LOG})
+    write_partition(tmp_path, "other-0", {0: LOG})
+    first = KafkaView(tmp_path).topic_id("orders")
+    assert len(first) == 22
+    assert KafkaView(tmp_path).topic_id("orders") == first
+    assert KafkaView(tmp_path / "orders-0").topic_id("orders") == first
+    assert KafkaView(tmp_path).topic_id("other") != first
+    (tmp_path / "orders-0/partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAA")
+    assert KafkaView(tmp_path).topic_id("orders") == first, "an id of zeros is none"
+
+
+def test_planning_needs_no_kernels(fixtures: Path) -> None:
+    program = (
+        "import sys; from sparklog.kafka import KafkaView; from sparklog.log.view import OffsetRange;"
+        f"view = KafkaView({str(fixtures / 'transactions/data')!r}); bounds = view.bounds('txn-b')[0];"
+        "view.plan([OffsetRange('txn-b', 0, 0, bounds.last_stable)], 'read_committed');"
+        "print([name for name in ('numba', 'pandas', 'pyspark', 'zstandard') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -1,0 +1,318 @@
+"""An independent model of the log: reads raw objects as they land in the store and judges each commit by the design's rules.
+
+It shares no code with what it judges: commits are parsed with `json`, state is lists and dicts, and the rules of who may
+write what are written down once more. Whatever the log's own code says (an answer, a snapshot, a checkpoint) is compared with
+the model at that version.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import crc32c
+
+from sparklog.storage.memory import MemoryStore
+from tests.log.simulation.world import SimulationError
+
+_COMMIT = re.compile(r"(.+)/_log/([0-9]{20})\.json\Z")
+_CHECKPOINT = re.compile(r"(.+)/_log/checkpoints/([0-9]{20})\.json\Z")
+_READ_VERSION = re.compile(r"(?:append|sealed/[0-9]+)/([0-9]{20})-")
+
+
+@dataclass(frozen=True, order=True)
+class Slice:
+    """Where records of one partition lie: `[base, end)` in a file at a position, named by commit `version`."""
+
+    partition: int
+    base: int
+    end: int
+    path: str
+    position: int
+    records: int
+    version: int
+
+
+@dataclass(frozen=True)
+class State:
+    """The topic after one version."""
+
+    version: int
+    topic_id: str
+    deleted: bool
+    time_ms: int
+    log_start: tuple[int, ...]
+    log_end: tuple[int, ...]
+    slices: tuple[Slice, ...]
+    configs: tuple[tuple[str, str], ...]
+    floor: int
+    batches: tuple[tuple[str, int, int], ...]
+    """(writer id, newest batch, its record count)."""
+
+
+@dataclass
+class TopicModel:
+    """All that happened under one topic name."""
+
+    name: str
+    states: list[State] = field(default_factory=list)
+    crcs: list[int] = field(default_factory=list)
+    versions_of: dict[str, int] = field(default_factory=dict)
+    """Commit id -> version."""
+    file_versions: dict[str, int] = field(default_factory=dict)
+    """Data file -> the one version that appended it."""
+    topic_ids: set[str] = field(default_factory=set)
+    batch_versions: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    """(topic id, writer id, batch) -> the one version that wrote it."""
+    runs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """(topic id, writer id) -> runs in the order in which they took over."""
+    zombies: set[str] = field(default_factory=set)
+    """Commit ids that were created under a number that had been collected: never in the log."""
+
+    @property
+    def state(self) -> State:
+        return self.states[-1]
+
+
+class Model:
+    """Watches a `WatchedStore`; `topics` holds what is true."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicModel] = {}
+        self.store: MemoryStore | None = None
+        self.checkpoints = 0
+        self.commits = 0
+
+    def topic(self, name: str) -> TopicModel:
+        return self.topics.setdefault(name, TopicModel(name))
+
+    def created(self, key: str, data: bytes) -> None:
+        """An object has come to exist."""
+        found = _COMMIT.match(key)
+        if found:
+            self.commits += 1
+            self._commit(self.topic(found[1]), int(found[2]), data)
+            return
+        found = _CHECKPOINT.match(key)
+        if found:
+            self.checkpoints += 1
+            self._checkpoint(self.topic(found[1]), int(found[2]), json.loads(data))
+
+    def _commit(self, topic: TopicModel, version: int, data: bytes) -> None:
+        doc = json.loads(data)
+        commit_id = doc["commitId"]
+        if version < len(topic.states):
+            topic.zombies.add(commit_id)
+            return
+        expect(
+            version == len(topic.states), f"commit {version} of {topic.name} leaves a gap after {len(topic.states) - 1}"
+        )
+        expect(doc["version"] == version, f"commit {version} calls itself {doc['version']}")
+        previous = topic.crcs[-1] if topic.crcs else None
+        expect(doc["prevCrc"] == previous, f"commit {version} is not chained to its predecessor")
+        expect(commit_id not in topic.versions_of, f"commit id {commit_id} is in the log twice")
+        state = self._apply(topic, version, doc)
+        topic.states.append(state)
+        topic.crcs.append(crc32c.crc32c(data))
+        topic.versions_of[commit_id] = version
+
+    def _apply(self, topic: TopicModel, version: int, doc: dict[str, Any]) -> State:
+        where = f"{topic.name} version {version} ({doc['op']})"
+        before = topic.states[-1] if topic.states else None
+        if doc["op"] == "create":
+            state = self._create(topic, before, version, doc, where)
+        else:
+            expect(before is not None and not before.deleted, f"{where}: no topic is there")
+            assert before is not None
+            expect(doc["topicId"] == before.topic_id, f"{where}: made for another topic id")
+            state = before
+        expect(before is None or doc["timeMs"] >= before.time_ms, f"{where}: commit time goes back")
+        floor = max(state.floor, doc.get("floor", 0))
+        expect(doc.get("floor", floor) >= state.floor, f"{where}: the upload floor goes back")
+        state = self._grow(state, doc, where)
+        state = self._configure(state, doc)
+        state = (
+            self._edit(topic, state, version, doc, where)
+            if doc.get("edits")
+            else self._append(topic, state, version, doc, where)
+        )
+        state = self._write(topic, state, version, doc, where)
+        state = self._trim(state, doc, where)
+        check_slices(state, where)
+        if doc["op"] == "delete":
+            # Numbering and upload floor go on under the name; nothing else of the topic does.
+            state = State(version, state.topic_id, True, 0, (), (), (), (), floor, ())
+        return replace(state, version=version, time_ms=doc["timeMs"], floor=floor)
+
+    def _create(self, topic: TopicModel, before: State | None, version: int, doc: dict[str, Any], where: str) -> State:
+        expect(before is None or before.deleted, f"{where}: the topic exists already")
+        expect(doc["topicId"] not in topic.topic_ids, f"{where}: a topic id is used again")
+        topic.topic_ids.add(doc["topicId"])
+        n = doc["partitions"]
+        floor = before.floor if before else 0
+        return State(version, doc["topicId"], False, doc["timeMs"], (0,) * n, (0,) * n, (), (), floor, ())
+
+    def _grow(self, state: State, doc: dict[str, Any], where: str) -> State:
+        n = doc.get("partitions")
+        if n is None:
+            return state
+        more = n - len(state.log_end)
+        expect(more >= 0, f"{where}: fewer partitions than before")
+        return replace(state, log_start=state.log_start + (0,) * more, log_end=state.log_end + (0,) * more)
+
+    def _configure(self, state: State, doc: dict[str, Any]) -> State:
+        configs = dict(state.configs)
+        for name, value in doc.get("configs", {}).items():
+            if value is None:
+                configs.pop(name, None)
+            else:
+                configs[name] = value
+        return replace(state, configs=tuple(sorted(configs.items())))
+
+    def _append(self, topic: TopicModel, state: State, version: int, doc: dict[str, Any], where: str) -> State:
+        ends = list(state.log_end)
+        slices = list(state.slices)
+        for file in doc.get("files", []):
+            self._name_file(topic, state, version, file["path"], where)
+            position = 0
+            for p, base, size, offsets, records in zip(
+                file["partition"], file["base"], file["bytes"], file["offsets"], file["records"], strict=True
+            ):
+                expect(p < len(ends), f"{where}: partition {p} does not exist")
+                expect(base == ends[p], f"{where}: partition {p} ends at {ends[p]}, a slice was put at {base}")
+                ends[p] = base + offsets
+                slices.append(Slice(p, base, base + offsets, file["path"], position, records, version))
+                position += size
+        return replace(state, log_end=tuple(ends), slices=tuple(sorted(slices)))
+
+    def _name_file(self, topic: TopicModel, state: State, version: int, path: str, where: str) -> None:
+        expect(
+            path not in topic.file_versions, f"{where}: {path} was appended at {topic.file_versions.get(path)} already"
+        )
+        topic.file_versions[path] = version
+        read = _READ_VERSION.match(path)
+        expect(read is not None, f"{where}: no read version in {path}")
+        assert read is not None
+        expect(int(read[1]) >= state.floor, f"{where}: {path} was uploaded below the floor {state.floor}")
+        if self.store is not None:
+            expect(self.store.stat(f"{topic.name}/{path}") is not None, f"{where}: {path} does not exist")
+
+    def _edit(self, topic: TopicModel, state: State, version: int, doc: dict[str, Any], where: str) -> State:
+        """Slices replaced: every input is there, outputs lie in the edits' ranges, nothing else changes."""
+        slices = {(s.path, s.partition, s.base): s for s in state.slices}
+        ranges = {}
+        for edit in doc["edits"]:
+            ranges.setdefault(edit["partition"], []).append((edit["start"], edit["end"]))
+        removed: dict[int, list[Slice]] = {}
+        for item in doc.get("remove", []):
+            for p, base in zip(item["partition"], item["base"], strict=True):
+                found = slices.pop((item["path"], p, base), None)
+                if found is None:
+                    expect(base < state.log_start[p], f"{where}: removes a slice of {p} at {base} that is not there")
+                    continue
+                expect(
+                    any(start <= found.base and found.end <= end for start, end in ranges.get(p, [])),
+                    f"{where}: removes a slice outside its edit",
+                )
+                removed.setdefault(p, []).append(found)
+        for file in doc.get("files", []):
+            self._name_file(topic, state, version, file["path"], where)
+            at = 0
+            for p, base, size, offsets, records in zip(
+                file["partition"], file["base"], file["bytes"], file["offsets"], file["records"], strict=True
+            ):
+                expect(
+                    any(start <= base and base + offsets <= end for start, end in ranges.get(p, [])),
+                    f"{where}: puts a slice outside its edit",
+                )
+                slices[file["path"], p, base] = Slice(p, base, base + offsets, file["path"], at, records, version)
+                at += size
+        return replace(state, slices=tuple(sorted(slices.values())))
+
+    def _write(self, topic: TopicModel, state: State, version: int, doc: dict[str, Any], where: str) -> State:
+        writer = doc.get("writer")
+        batches = {name: (batch, count) for name, batch, count in state.batches}
+        for name in doc.get("expired", {}):
+            batches.pop(name, None)
+        if writer is not None:
+            name, batch = writer["id"], writer["batch"]
+            if doc.get("files"):
+                newest = batches.get(name, (-1, 0))[0]
+                expect(batch > newest, f"{where}: batch {batch} of {name} is written again (newest is {newest})")
+                batches[name] = (batch, writer["count"])
+                records = sum(sum(file["records"]) for file in doc["files"])
+                expect(
+                    records == writer["count"],
+                    f"{where}: holds {records} records, its writer counted {writer['count']}",
+                )
+                topic.batch_versions[state.topic_id, name, batch] = version
+            runs = topic.runs.setdefault((state.topic_id, name), [])
+            run = writer.get("run")
+            if run is not None and run not in runs[-1:]:
+                expect(run not in runs[-5:], f"{where}: run {run} of {name} was superseded and writes again")
+                runs.append(run)
+        return replace(state, batches=tuple((name, *entry) for name, entry in sorted(batches.items())))
+
+    def _trim(self, state: State, doc: dict[str, Any], where: str) -> State:
+        starts = list(state.log_start)
+        for text, offset in doc.get("logStarts", {}).items():
+            p = int(text)
+            starts[p] = max(starts[p], offset)
+            expect(starts[p] <= state.log_end[p], f"{where}: log start {offset} of {p} lies beyond its end")
+        kept = tuple(s for s in state.slices if s.end > starts[s.partition])
+        return replace(state, log_start=tuple(starts), slices=kept)
+
+    def _checkpoint(self, topic: TopicModel, version: int, doc: dict[str, Any]) -> None:
+        expect(version < len(topic.states), f"checkpoint {version} of {topic.name} is ahead of the log")
+        assert self.store is not None
+        state = topic.states[version]
+        table_key = (
+            f"{topic.name}/_log/checkpoints/{doc['table']['name']}" if isinstance(doc.get("table"), dict) else None
+        )
+        if table_key is not None:
+            check_table(state, self.store.get(table_key), f"checkpoint {version} of {topic.name}")
+
+
+def check_table(state: State, data: bytes, where: str) -> None:
+    """The slices in an Arrow file are those of the model, and their bases and ends agree."""
+    import pyarrow as pa
+
+    table = pa.ipc.open_file(io.BytesIO(data)).read_all()
+    found = list(zip(*(table.column(name).to_pylist() for name in ("partition", "base", "end")), strict=True))
+    expect(found == [(s.partition, s.base, s.end) for s in state.slices], f"{where}: its slices are not the log's")
+
+
+def check_slices(state: State, where: str) -> None:
+    """Rule 7: ordered, disjoint, within the log; every slice ends above the log start."""
+    for p, (start, end) in enumerate(zip(state.log_start, state.log_end, strict=True)):
+        expect(0 <= start <= end, f"{where}: partition {p} starts at {start} and ends at {end}")
+    last: dict[int, int] = {}
+    for s in state.slices:
+        expect(s.end > state.log_start[s.partition], f"{where}: a slice of {s.partition} ends below the log start")
+        expect(s.end <= state.log_end[s.partition], f"{where}: a slice of {s.partition} ends beyond the log end")
+        expect(s.base >= last.get(s.partition, 0), f"{where}: slices of {s.partition} overlap at {s.base}")
+        last[s.partition] = s.end
+
+
+def expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise SimulationError(message)
+
+
+class WatchedStore(MemoryStore):
+    """A memory store that shows the model every object the moment it exists."""
+
+    def __init__(self, clock: Callable[[], int], model: Model, name: str = "test") -> None:
+        super().__init__(clock, name)
+        self._model = model
+        model.store = self
+
+    def create(self, key: str, data: bytes) -> bool:
+        created = super().create(key, data)
+        if created:
+            self._model.created(key, data)
+        return created

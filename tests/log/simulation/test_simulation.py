@@ -1,0 +1,72 @@
+"""Random interleavings of the commit protocol under faults, judged by an independent model.
+
+A failing seed prints the command that replays it. `SPARKLOG_SEEDS=20000 python -m pytest -m slow tests/log/simulation`
+sweeps more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from tests.log.simulation.workload import Run, run_seed
+from tests.log.simulation.world import World
+
+SEEDS = 2_000
+CHUNK = 100
+REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/log/simulation/test_simulation.py -k test_one_seed"
+
+
+def check(seed: int) -> Run:
+    """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
+    worlds: list[World] = []
+    try:
+        return run_seed(seed, worlds)
+    except BaseException as error:
+        story = "\n".join(worlds[0].trace[-40:]) if worlds else ""
+        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {REPLAY.format(seed=seed)}\n{story}"
+        raise AssertionError(message) from error
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_seeds(first: int) -> None:
+    commits = 0
+    for seed in range(first, first + CHUNK):
+        commits += check(seed).model.commits
+    assert commits > 5 * CHUNK, "the runs did too little to show anything"
+
+
+def test_one_seed() -> None:
+    seed = int(os.environ.get("SPARKLOG_SEED", "7"))
+    run = check(seed)
+    assert run.world.steps > 0
+    if "SPARKLOG_SEED" in os.environ:
+        print("\n".join(run.world.trace))
+        print(dict(run.counters))
+
+
+def test_a_seed_is_one_run() -> None:
+    for seed in (3, 11, 42):
+        first, second = check(seed), check(seed)
+        assert first.world.trace == second.world.trace
+        assert first.world.store.snapshot() == second.world.store.snapshot()
+
+
+def test_the_runs_meet_what_they_are_meant_to_meet() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS, SEEDS + 150):
+        run = check(seed)
+        seen.update(run.counters)
+        seen["checkpoints"] += run.model.checkpoints
+        seen["zombies"] += sum(len(topic.zombies) for topic in run.model.topics.values())
+    for what in ("acked", "batches", "replays skipped", "fenced", "snapshots", "checkpoints", "collected", "delete"):
+        assert seen[what] > 0, f"no run had any '{what}': {dict(seen)}"
+
+
+@pytest.mark.slow
+def test_many_seeds() -> None:
+    seeds = int(os.environ.get("SPARKLOG_SEEDS", "20000"))
+    for seed in range(10_000, 10_000 + seeds):
+        assert check(seed).world.failure is None

@@ -1,0 +1,472 @@
+"""What actors do in a random run: one seed draws actors, faults, clocks and stalls, and `run_seed` judges the outcome."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from unittest import mock
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
+from sparklog.log import commit_log
+from sparklog.log.names import append_path
+from sparklog.log.registry import WriterKey
+from sparklog.log.root import Root, open_root
+from sparklog.log.slices import FileSlices
+from sparklog.log.topic import AppendOutcome, AppendTarget, Snapshot, Topic
+from sparklog.storage.faulty import Call, Crash, Decide, Fault, FaultKind, Seeded
+from sparklog.storage.store import Store
+from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect
+from tests.log.simulation.world import DAY, HOUR, Actor, World
+
+ERRORS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.LATE)
+ANSWERS = (FaultKind.TWICE, FaultKind.FALSE_EXISTS, FaultKind.ABSENT)
+CRASHES = (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)
+DAMAGE = (FaultKind.SHORT, FaultKind.FLIP)
+DELAYS = (FaultKind.DELAY, FaultKind.DELAY_AFTER)
+
+TOPIC = "t"
+CHECKPOINT_COMMITS = 5
+"""Checkpoints come often here, so that short runs have many."""
+
+
+@dataclass
+class Acked:
+    """An append that the code said it made."""
+
+    topic_id: str
+    paths: tuple[str, ...]
+    outcome: AppendOutcome
+    bases: dict[int, int]
+
+
+@dataclass
+class Run:
+    """One simulated run: the world, the model, and what was acknowledged."""
+
+    seed: int
+    latency_ms: int = 20
+    max_steps: int = 20_000
+    model: Model = field(default_factory=Model)
+    acked: list[Acked] = field(default_factory=list)
+    acked_batches: list[tuple[str, str, int]] = field(default_factory=list)
+    progress: dict[str, int] = field(default_factory=dict)
+    """Streaming checkpoints: query -> newest batch whose commit file was written."""
+    counters: dict[str, int] = field(default_factory=dict)
+    world: World = field(init=False)
+
+    def __post_init__(self) -> None:
+        store = WatchedStore(lambda: self.world.now_ms, self.model, f"seed-{self.seed}")
+        self.world = World(self.seed, store=store, latency_ms=self.latency_ms, max_steps=self.max_steps)
+
+    @property
+    def topic(self) -> TopicModel:
+        return self.model.topic(TOPIC)
+
+    def count(self, what: str) -> None:
+        self.counters[what] = self.counters.get(what, 0) + 1
+
+    def root(self, actor: Actor, decide: Decide) -> Root:
+        """A new process' view of the root: nothing is remembered from before."""
+        return open_root(actor.store(decide), create=True, env=actor.env)
+
+    def acknowledge(self, target: AppendTarget, files: Sequence[FileSlices], outcome: AppendOutcome) -> None:
+        """The code says these files are in the log: check that they are, where it says."""
+        if outcome.skipped:
+            return
+        state = self.topic.states[outcome.version]
+        expect(state.topic_id == target.topic_id, f"append for {target.topic_id} acknowledged in {state.topic_id}")
+        for file in files:
+            named = self.topic.file_versions.get(file.path)
+            expect(
+                named == outcome.version, f"{file.path} acknowledged at {outcome.version}, the log has it at {named}"
+            )
+        lowest: dict[int, int] = {}
+        for piece in state.slices:
+            if piece.version == outcome.version:
+                lowest[piece.partition] = min(piece.base, lowest.get(piece.partition, piece.base))
+        for partition, base in lowest.items():
+            expect(
+                outcome.base[partition] == base, f"partition {partition} acknowledged at {outcome.base}, is at {base}"
+            )
+        expect(outcome.records == sum(sum(file.records) for file in files), "a wrong number of records acknowledged")
+        self.acked.append(Acked(target.topic_id, tuple(file.path for file in files), outcome, lowest))
+
+    def judge(self) -> None:
+        """At the end: what was acknowledged is in the log exactly once (files are unique by the model's own rule)."""
+        for item in self.acked:
+            for path in item.paths:
+                named = self.topic.file_versions.get(path)
+                expect(named == item.outcome.version, f"acknowledged {path} is gone from the log")
+        for key in self.acked_batches:
+            expect(key in self.topic.batch_versions, f"acknowledged batch {key} is not in the log")
+
+
+def slices(
+    source: random.Random, target: AppendTarget, records: int, path: str, *, null_keys: bool = False
+) -> FileSlices:
+    """A made-up append file of `records` records over random partitions."""
+    parts = sorted(source.choices(range(target.partitions), k=min(records, source.randint(1, 3))))
+    sizes = [1] * len(parts)
+    sizes[-1] += records - len(parts)
+    n = len(parts)
+    return FileSlices(
+        path=path,
+        size=100 * n + 10,
+        footer_length=10,
+        partition=tuple(parts),
+        nbytes=(100,) * n,
+        offsets=tuple(sizes),
+        records=tuple(sizes),
+        min_ts=(1,) * n,
+        max_ts=(2,) * n,
+        crc=(7,) * n,
+        flags=(1 if null_keys else 0,) * n,
+    )
+
+
+def upload(store: Store, actor: Actor, target: AppendTarget, records: int) -> list[FileSlices]:
+    """Write one or two append files, as tasks do; a failed upload is tried again under a new name."""
+    files = []
+    left = records
+    while left:
+        part = left if left == 1 or actor.random.random() < 0.7 else left // 2
+        path = append_path(target.read_version, actor.env.new_id())
+        try:
+            writer = store.writer(f"{target.topic}/{path}")
+            writer.write(b"data")
+            writer.close()
+        except Unavailable:
+            continue
+        files.append(slices(actor.random, target, part, path))
+        left -= part
+    return files
+
+
+def process(actor: Actor, life: Callable[[], None]) -> None:
+    """Run `life` as a process that is started again when it dies."""
+    for _ in range(20):
+        try:
+            life()
+            return
+        except Crash as crash:
+            actor.note(f"dies ({crash}) and starts again")
+            actor.sleep(actor.random.random() * 5)
+
+
+def plain_appender(run: Run, decide: Decide, appends: int) -> Callable[[Actor], None]:
+    """Appends without a writer key: after an unknown outcome the records may be there or not, but never twice."""
+
+    def body(actor: Actor) -> None:
+        left = [appends]
+
+        def life() -> None:
+            topic: Topic | None = None
+            target: AppendTarget | None = None
+            while left[0] > 0:
+                left[0] -= 1
+                try:
+                    if topic is None or actor.random.random() < 0.2:
+                        topic, target = run.root(actor, decide).ensure_topic(TOPIC, partitions=3), None
+                    # A long job appends with what it read at its start.
+                    if target is None or actor.random.random() < 0.7:
+                        target = topic.append_target()
+                    files = upload(topic.store, actor, target, actor.random.randint(1, 4))
+                    outcome = topic.commit_append(files, target)
+                    run.acknowledge(target, files, outcome)
+                    run.count("acked")
+                except (Unavailable, Conflict, NotFound, Corrupt) as error:
+                    actor.note(f"append: {error.code} {error}")
+                    run.count(f"append {type(error).__name__}")
+                    target = None
+                    actor.sleep(actor.random.random())
+
+        process(actor, life)
+
+    return body
+
+
+def batch_records(query: str, batch: int) -> int:
+    return random.Random(f"{query}/{batch}").randint(1, 5)
+
+
+def stream_driver(run: Run, decide: Decide, query: str, batches: int) -> Callable[[Actor], None]:
+    """A streaming query's driver: plans the batch after its checkpoint, writes it, then its checkpoint. Several may run."""
+
+    def body(actor: Actor) -> None:
+        def life() -> None:
+            run_id = actor.env.new_id()
+            topic = None
+            failures = 0
+            while run.progress.get(query, -1) < batches - 1 and failures < 10:
+                batch = run.progress.get(query, -1) + 1
+                try:
+                    topic = topic or run.root(actor, decide).ensure_topic(TOPIC, partitions=2)
+                    target = topic.append_target()
+                    files = upload(topic.store, actor, target, batch_records(query, batch))
+                    key = WriterKey(query, batch, run_id)
+                    outcome = topic.commit_append(files, target, writer=key)
+                    run.acknowledge(target, files, outcome)
+                    present = run.topic.batch_versions.get((target.topic_id, query, batch))
+                    expect(
+                        present is not None,
+                        f"batch {batch} of {query} acknowledged ({outcome}), but it is not in the log",
+                    )
+                    run.acked_batches.append((target.topic_id, query, batch))
+                    run.count("batches" if not outcome.skipped else "replays skipped")
+                    actor.yield_()
+                    run.progress[query] = max(run.progress.get(query, -1), batch)
+                except Fenced as error:
+                    actor.note(f"fenced: {error}")
+                    run.count("fenced")
+                    return
+                except Conflict as error:
+                    actor.note(f"conflict: {error}")
+                    run.count("stream Conflict")
+                    if "checkpoint older" in str(error):
+                        return
+                    failures += 1
+                    topic = None
+                except (Unavailable, NotFound, Corrupt) as error:
+                    actor.note(f"batch: {error.code} {error}")
+                    run.count(f"stream {type(error).__name__}")
+                    failures += 1
+                    topic = None
+                    actor.sleep(actor.random.random())
+
+        process(actor, life)
+
+    return body
+
+
+def administrator(run: Run, decide: Decide, steps: int, *, destructive: bool) -> Callable[[Actor], None]:
+    """Creates, alters, deletes records, deletes and re-creates."""
+
+    def body(actor: Actor) -> None:
+        left = [steps]
+
+        def life() -> None:
+            while left[0] > 0:
+                left[0] -= 1
+                try:
+                    root = run.root(actor, decide)
+                    act(actor, root)
+                except (Unavailable, Conflict, NotFound, Corrupt) as error:
+                    actor.note(f"administrator: {error.code} {error}")
+                    run.count(f"admin {type(error).__name__}")
+                actor.sleep(actor.random.random() * 2)
+
+        process(actor, life)
+
+    def act(actor: Actor, root: Root) -> None:
+        what = actor.random.choice(["create", "configs", "partitions", "records", "delete"])
+        if what == "create":
+            root.create_topic(TOPIC, partitions=2)
+        elif what == "delete":
+            if destructive:
+                root.delete_topic(TOPIC)
+        else:
+            topic = root.topic(TOPIC)
+            head = topic.head()
+            if what == "configs":
+                name = actor.random.choice(["retention.ms", "segment.bytes"])
+                topic.alter(configs={name: str(actor.random.randint(10**6, 10**8))})
+            elif what == "partitions" and head.partitions < 6:
+                try:
+                    topic.alter(partitions=head.partitions + 1)
+                except BadRequest as error:
+                    # Somebody added the partition between our look and our request.
+                    expect("can only grow" in str(error), str(error))
+            elif what == "records":
+                partition = actor.random.randrange(head.partitions)
+                end = int(head.log_end[partition])
+                topic.delete_records({partition: actor.random.randint(0, end)})
+        run.count(what)
+
+    return body
+
+
+def reader(run: Run, decide: Decide, polls: int, pause_s: float) -> Callable[[Actor], None]:
+    """Tails the topic: every snapshot is the log at its version, and as new as the log was when it was asked for."""
+    stale_reads = FaultKind.ABSENT in getattr(decide, "kinds", ())
+
+    def body(actor: Actor) -> None:
+        left = [polls]
+
+        def life() -> None:
+            topic: Topic | None = None
+            tail = Tail(run)
+            while left[0] > 0:
+                left[0] -= 1
+                try:
+                    topic = topic or run.root(actor, decide).topic(TOPIC)
+                    known = len(run.topic.states) - 1
+                    tail.take(topic.snapshot(), 0 if stale_reads else known)
+                    run.count("snapshots")
+                except (Unavailable, NotFound, Corrupt, Conflict) as error:
+                    actor.note(f"reader: {error.code} {error}")
+                    run.count(f"reader {type(error).__name__}")
+                    if not isinstance(error, Unavailable):
+                        topic, tail = None, Tail(run)
+                actor.sleep(actor.random.random() * pause_s)
+
+        process(actor, life)
+
+    return body
+
+
+class Tail:
+    """One reader's view: versions never go back, and what was read once never changes or goes missing."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.version = -1
+        self.topic_id = ""
+        self.next: dict[int, int] = {}
+
+    def take(self, snapshot: Snapshot, at_least: int) -> None:
+        head = snapshot.head
+        expect(head.version >= self.version, f"a snapshot went back from version {self.version} to {head.version}")
+        expect(
+            head.version >= at_least,
+            f"a snapshot shows version {head.version}, the log had {at_least} before it was taken",
+        )
+        expect(
+            head.version < len(self.run.topic.states), f"a snapshot shows version {head.version} that does not exist"
+        )
+        state = self.run.topic.states[head.version]
+        where = f"snapshot at version {head.version}"
+        expect((head.topic_id, head.deleted) == (state.topic_id, state.deleted), f"{where}: another topic")
+        expect(
+            tuple(head.log_start.tolist()) == state.log_start,
+            f"{where}: log starts {head.log_start} != {state.log_start}",
+        )
+        expect(tuple(head.log_end.tolist()) == state.log_end, f"{where}: log ends {head.log_end} != {state.log_end}")
+        expect(tuple(sorted(head.configs.explicit.items())) == state.configs, f"{where}: configs differ")
+        expect(head.floor == state.floor, f"{where}: floor differs")
+        registry = tuple((name, entry.batch, entry.count) for name, entry in sorted(head.registry.items()))
+        expect(registry == state.batches, f"{where}: registry {registry} != {state.batches}")
+        rows = snapshot.slices.all()
+        names = ("partition", "base", "end", "position", "records")
+        found = list(zip(*(getattr(rows, name).tolist() for name in names), strict=True))
+        paths = [rows.path(row) for row in range(len(rows))]
+        expect(
+            found == [(s.partition, s.base, s.end, s.position, s.records) for s in state.slices],
+            f"{where}: slices differ",
+        )
+        expect(paths == [s.path for s in state.slices], f"{where}: slices lie in other files")
+        self.version = head.version
+        self.consume(state)
+
+    def consume(self, state: State) -> None:
+        """Read on from where the last snapshot ended: records come without gaps (nothing here rewrites slices)."""
+        if state.topic_id != self.topic_id:
+            self.topic_id, self.next = state.topic_id, {}
+        for piece in state.slices:
+            at = max(self.next.get(piece.partition, 0), state.log_start[piece.partition])
+            if piece.end > at:
+                expect(piece.base <= at, f"records {at} to {piece.base} of partition {piece.partition} are missing")
+                self.next[piece.partition] = piece.end
+        for partition, end in enumerate(state.log_end):
+            at = max(self.next.get(partition, 0), state.log_start[partition])
+            expect(at == end, f"partition {partition} ends at {end}, its records at {at}")
+
+
+class Stalls:
+    """Adds long stalls to another plan of faults: the process sleeps before a request, or between its effect and its answer."""
+
+    def __init__(self, inner: Decide, source: random.Random, rate: float, longest_ms: int) -> None:
+        self.inner = inner
+        self.source = source
+        self.rate = rate
+        self.longest_ms = longest_ms
+        self.kinds = getattr(inner, "kinds", ())
+
+    def __call__(self, call: Call) -> Fault | None:
+        if self.source.random() < self.rate:
+            return Fault(self.source.choice(DELAYS), self.source.uniform(0.3, self.longest_ms / 1000))
+        return self.inner(call)
+
+
+def collector(run: Run, rounds: int, keep_ms: int) -> Callable[[Actor], None]:
+    """Deletes old commits as the vacuum will: below the second newest checkpoint, older than `keep_ms`, in any order."""
+
+    def body(actor: Actor) -> None:
+        store = run.world.store
+        for _ in range(rounds):
+            actor.sleep(actor.random.uniform(0.2, 1.5) * keep_ms / 1000)
+            heads = [info.key for info in store.list(f"{TOPIC}/_log/checkpoints/") if info.key.endswith(".json")]
+            if len(heads) < 2:
+                continue
+            below = f"{TOPIC}/_log/{heads[-2].rsplit('/', 1)[1]}"
+            old = [
+                info.key
+                for info in store.list(f"{TOPIC}/_log/0")
+                if info.key < below and info.modified_ms < run.world.now_ms - keep_ms
+            ]
+            actor.random.shuffle(old)
+            for key in old:
+                actor.yield_()
+                store.delete(key)
+                run.count("collected")
+
+    return body
+
+
+def draw(run: Run) -> None:
+    """The seed decides who takes part and what goes wrong."""
+    source = random.Random(f"draw {run.seed}")
+    profile = source.choice(["calm", "answers", "errors", "crashes", "everything", "stalls", "collector", "damage"])
+    kinds = {
+        "calm": (),
+        "answers": ANSWERS[:2] + ERRORS[1:2],
+        "errors": ERRORS + ANSWERS,
+        "crashes": CRASHES,
+        "damage": DAMAGE,
+    }.get(profile, ERRORS + ANSWERS + CRASHES)
+    longest_ms = {"stalls": 3 * HOUR, "collector": 12 * DAY}.get(profile, 60_000)
+    run.count(f"profile {profile}")
+
+    def decide(name: str) -> Decide:
+        chances = random.Random(f"{run.seed}/faults/{name}")
+        plan = Seeded(chances, source.choice([0.03, 0.1]) if kinds else 0.0, kinds or (FaultKind.ERROR_BEFORE,), 5.0)
+        return Stalls(plan, chances, 0.02 if profile in ("stalls", "collector", "everything") else 0.0, longest_ms)
+
+    def spawn(name: str, body: Callable[[Actor], None]) -> None:
+        skew = source.choice([0, 0, 0, source.randint(-HOUR, 4 * 60_000)])
+        run.world.spawn(name, body, skew_ms=skew, start_ms=source.randint(0, 2_000))
+
+    count = source.randint(2, 8)
+    destructive = source.random() < 0.3
+    pause_s = longest_ms / 4000 if profile in ("stalls", "collector") else 3.0
+    spawn("appender-0", plain_appender(run, decide("appender-0"), source.randint(2, 6)))
+    for number in range(1, count):
+        name = source.choice(["appender", "stream", "stream", "zombie", "administrator", "reader", "reader"])
+        label = f"{name}-{number}"
+        plan = decide(label)
+        if name == "appender":
+            spawn(label, plain_appender(run, plan, source.randint(1, 6)))
+        elif name == "stream":
+            spawn(label, stream_driver(run, plan, f"query-{number}", source.randint(2, 5)))
+        elif name == "zombie":
+            batches = source.randint(2, 5)
+            spawn(label, stream_driver(run, plan, "shared", batches))
+            spawn(label + "b", stream_driver(run, decide(label + "b"), "shared", batches))
+        elif name == "administrator":
+            spawn(label, administrator(run, plan, source.randint(2, 5), destructive=destructive))
+        else:
+            spawn(label, reader(run, plan, source.randint(3, 8), pause_s))
+    if profile == "collector":
+        run.world.spawn("collector", collector(run, 4, 7 * DAY))
+
+
+def run_seed(seed: int, worlds: list[World] | None = None) -> Run:
+    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
+    run = Run(seed)
+    if worlds is not None:
+        worlds.append(run.world)
+    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
+        draw(run)
+        run.world.run()
+    run.judge()
+    return run

@@ -1,0 +1,355 @@
+"""What tasks write: round trips, grouping, order, codecs, limits, and what a topic refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
+from sparklog.format.record_batch import CODECS, scan_headers
+from sparklog.log.append_writer import AppendWriter, WriteOptions
+from sparklog.log.slices import SliceFlag
+from sparklog.log.view import COLUMNS
+from sparklog.storage.memory import MemoryStore
+from tests.log.data_plane import KINDS, START_MS, Place, by_partition, check_schema, rows, small
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(request.param, tmp_path / "root")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Place:
+    return Place("memory", tmp_path)
+
+
+def headers_of(place: Place, key: str) -> np.ndarray:
+    """Codec numbers of all batches of an append file."""
+    data = place.inner.get(key)
+    length = footer_length(data[-TAIL_BYTES:])
+    return scan_headers(data[:-length]).codec
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_rows_come_back_as_they_were_written(place: Place, codec: str) -> None:
+    topic = place.topic(4)
+    table = rows(3000).append_column(
+        "headers",
+        pa.array(
+            [None if i % 3 else [("h", b"%d" % i), ("h", None), ("", b"")] for i in range(3000)],
+            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        ),
+    )
+    outcome = topic.append(table, options=WriteOptions(codec=codec, batch_bytes=20_000))
+    assert outcome.records == 3000
+    read = place.reopened().scan().to_table()
+    check_schema(read, COLUMNS)
+    written = {row["value"]: row for row in table.to_pylist()}
+    for row in read.to_pylist():
+        assert {name: row[name] for name in table.column_names} == written.pop(row["value"])
+        assert row["topic"] == "t"
+        assert row["timestampType"] == 0
+    assert not written
+    assert set(headers_of(place, place.append_files()[0]).tolist()) == {CODECS.index(codec)}
+
+
+def test_offsets_are_dense_and_order_is_kept_within_a_partition(place: Place) -> None:
+    topic = place.topic(5)
+    for first in range(0, 4000, 1000):
+        topic.append(rows(1000, first=first, seed=first), options=small(buffer_bytes=9_000))
+    read = topic.scan().to_table()
+    assert read.num_rows == 4000
+    for offsets in by_partition(read, "offset").values():
+        assert offsets == list(range(len(offsets)))
+    for values in by_partition(read).values():
+        assert values == sorted(values)
+    assert len(by_partition(read)) == 5
+
+
+def test_one_file_per_task_with_a_slice_per_flush_and_partition(place: Place) -> None:
+    topic = place.topic(3)
+    topic.append(rows(2000), options=small(buffer_bytes=30_000, batch_bytes=4_000))
+    (key,) = place.append_files()
+    data = place.inner.get(key)
+    footer = decode_footer(data[-footer_length(data[-TAIL_BYTES:]) :], file_size=len(data))
+    flushes = len(footer.slices) // 3
+    assert flushes >= 3
+    assert [entry.partition for entry in footer.slices] == [0, 1, 2] * flushes
+    for entry in footer.slices:
+        headers = scan_headers(data[entry.position : entry.position + entry.nbytes])
+        assert headers.base_offset[0] == 0
+        assert headers.next_offset[-1] == entry.offsets == entry.records
+        assert (headers.base_offset[1:] == headers.next_offset[:-1]).all()
+        assert int(headers.max_timestamp.max()) == entry.max_ts
+
+
+def test_files_end_at_their_limit(place: Place) -> None:
+    topic = place.topic(2)
+    outcome = topic.append(rows(4000), options=small(buffer_bytes=20_000, file_bytes=60_000))
+    files = place.append_files()
+    assert len(files) >= 4
+    assert all(info.size < 62_000 for info in place.inner.list("t/append/"))
+    assert outcome.records == topic.scan(columns=["offset"]).to_table().num_rows == 4000
+    for values in by_partition(topic.scan().to_table()).values():
+        assert values == sorted(values)
+
+
+def test_the_upload_is_one_object_and_one_commit(memory: Place) -> None:
+    topic = memory.topic(16)
+    target = topic.append_target()
+    memory.store.counts.clear()
+    writer = AppendWriter(target, env=memory.clock.env(), seed=1)
+    writer.write(rows(500).to_batches()[0])
+    files = writer.finish()
+    topic.commit_append(files, target)
+    counts = memory.store.counts
+    assert len(files) == 1
+    assert counts["writer"] == 1
+    assert counts["create"] == 1
+    assert counts.get("list", 0) == 0
+
+
+def test_no_rows_make_no_file_and_no_commit(place: Place) -> None:
+    topic = place.topic(2)
+    before = topic.head().version
+    empty = rows(1).slice(0, 0)
+    outcome = topic.append(empty)
+    assert outcome.records == 0
+    assert topic.append([]).records == 0
+    assert place.append_files() == []
+    assert topic.head().version == before
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_every_variant_of_a_type_is_taken(memory: Place, wide: bool) -> None:
+    topic = memory.topic(1)
+    binary = pa.large_binary() if wide else pa.binary()
+    text = pa.large_string() if wide else pa.string()
+    item = pa.struct([pa.field("key", text, nullable=False), pa.field("value", binary, nullable=False)])
+    headers = pa.large_list(item) if wide else pa.list_(pa.field("element", item, nullable=False))
+    table = pa.table(
+        {
+            "timestamp": pa.array([1_700_000_000_123_999, None], pa.timestamp("us", tz="America/New_York")),
+            "headers": pa.array([[{"key": "ä", "value": b"1"}], None], headers),
+            "value": pa.array(["v", None], text),
+            "key": pa.array([b"k", b""], binary),
+        }
+    )
+    topic.append(table)
+    read = topic.scan(columns=["key", "value", "headers"]).to_table().to_pylist()
+    assert read == [
+        {"key": b"k", "value": b"v", "headers": [{"key": "ä", "value": b"1"}]},
+        {"key": b"", "value": None, "headers": None},
+    ]
+
+
+def test_batches_of_different_types_go_into_one_buffer(memory: Place) -> None:
+    topic = memory.topic(1)
+    topic.append(
+        [
+            pa.table({"value": pa.array([b"a"], pa.binary()), "key": pa.nulls(1)}),
+            pa.table({"value": pa.array(["b"], pa.large_string()), "key": pa.array(["k"])}),
+            pa.table({"value": pa.array([b"cc"], pa.binary(2))}),
+        ]
+    )
+    read = topic.scan(columns=["key", "value"]).to_table().to_pydict()
+    assert read == {"key": [None, b"k", None], "value": [b"a", b"b", b"cc"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        (pa.timestamp("us", tz="UTC"), 1_700_000_000_000_999, 1_700_000_000_000),
+        (pa.timestamp("ms", tz="Asia/Tokyo"), 1_700_000_000_001, 1_700_000_000_001),
+        (pa.timestamp("us"), 999, 0),
+        (pa.timestamp("ns"), 1_000_001, 1),
+        (pa.timestamp("s"), 3, 3000),
+        (pa.int64(), 7, 7),
+    ],
+)
+def test_record_times_are_floored_to_milliseconds(memory: Place, kind: pa.DataType, given: int, expected: int) -> None:
+    topic = memory.topic(1)
+    topic.append(pa.table({"value": [b"a", b"b"], "timestamp": pa.array([given, None], pa.int64()).cast(kind)}))
+    read = topic.scan(columns=["timestamp"]).to_table()["timestamp"].cast(pa.int64()).to_pylist()
+    assert read == [expected, memory.clock.now_ms]
+
+
+def test_rows_without_a_time_get_the_clock_when_they_are_encoded(memory: Place) -> None:
+    topic = memory.topic(1)
+    writer = AppendWriter(topic.append_target(), env=memory.clock.env())
+    writer.write(pa.record_batch({"value": [b"a"]}))
+    memory.clock.now_ms += 5
+    (file,) = writer.finish()
+    assert file.min_ts == file.max_ts == (START_MS + 5,)
+
+
+REFUSED: list[tuple[str, dict[str, object], pa.Table, str]] = [
+    ("negative time", {}, pa.table({"value": ["a"], "timestamp": pa.array([-1], pa.timestamp("us"))}), "from 1970"),
+    (
+        "time too late",
+        {"message.timestamp.after.max.ms": 1000},
+        pa.table({"value": ["a"], "timestamp": [START_MS + 1001]}),
+        "after.max.ms",
+    ),
+    (
+        "time too early",
+        {"message.timestamp.before.max.ms": 1000},
+        pa.table({"value": ["a"], "timestamp": [START_MS - 1001]}),
+        "before.max.ms",
+    ),
+    ("key missing", {"cleanup.policy": "compact"}, pa.table({"value": ["a", "b"], "key": ["k", None]}), "compacted"),
+    ("no key column", {"cleanup.policy": "compact,delete"}, pa.table({"value": ["a"]}), "compacted"),
+    ("too large", {"max.message.bytes": 1000}, pa.table({"value": [b"x" * 2000]}), "max.message.bytes"),
+    ("partition", {}, pa.table({"value": ["a"], "partition": [1]}), "partitions 0 to 0, found 1"),
+    ("no value", {}, pa.table({"key": ["a"]}), "column value"),
+    ("value type", {}, pa.table({"value": [1.5]}), "value to be binary or string, found double"),
+    ("key type", {}, pa.table({"value": ["a"], "key": [1]}), "key to be binary or string, found int64"),
+    ("headers type", {}, pa.table({"value": ["a"], "headers": ["h"]}), "headers to be array<struct"),
+    ("unknown", {}, pa.table({"value": ["a"], "offset": [1]}), "found offset"),
+    (
+        "null header key",
+        {},
+        pa.table({"value": ["a"], "headers": [[{"key": None, "value": b"v"}]]}),
+        "null header key",
+    ),
+]
+
+
+@pytest.mark.parametrize(("configs", "table", "message"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
+def test_what_a_topic_refuses(memory: Place, configs: dict[str, object], table: pa.Table, message: str) -> None:
+    topic = memory.topic(1, configs)
+    before = topic.head().version
+    with pytest.raises(BadRequest, match=message) as caught:
+        topic.append(table, options=WriteOptions(codec="none"))
+    assert "\n" not in str(caught.value)
+    assert topic.head().version == before
+    assert memory.append_files() == []
+
+
+def test_times_at_the_edge_of_what_is_allowed_are_taken(memory: Place) -> None:
+    topic = memory.topic(1, {"message.timestamp.before.max.ms": 1000, "message.timestamp.after.max.ms": 500})
+    topic.append(pa.table({"value": ["a", "b"], "timestamp": [START_MS - 1000, START_MS + 500]}))
+    assert topic.scan().to_table().num_rows == 2
+
+
+def test_log_append_time_is_the_commits(place: Place) -> None:
+    topic = place.topic(2, {"message.timestamp.type": "LogAppendTime"})
+    target = topic.append_target()
+    writer = AppendWriter(target, env=place.clock.env(), seed=3)
+    # Any record time goes: it is not the one that counts.
+    writer.write(pa.record_batch({"value": ["a", "b"], "timestamp": [5, START_MS + 10**9]}))
+    files = writer.finish()
+    assert files[0].flags == (SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME,)
+    place.clock.now_ms += 1234
+    topic.commit_append(files, target)
+    read = topic.scan(columns=["timestamp", "timestampType"]).to_table()
+    assert read["timestamp"].cast(pa.int64()).to_pylist() == [place.clock.now_ms] * 2
+    assert read["timestampType"].to_pylist() == [1, 1]
+
+
+def test_flags_say_whether_keys_are_missing(memory: Place) -> None:
+    topic = memory.topic(2)
+    writer = AppendWriter(topic.append_target(), env=memory.clock.env())
+    writer.write(pa.record_batch({"value": ["a", "b"], "key": [None, "k"], "partition": [0, 1]}))
+    (file,) = writer.finish()
+    assert file.flags == (int(SliceFlag.HAS_NULL_KEYS), 0)
+
+
+@pytest.mark.parametrize(
+    ("compression", "option", "expected"),
+    [
+        ("producer", "lz4", "lz4"),
+        ("gzip", "lz4", "gzip"),
+        ("uncompressed", "lz4", "none"),
+        ("producer", "none", "none"),
+    ],
+)
+def test_a_concrete_codec_of_the_topic_wins(memory: Place, compression: str, option: str, expected: str) -> None:
+    topic = memory.topic(1, {"compression.type": compression})
+    topic.append(pa.table({"value": [b"a" * 1000]}), options=WriteOptions(codec=option))
+    assert headers_of(memory, memory.append_files()[0]).tolist() == [CODECS.index(expected)]
+
+
+def test_the_default_codec_is_zstd(memory: Place) -> None:
+    memory.topic(1).append(pa.table({"value": [b"a" * 1000]}))
+    assert headers_of(memory, memory.append_files()[0]).tolist() == [CODECS.index("zstd")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"codec": "zsdt"}, "perhaps zstd"),
+        ({"buffer_bytes": 0}, "write.buffer.bytes"),
+        ({"buffer_bytes": 1 << 40}, "write.buffer.bytes"),
+        ({"batch_bytes": 0}, "positive"),
+    ],
+)
+def test_options_are_checked(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        WriteOptions(**changes)  # type: ignore[arg-type]
+
+
+def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path) -> None:
+    driver = Place("local", tmp_path / "driver")
+    target = driver.topic(1).append_target()
+    elsewhere = Place("local", tmp_path / "executor", seed=7)
+    cases = (
+        (elsewhere.store, BadRequest, "share"),
+        (MemoryStore(driver.clock), NotFound, "found none on this machine"),
+    )
+    for store, error, message in cases:
+        writer = AppendWriter(replace(target, store=store), env=driver.clock.env())
+        writer.write(pa.record_batch({"value": ["a"]}))
+        with pytest.raises(error, match=message):
+            writer.finish()
+        writer.discard()
+    assert elsewhere.append_files() == []
+
+
+def test_discarding_leaves_no_unfinished_file(place: Place) -> None:
+    topic = place.topic(1)
+    writer = AppendWriter(topic.append_target(), small(buffer_bytes=1000), place.clock.env())
+    for batch in rows(200).to_batches(max_chunksize=20):
+        writer.write(batch)
+    writer.discard()
+    assert place.append_files() == []
+    assert topic.scan().to_table().num_rows == 0
+
+
+def test_an_error_in_the_middle_publishes_nothing(place: Place) -> None:
+    topic = place.topic(1)
+
+    def batches() -> object:
+        yield rows(100)
+        yield pa.table({"value": [1]})
+
+    with pytest.raises(SparklogError, match="value to be binary"):
+        topic.append(batches(), options=small(buffer_bytes=500))  # type: ignore[arg-type]
+    assert topic.scan().to_table().num_rows == 0
+    assert place.append_files() == []
+
+
+def test_one_huge_batch_is_cut_into_buffers(memory: Place) -> None:
+    topic = memory.topic(1)
+    table = rows(5000).combine_chunks()
+    topic.append(table.to_batches()[0], options=small(buffer_bytes=50_000))
+    (key,) = memory.append_files()
+    data = memory.inner.get(key)
+    footer = decode_footer(data[-footer_length(data[-TAIL_BYTES:]) :], file_size=len(data))
+    assert len(footer.slices) >= 4
+    assert topic.scan().to_table()["value"].to_pylist() == table["value"].to_pylist()
+
+
+def test_sliced_batches_are_read_from_where_they_begin(memory: Place) -> None:
+    topic = memory.topic(3)
+    table = rows(90).combine_chunks()
+    batch = table.to_batches()[0]
+    topic.append([batch.slice(10, 30), batch.slice(40, 50)])
+    read = topic.scan(columns=["key", "value", "timestamp"]).to_table().sort_by("value")
+    assert read.to_pylist() == table.slice(10, 80).to_pylist()

@@ -1,0 +1,495 @@
+"""Scans: ranges, projections, requests, joined batches, large slices, damage, files that are gone."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.log import fetch
+from sparklog.log.append_writer import AppendWriter, WriteOptions
+from sparklog.log.root_view import RootView
+from sparklog.log.scan import NativeReadPart, plan_parts, read_parts
+from sparklog.log.topic import Topic
+from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
+from sparklog.storage.memory import MemoryStore
+from tests.log.data_plane import KINDS, Place, by_partition, check_schema, rows, small
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(request.param, tmp_path / "root")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Place:
+    return Place("memory", tmp_path)
+
+
+def gets(place: Place) -> int:
+    """Reads of append files since the last reset."""
+    return sum(verb == "get" and "/append/" in key for verb, key in place.store.keys)
+
+
+def part_of(topic: Topic, partition: int, start: int, end: int, isolation: str = READ_COMMITTED) -> NativeReadPart:
+    snapshot = topic.snapshot()
+    (part,) = plan_parts(topic.store, topic.name, snapshot, [OffsetRange(topic.name, partition, start, end)], isolation)
+    return part
+
+
+def test_every_range_gives_exactly_its_offsets(place: Place) -> None:
+    topic = place.topic(1)
+    for first in range(0, 500, 100):
+        topic.append(rows(100, first=first), options=small(batch_bytes=1500, buffer_bytes=2500))
+    values = topic.scan(columns=["value"]).to_table()["value"].to_pylist()
+    source = random.Random(5)
+    for _ in range(40):
+        start = source.randrange(500)
+        end = source.randrange(start, 501)
+        read = topic.scan(start=start, end=end, columns=["value", "offset"]).to_table()
+        assert read["offset"].to_pylist() == list(range(start, end))
+        assert read["value"].to_pylist() == values[start:end]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [["offset"], ["value"], ["headers", "key"], ["timestampType", "topic", "partition", "offset"], list(COLUMNS[::-1])],
+)
+def test_columns_come_as_they_were_asked_for(place: Place, columns: Sequence[str]) -> None:
+    topic = place.topic(2)
+    topic.append(rows(300), options=small(batch_bytes=2000))
+    whole = topic.scan().to_table()
+    read = topic.scan(columns=columns).to_table()
+    check_schema(read, tuple(columns))
+    assert read == whole.select(columns)
+
+
+def test_a_projection_that_needs_no_records_does_not_decode_them(
+    memory: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = memory.topic(3)
+    topic.append(rows(300), options=WriteOptions(codec="zstd"))
+    expected = topic.scan().to_table().select(["topic", "partition", "offset", "timestampType"])
+
+    def refuse(*args: object, **kwargs: object) -> object:
+        raise AssertionError("decoded")
+
+    from sparklog.log import reading
+
+    monkeypatch.setattr(reading, "decode", refuse)
+    assert topic.scan(columns=["topic", "partition", "offset", "timestampType"]).to_table() == expected
+
+
+@pytest.mark.parametrize(("columns", "message"), [(["offsets"], "found offsets"), (["key", "key"], "distinct")])
+def test_wrong_columns_are_refused(memory: Place, columns: list[str], message: str) -> None:
+    topic = memory.topic(1)
+    with pytest.raises(BadRequest, match=message):
+        topic.scan(columns=columns)
+
+
+def test_positions_by_word_number_and_partition(memory: Place) -> None:
+    topic = memory.topic(2)
+    topic.append(pa.table({"value": [b"%d" % i for i in range(20)], "partition": [i % 2 for i in range(20)]}))
+    assert topic.scan(start="latest").to_table().num_rows == 0
+    assert topic.scan(partitions=[1], start=4, end=6).ranges == [OffsetRange("t", 1, 4, 6)]
+    scan = topic.scan(start={0: 7, 1: "latest"}, end={0: 9})
+    assert scan.ranges == [OffsetRange("t", 0, 7, 9)]
+    assert topic.scan(end="earliest").to_table().num_rows == 0
+    with pytest.raises(BadRequest, match="start <= end"):
+        topic.scan(start=3, end=2)
+    with pytest.raises(BadRequest, match="'first'"):
+        topic.scan(start="first")
+    with pytest.raises(NotFound, match="offsets 0 to 10 of t-0"):
+        topic.scan(partitions=[0], start=0, end=11)
+    with pytest.raises(NotFound, match="partitions 0 to 1"):
+        topic.scan(partitions=[2])
+    with pytest.raises(BadRequest, match="isolation"):
+        topic.scan(isolation="serializable")
+
+
+def test_a_scan_can_be_iterated_again_and_read_as_a_stream(memory: Place) -> None:
+    topic = memory.topic(2)
+    topic.append(rows(50))
+    scan = topic.scan()
+    assert scan.to_table() == scan.to_table() == scan.to_reader().read_all()
+
+
+def test_many_tiny_slices_give_few_batches(memory: Place) -> None:
+    topic = memory.topic(1)
+    for i in range(300):
+        topic.append(pa.table({"value": [b"v%d" % i]}), options=small())
+    batches = list(topic.scan())
+    assert len(batches) == 1
+    assert batches[0]["value"].to_pylist() == [b"v%d" % i for i in range(300)]
+    assert batches[0]["offset"].to_pylist() == list(range(300))
+
+
+def test_large_results_come_in_batches_of_the_size_asked_for(memory: Place) -> None:
+    topic = memory.topic(1)
+    # 1:50 by compression, so that the stored size says little.
+    topic.append(pa.table({"value": [b"%06d" % (i // 100) + bytes(500) for i in range(20_000)]}))
+    batches = list(topic.scan(batch_bytes=1 << 20))
+    sizes = [batch.nbytes for batch in batches]
+    assert sum(batch.num_rows for batch in batches) == 20_000
+    assert max(sizes) <= 2 << 20
+    assert min(sizes[:-1]) >= 1 << 19
+
+
+def test_partitions_that_lie_together_are_fetched_together(place: Place) -> None:
+    topic = place.topic(8)
+    for first in range(5):
+        topic.append(rows(80, first=first * 80, seed=first), options=small())
+    scan = topic.scan()
+    place.store.reset()
+    read = scan.to_table()
+    assert gets(place) == 5
+    assert read.num_rows == 400
+    for offsets in by_partition(read, "offset").values():
+        assert offsets == list(range(len(offsets)))
+    place.store.reset()
+    some = topic.scan(partitions=[2, 3, 4]).to_table()
+    assert gets(place) == 5
+    assert by_partition(some) == {p: v for p, v in by_partition(read).items() if p in (2, 3, 4)}
+
+
+def test_parts_of_several_topics_are_read_in_one_go(memory: Place) -> None:
+    first, second = memory.topic(2, name="a"), memory.topic(3, name="b")
+    first.append(rows(40))
+    second.append(rows(60))
+    view = RootView(memory.root)
+    view.refresh(["a", "b"])
+    wanted = [
+        OffsetRange(topic, partition, bounds.log_start, bounds.log_end)
+        for topic in ("a", "b")
+        for partition, bounds in view.bounds(topic).items()
+    ]
+    parts = view.plan(wanted, READ_COMMITTED)
+    (batch,) = read_parts(parts, ["topic", "partition", "offset", "value"])
+    read = pa.Table.from_batches([batch])
+    for topic in (first, second):
+        own = read.filter(pa.compute.equal(read["topic"], topic.name))
+        assert by_partition(own) == by_partition(topic.scan().to_table())
+    assert sum(part.records for part in parts) == 100
+
+
+def test_parts_travel_to_other_processes(tmp_path: Path) -> None:
+    place = Place("local", tmp_path)
+    topic = place.topic(2)
+    topic.append(rows(100))
+    end = int(topic.head().log_end[0])
+    part = replace(part_of(topic, 0, 3, end), store=place.inner)
+    again = pickle.loads(pickle.dumps(part))
+    assert again.range == part.range
+    assert (again.records, again.nbytes) == (part.records, part.nbytes)
+    assert list(again.read(["value"])) == list(part.read(["value"]))
+    assert len(pickle.dumps(part)) < 3000
+
+
+@pytest.fixture
+def large(memory: Place, monkeypatch: pytest.MonkeyPatch) -> Topic:
+    """A topic with a slice of 3 MiB, read in windows of 256 KiB."""
+    monkeypatch.setattr(fetch, "SPAN_BYTES", 256 << 10)
+    topic = memory.topic(1)
+    topic.append(rows(3000, value_bytes=1000), options=small(batch_bytes=20_000))
+    return topic
+
+
+def test_a_large_slice_is_read_in_windows(memory: Place, large: Topic) -> None:
+    memory.store.reset()
+    read = large.scan().to_table()
+    assert read["offset"].to_pylist() == list(range(3000))
+    assert gets(memory) >= 12
+    assert max(len(memory.inner.get(key)) for key in memory.append_files()) > 3_000_000
+
+
+def test_entering_a_large_slice_costs_its_index_and_one_window(memory: Place, large: Topic) -> None:
+    for offset in (0, 1, 1500, 2998, 2999):
+        memory.store.reset()
+        record = large.record_at(0, offset)
+        assert record["offset"].to_pylist() == [offset]
+        assert gets(memory) <= 2
+        assert memory.store.bytes_read < 600_000
+    for start, end in ((700, 701), (0, 5), (2990, 3000), (400, 2100)):
+        assert large.scan(start=start, end=end).to_table()["offset"].to_pylist() == list(range(start, end))
+
+
+def test_a_batch_larger_than_a_window_is_read(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "SPAN_BYTES", 10_000)
+    topic = memory.topic(1)
+    table = pa.table({"value": [b"a" * 100, b"b" * 60_000, b"c" * 100, b"d" * 60_000]})
+    topic.append(table, options=small(batch_bytes=1000))
+    assert topic.scan(columns=["value"]).to_table() == table
+
+
+def damaged(place: Place, at: int, flip: int = 1) -> str:
+    """Flip a byte of the only append file; its key."""
+    assert isinstance(place.inner, MemoryStore)
+    (key,) = place.append_files()
+    data = bytearray(place.inner.get(key))
+    data[at] ^= flip
+    place.inner.replace(key, bytes(data))
+    return key
+
+
+def test_damage_in_a_slice_names_file_position_and_offset(memory: Place) -> None:
+    topic = memory.topic(1)
+    topic.append(rows(100), options=small(batch_bytes=1000))
+    from sparklog.format.record_batch import scan_headers
+
+    (key,) = memory.append_files()
+    headers = scan_headers(memory.inner.get(key), whole=False)
+    third, offset = int(headers.position[3]), int(headers.base_offset[3])
+    damaged(memory, third + 100)
+    for read in (lambda: topic.scan().to_table(), lambda: topic.scan(start=offset + 1).to_table()):
+        with pytest.raises(Corrupt) as caught:
+            read()
+        assert (caught.value.file, caught.value.position, caught.value.offset) == (key, third, offset)
+
+
+@pytest.mark.parametrize("at", [0, 7, 9, 11, 16, 17, 30])
+def test_damage_anywhere_in_a_header_is_found(memory: Place, at: int) -> None:
+    topic = memory.topic(1)
+    topic.append(rows(100), options=small(batch_bytes=1000))
+    key = damaged(memory, at)
+    with pytest.raises(Corrupt) as caught:
+        topic.scan().to_table()
+    assert caught.value.file == key
+
+
+@pytest.mark.parametrize("at", [0, 7, 9, 11, 16, 17, 30, 80])
+def test_damage_in_a_window_of_a_large_slice_is_found(memory: Place, large: Topic, at: int) -> None:
+    from sparklog.format.record_batch import scan_headers
+
+    (key,) = memory.append_files()
+    headers = scan_headers(memory.inner.get(key), whole=False)
+    batch = len(headers) // 2
+    damaged(memory, int(headers.position[batch]) + at, 0x40)
+    for scan in (large.scan(), large.scan(start=int(headers.base_offset[batch]) - 1)):
+        with pytest.raises(Corrupt) as caught:
+            scan.to_table()
+        assert caught.value.file == key
+
+
+def test_a_file_cut_off_is_corrupt(memory: Place) -> None:
+    topic = memory.topic(1)
+    topic.append(rows(100), options=small())
+    assert isinstance(memory.inner, MemoryStore)
+    (key,) = memory.append_files()
+    memory.inner.replace(key, memory.inner.get(key)[:1000])
+    with pytest.raises(Corrupt, match="cut off") as caught:
+        topic.scan().to_table()
+    assert caught.value.file == key
+
+
+def test_a_damaged_footer_is_corrupt_only_for_who_needs_it(memory: Place, large: Topic) -> None:
+    (key,) = memory.append_files()
+    damaged(memory, len(memory.inner.get(key)) - 30)
+    assert large.scan().to_table().num_rows == 3000
+    with pytest.raises(Corrupt, match="checksum"):
+        large.record_at(0, 1500)
+
+
+def moved(place: Place, topic: Topic) -> None:
+    """Give the topic's slices another file, as a merge does, and delete the old one."""
+    from sparklog.log.names import append_path
+    from tests.log.rewriting import rewrite
+
+    rewrite(place, topic, append_path(topic.head().version, place.clock.env(9).new_id()))
+
+
+def test_a_file_that_was_rewritten_is_found_where_it_lies_now(place: Place) -> None:
+    topic = place.topic(3)
+    topic.append(rows(200), options=small(batch_bytes=1000, buffer_bytes=3000))
+    topic.append(rows(200, first=200), options=small())
+    expected = by_partition(topic.scan().to_table())
+    scan = topic.scan()
+    moved(place, topic)
+    assert by_partition(scan.to_table()) == expected
+    part = scan.parts[1]
+    assert pa.Table.from_batches(list(part.read(["value"])))["value"].to_pylist() == expected[1]
+
+
+def test_a_rewrite_in_the_middle_of_reading_is_not_noticed(memory: Place, large: Topic) -> None:
+    expected = large.scan().to_table()
+    reading = iter(large.scan(batch_bytes=100_000))
+    first = next(reading)
+    moved(memory, large)
+    assert pa.Table.from_batches([first, *reading]).equals(expected)
+
+
+def test_only_a_log_start_beyond_the_plan_is_data_loss(memory: Place) -> None:
+    topic = memory.topic(1)
+    topic.append(rows(100), options=small())
+    topic.append(rows(100, first=100), options=small())
+    part = part_of(topic, 0, 0, 200)
+    old, new = memory.append_files()
+    topic.delete_records({0: 100})
+    memory.inner.delete(old)
+    with pytest.raises(NotFound, match="starts at 100"):
+        list(part.read(["offset"]))
+    left = pa.Table.from_batches(list(replace(part, fail_on_data_loss=False).read(["offset"])))
+    assert left["offset"].to_pylist() == list(range(100, 200))
+    del new
+
+
+def test_a_file_that_the_log_still_names_but_is_gone_is_corrupt(memory: Place) -> None:
+    topic = memory.topic(1)
+    topic.append(rows(10), options=small())
+    scan = topic.scan()
+    (key,) = memory.append_files()
+    memory.inner.delete(key)
+    with pytest.raises(Corrupt, match="does not exist") as caught:
+        scan.to_table()
+    assert caught.value.file == key
+
+
+def test_a_topic_created_again_under_a_reader_is_an_error(memory: Place) -> None:
+    topic = memory.topic(1)
+    topic.append(rows(10), options=small())
+    scan = topic.scan()
+    (key,) = memory.append_files()
+    topic.delete()
+    memory.topic(1)
+    memory.inner.delete(key)
+    with pytest.raises(NotFound, match="created again"):
+        scan.to_table()
+
+
+def test_open_and_aborted_slices(memory: Place) -> None:
+    from tests.log.rewriting import prepared, resolve
+
+    topic = memory.topic(1)
+    values = {}
+    for i, txn in enumerate((None, 1, None, 2)):
+        values[i] = rows(5, first=i * 5)
+        if txn is None:
+            topic.append(values[i], options=small())
+        else:
+            prepared(memory, topic, values[i], "app", txn)
+    view = RootView(memory.root)
+    view.refresh(["t"])
+    assert (view.bounds("t")[0].last_stable, view.bounds("t")[0].log_end) == (5, 20)
+    assert topic.scan().to_table()["offset"].to_pylist() == list(range(5))
+    assert topic.scan(isolation=READ_UNCOMMITTED).to_table()["offset"].to_pylist() == list(range(20))
+    with pytest.raises(NotFound, match="offsets 0 to 5"):
+        part_of(topic, 0, 0, 6)
+    resolve(memory, topic, "app", 1, committed=False)
+    resolve(memory, topic, "app", 2, committed=True)
+    assert topic.scan().to_table()["offset"].to_pylist() == [*range(5), *range(10, 20)]
+    assert topic.scan(isolation=READ_UNCOMMITTED).to_table()["offset"].to_pylist() == list(range(20))
+    with pytest.raises(NotFound, match="no record at offset 7"):
+        topic.record_at(0, 7)
+    assert topic.record_at(0, 7, READ_UNCOMMITTED)["offset"].to_pylist() == [7]
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=30), min_size=1, max_size=5),
+    codec=st.sampled_from(["none", "lz4", "zstd"]),
+    batch_bytes=st.integers(80, 2000),
+    buffer_bytes=st.integers(50, 5000),
+    file_bytes=st.integers(100, 5000),
+    partitions=st.integers(1, 5),
+    data=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_writing_reads_back(
+    sizes: list[list[int]],
+    codec: str,
+    batch_bytes: int,
+    buffer_bytes: int,
+    file_bytes: int,
+    partitions: int,
+    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    place = Place("memory", Path("unused"))
+    topic = place.topic(partitions)
+    model: dict[int, list[bytes | None]] = {partition: [] for partition in range(partitions)}
+    number = 0
+    options = WriteOptions(codec, None, batch_bytes, buffer_bytes, file_bytes)
+    for lengths in sizes:
+        values = [None if size == 13 else b"%d " % (number + i) + bytes(size) for i, size in enumerate(lengths)]
+        where = data.draw(st.lists(st.integers(0, partitions - 1), min_size=len(lengths), max_size=len(lengths)))
+        for value, partition in zip(values, where, strict=True):
+            model[partition].append(value)
+        topic.append(pa.table({"value": pa.array(values, pa.binary()), "partition": where}), options=options)
+        number += len(lengths)
+    assert by_partition(topic.scan().to_table()) == {p: v for p, v in model.items() if v}
+    partition = data.draw(st.integers(0, partitions - 1))
+    start = data.draw(st.integers(0, len(model[partition])))
+    end = data.draw(st.integers(start, len(model[partition])))
+    some = topic.scan(partitions=[partition], start=start, end=end, batch_bytes=300)
+    assert some.to_table()["value"].to_pylist() == model[partition][start:end]
+
+
+def test_the_view_answers_from_its_snapshot(memory: Place) -> None:
+    topic = memory.topic(2)
+    topic.append(rows(100), options=small())
+    view = RootView(memory.root)
+    view.refresh(["t"])
+    before = view.bounds("t")
+    topic.append(rows(100), options=small())
+    assert view.bounds("t") == before
+    view.refresh(["t"])
+    after = view.bounds("t")
+    assert sum(bounds.log_end for bounds in after.values()) == 200
+    ranges = [OffsetRange("t", p, 0, bounds.log_end) for p, bounds in after.items()]
+    stored = sum(info.size for info in memory.inner.list("t/append/"))
+    assert 0.9 * stored < sum(view.nbytes(ranges)) < stored
+    half = [replace(wanted, end=wanted.end // 2) for wanted in ranges]
+    assert 0.4 * stored < sum(view.nbytes(half)) < 0.6 * stored
+    assert view.topics() == ["t"]
+    assert view.poll_interval_ms == 10
+    assert view.topic_id("t") == topic.head().topic_id
+    assert [part.range for part in view.plan([*ranges, OffsetRange("t", 0, 5, 5)], READ_COMMITTED)] == ranges
+
+
+def test_an_idle_refresh_is_one_probe_per_topic(memory: Place) -> None:
+    for name in ("a", "b"):
+        memory.topic(1, name=name).append(rows(5))
+    view = RootView(memory.root)
+    view.refresh(["a", "b"])
+    memory.store.reset()
+    view.refresh(["a", "b"])
+    assert dict(memory.store.counts) == {"get": 2}
+
+
+def test_a_topic_created_again_shows_in_its_id(memory: Place) -> None:
+    topic = memory.topic(1)
+    view = RootView(memory.root)
+    view.refresh(["t"])
+    before = view.topic_id("t")
+    topic.delete()
+    with pytest.raises(NotFound):
+        view.refresh(["t"])
+    memory.topic(1)
+    view.refresh(["t"])
+    assert view.topic_id("t") != before
+
+
+def test_files_of_two_tasks_in_one_commit(memory: Place) -> None:
+    topic = memory.topic(2)
+    target = topic.append_target()
+    files = []
+    for task in range(2):
+        writer = AppendWriter(target, small(buffer_bytes=1500), memory.clock.env(task + 5), seed=task)
+        for batch in rows(100, first=task * 100).to_batches(max_chunksize=10):
+            writer.write(batch)
+        files += writer.finish()
+    topic.commit_append(files, target)
+    read = topic.scan().to_table()
+    assert sorted(v for values in by_partition(read).values() for v in values) == sorted(
+        rows(100)["value"].to_pylist() + rows(100, first=100)["value"].to_pylist()
+    )
+    for values in by_partition(read).values():
+        for task in range(2):
+            own = [v for v in values if int(v[:8]) // 100 == task]
+            assert own == sorted(own)

@@ -1,0 +1,205 @@
+"""What every `Store` must do: a behaviour suite run against each implementation and wrapper."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sparklog.errors import BadRequest, NotFound, Unavailable
+from sparklog.storage.store import ObjectInfo, Store
+
+BAD_KEYS = [
+    "",
+    "/a",
+    "a//b",
+    "a/",
+    "..",
+    "a/../b",
+    "./a",
+    "a/.",
+    "a b",
+    "ü",
+    "a\\b",
+    "a\x00b",
+    "a\nb",
+    "~a",
+    "a" * 256,
+    "a/" * 600 + "a",
+]
+
+
+class StoreTests:
+    """Subclasses give a `store` fixture: an empty store."""
+
+    def test_is_a_store(self, store: Store) -> None:
+        assert isinstance(store, Store)
+        assert store.location
+
+    def test_create_and_get(self, store: Store) -> None:
+        assert store.create("t/_log/00000000000000000000.json", b"hello") is True
+        assert store.get("t/_log/00000000000000000000.json") == b"hello"
+        assert store.get("t/_log/00000000000000000000.json", 1, 3) == b"ell"
+        assert store.get("t/_log/00000000000000000000.json", 3) == b"lo"
+
+    def test_get_beyond_the_end_is_short(self, store: Store) -> None:
+        store.create("a", b"hello")
+        assert store.get("a", 3, 100) == b"lo"
+        assert store.get("a", 5, 1) == b""
+        assert store.get("a", 1 << 50, 1 << 50) == b""
+        assert store.get("a", 0, 0) == b""
+
+    def test_negative_ranges_are_refused(self, store: Store) -> None:
+        store.create("a", b"hello")
+        with pytest.raises(BadRequest, match="negative"):
+            store.get("a", -1)
+        with pytest.raises(BadRequest, match="negative"):
+            store.get("a", 0, -1)
+
+    def test_second_create_changes_nothing(self, store: Store) -> None:
+        assert store.create("a/b", b"first")
+        assert store.create("a/b", b"second") is False
+        assert store.get("a/b") == b"first"
+
+    def test_empty_object(self, store: Store) -> None:
+        assert store.create("a", b"")
+        assert store.get("a") == b""
+        assert store.stat("a") is not None
+
+    def test_exactly_one_creator_wins(self, store: Store) -> None:
+        for turn in range(5):
+            won: list[bytes] = []
+            start = threading.Barrier(8)
+
+            def run(body: bytes, key: str, start: threading.Barrier = start, won: list[bytes] = won) -> None:
+                start.wait()
+                if store.create(key, body):
+                    won.append(body)
+
+            threads = [threading.Thread(target=run, args=(b"%d" % n * 5000, f"race/{turn}")) for n in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(won) == 1
+            assert store.get(f"race/{turn}") == won[0]
+        assert [info.key for info in store.list("")] == [f"race/{turn}" for turn in range(5)]
+
+    def test_missing_object(self, store: Store) -> None:
+        with pytest.raises(NotFound, match="no object a/b"):
+            store.get("a/b")
+        assert store.stat("a/b") is None
+        store.delete("a/b")
+        store.create("a/b", b"x")
+        with pytest.raises(NotFound):
+            store.get("a/b/c")
+        assert store.stat("a/b/c") is None
+        store.delete("a/b/c")
+        assert store.get("a/b") == b"x"
+
+    def test_a_folder_is_no_object(self, store: Store) -> None:
+        store.create("a/b", b"x")
+        assert store.stat("a") is None
+        with pytest.raises(NotFound):
+            store.get("a")
+        store.delete("a")
+        assert store.get("a/b") == b"x"
+
+    def test_delete_and_create_again(self, store: Store) -> None:
+        store.create("a/b/c", b"1")
+        store.delete("a/b/c")
+        assert store.stat("a/b/c") is None
+        assert list(store.list("")) == []
+        assert list(store.list_folders("")) == []
+        assert store.create("a/b/c", b"2")
+        assert store.get("a/b/c") == b"2"
+
+    def test_stat(self, store: Store) -> None:
+        before = store.now_ms()
+        store.create("a/b", b"12345")
+        info = store.stat("a/b")
+        assert info is not None
+        assert (info.key, info.size) == ("a/b", 5)
+        # Files are stamped with a clock that ticks every few milliseconds.
+        assert before - 20 <= info.modified_ms <= store.now_ms() + 20
+
+    def test_writer(self, store: Store) -> None:
+        writer = store.writer("t/append/x.slices")
+        writer.write(b"abc")
+        writer.write(bytearray(b"def"))
+        writer.write(memoryview(b"g" * 3_000_000))
+        assert store.stat("t/append/x.slices") is None
+        assert list(store.list("")) == []
+        writer.close()
+        assert store.get("t/append/x.slices") == b"abcdef" + b"g" * 3_000_000
+        writer.close()
+        writer.discard()
+        assert store.stat("t/append/x.slices") == ObjectInfo(
+            "t/append/x.slices", 3_000_006, next(iter(store.list("t/"))).modified_ms
+        )
+
+    def test_discarded_writer_leaves_nothing(self, store: Store) -> None:
+        writer = store.writer("t/append/x.slices")
+        writer.write(b"abc")
+        writer.discard()
+        writer.discard()
+        assert list(store.list("")) == []
+        assert store.stat("t/append/x.slices") is None
+
+    def test_writer_never_overwrites(self, store: Store) -> None:
+        store.create("a", b"first")
+        writer = store.writer("a")
+        writer.write(b"second")
+        with pytest.raises(Unavailable, match="exists already"):
+            writer.close()
+        assert store.get("a") == b"first"
+
+    def test_write_after_close_is_refused(self, store: Store) -> None:
+        writer = store.writer("a")
+        writer.close()
+        with pytest.raises(ValueError, match="closed"):
+            writer.write(b"x")
+        assert store.get("a") == b""
+
+    def test_list_in_key_order(self, store: Store) -> None:
+        keys = ["a", "a-b/c", "a.b", "a/b", "a/b-c", "a/b/c", "a0", "b/x/y/z", "b/x/y0", "B"]
+        keys.remove("a/b/c")  # would need a/b to be both a file and a folder
+        keys.remove("a")
+        for key in reversed(keys):
+            store.create(key, key.encode())
+        assert [info.key for info in store.list("")] == sorted(keys)
+        assert [(info.key, info.size) for info in store.list("a/")] == [("a/b", 3), ("a/b-c", 5)]
+        for after in [*keys, "", "a/", "a/b/", "b/x/y", "zz"]:
+            assert [info.key for info in store.list("", after)] == sorted(key for key in keys if key > after)
+        for prefix in ["a", "a/", "a/b", "a-", "b/x/y", "b/x/y/", "b", "nothing", "nothing/at/all", "."]:
+            assert [info.key for info in store.list(prefix)] == sorted(key for key in keys if key.startswith(prefix))
+            assert [info.key for info in store.list(prefix, "a/b")] == sorted(
+                key for key in keys if key.startswith(prefix) and key > "a/b"
+            )
+
+    def test_list_folders(self, store: Store) -> None:
+        for key in ["b/x", "a/y/z", "a/x/z", "a.b/x", "a-b/x", "file"]:
+            store.create(key, b"")
+        assert list(store.list_folders("")) == ["a-b", "a.b", "a", "b"]
+        assert list(store.list_folders("a/")) == ["x", "y"]
+        assert list(store.list_folders("file/")) == []
+        assert list(store.list_folders("nothing/")) == []
+        with pytest.raises(BadRequest, match="end in '/'"):
+            store.list_folders("a")
+
+    @pytest.mark.parametrize("key", BAD_KEYS)
+    def test_bad_keys_are_refused(self, store: Store, key: str) -> None:
+        for call in (store.get, store.stat, store.delete, store.writer, lambda k: store.create(k, b"")):
+            with pytest.raises(BadRequest, match="not a key"):
+                call(key)
+        assert list(store.list("")) == []
+
+    @pytest.mark.parametrize("prefix", ["/", "../", "a/../", "a//", "~", "a/ b"])
+    def test_bad_prefixes_are_refused(self, store: Store, prefix: str) -> None:
+        with pytest.raises(BadRequest, match="not a"):
+            store.list(prefix)
+
+    def test_names_keep_their_case(self, store: Store) -> None:
+        assert store.create("x/Orders", b"1")
+        assert store.create("x/orders", b"2")
+        assert (store.get("x/Orders"), store.get("x/orders")) == (b"1", b"2")

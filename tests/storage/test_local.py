@@ -1,0 +1,389 @@
+"""The local store: order of system calls, errors of the operating system, temporary files, names."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.storage import LocalStore, local_path, open_store
+from sparklog.storage import local as local_module
+
+
+class Trace:
+    """Records the system calls that decide durability, by name of what they touch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+        self.calls: list[str] = []
+        self.root = root
+        self.names: dict[int, str] = {}
+        real = {name: getattr(os, name) for name in ("open", "write", "fsync", "link", "unlink", "mkdir", "close")}
+
+        def shown(path: Any) -> str:
+            name = os.path.relpath(path, root)
+            return os.path.join(os.path.dirname(name), "TMP") if os.path.basename(name).startswith("~") else name
+
+        def traced_open(path: Any, flags: int, mode: int = 0o777) -> int:
+            fd: int = real["open"](path, flags, mode)
+            self.names[fd] = shown(path)
+            return fd
+
+        def on_fd(name: str) -> Any:
+            def call(fd: int, *args: Any) -> Any:
+                self.calls.append(f"{name} {self.names.get(fd, '?')}")
+                return real[name](fd, *args)
+
+            return call
+
+        def on_path(name: str) -> Any:
+            def call(*paths: Any) -> Any:
+                self.calls.append(" ".join([name, *map(shown, paths)]))
+                return real[name](*paths)
+
+            return call
+
+        monkeypatch.setattr(os, "open", traced_open)
+        for name in ("write", "fsync"):
+            monkeypatch.setattr(os, name, on_fd(name))
+        for name in ("link", "unlink", "mkdir"):
+            monkeypatch.setattr(os, name, on_path(name))
+
+
+def test_create_is_durable_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path / "root")
+    trace = Trace(monkeypatch, tmp_path)
+    assert store.create("t/_log/a", b"x")
+    assert trace.calls == [
+        "mkdir root",
+        "fsync .",
+        "mkdir root/t",
+        "fsync root",
+        "mkdir root/t/_log",
+        "fsync root/t",
+        "write root/t/_log/TMP",
+        "fsync root/t/_log/TMP",
+        "link root/t/_log/TMP root/t/_log/a",
+        "fsync root/t/_log",
+        # Once per process and folder: another process may have made a folder and died before its fsync.
+        "fsync root/t",
+        "fsync root",
+        "fsync .",
+        "unlink root/t/_log/TMP",
+    ]
+    trace.calls.clear()
+    assert store.create("t/_log/b", b"x")
+    assert trace.calls == [
+        "write root/t/_log/TMP",
+        "fsync root/t/_log/TMP",
+        "link root/t/_log/TMP root/t/_log/b",
+        "fsync root/t/_log",
+        "unlink root/t/_log/TMP",
+    ]
+    trace.calls.clear()
+    assert not store.create("t/_log/b", b"y")
+    assert trace.calls == ["fsync root/t/_log"], "who is told 'exists' acts on that object: it must be durable"
+
+
+def test_data_objects_are_durable_before_close_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    store.create("t/append/first", b"")
+    writer = store.writer("t/append/a")
+    writer.write(b"x")
+    trace = Trace(monkeypatch, tmp_path)
+    trace.names[writer._file.fileno()] = "TMP"  # type: ignore[attr-defined]
+    writer.close()
+    assert trace.calls == ["fsync TMP", "link t/append/TMP t/append/a", "fsync t/append", "unlink t/append/TMP"]
+
+
+def test_not_durable_skips_fsync_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path, durable=False)
+    trace = Trace(monkeypatch, tmp_path)
+    store.create("a", b"x")
+    assert trace.calls == ["write TMP", "link TMP a", "unlink TMP"]
+
+
+def test_lost_answer_of_link_is_seen_by_the_link_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.link
+
+    def lossy(source: str, target: str) -> None:
+        real(source, target)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(os, "link", lossy)
+    store = LocalStore(tmp_path)
+    assert store.create("a", b"x") is True
+    assert store.get("a") == b"x"
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_no_hard_links_refuses_the_store_and_names_the_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def no_link(source: str, target: str) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", no_link)
+    store = LocalStore(tmp_path)
+    for action in (lambda: store.create("a", b"x"), store.self_check):
+        with pytest.raises(BadRequest, match=r"on / .*cannot hold a sparklog root: it has no hard links") as caught:
+            action()
+        assert "use another file system" in str(caught.value)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_no_directory_fsync_refuses_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    real = os.fsync
+
+    def picky(fd: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(number, os.strerror(number))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", picky)
+    with pytest.raises(BadRequest, match="directory cannot be fsynced"):
+        LocalStore(tmp_path).create("a", b"x")
+    with pytest.raises(BadRequest, match="directory cannot be fsynced"):
+        LocalStore(tmp_path).self_check()
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "words"),
+    [
+        ("write", errno.ENOSPC, "cannot create a in .*: the file system is full: free some space"),
+        ("write", errno.EDQUOT, "quota"),
+        ("fsync", errno.EIO, "I/O error"),
+        ("open", errno.EACCES, "permission denied"),
+        ("open", errno.EROFS, "read-only"),
+        ("open", errno.EMFILE, "too many open files"),
+        ("open", errno.ENAMETOOLONG, "too long"),
+        ("link", errno.ENOSPC, "full"),
+        ("link", 199, "errno 199"),
+    ],
+)
+def test_system_errors_are_unavailable_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, words: str
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(Unavailable, match=words):
+        LocalStore(tmp_path).create("a", b"x")
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == []
+
+
+def test_full_disk_while_writing_data(tmp_path: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    store = LocalStore(tmp_path)
+    writer = store.writer("a")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, writer._file.fileno())  # type: ignore[attr-defined]
+    os.close(full)
+    with pytest.raises(Unavailable, match=r"cannot write a .*full"):
+        writer.write(b"x" * (4 << 20))
+    with pytest.raises(Unavailable, match="full"):
+        writer.close()
+    writer.discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_failed_directory_fsync_is_not_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    real = os.fsync
+    broken = [True]
+
+    def flaky(fd: int) -> None:
+        if broken[0] and os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, "EIO")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", flaky)
+    with pytest.raises(Unavailable, match="make durable a"):
+        store.create("a", b"x")
+    with pytest.raises(Unavailable, match="make durable a"):
+        store.create("a", b"x")
+    broken[0] = False
+    assert store.create("a", b"x") is False
+
+
+def test_reading_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    store.create("a/b", b"x")
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for name, action in (
+        ("open", lambda: store.get("a/b")),
+        ("scandir", lambda: list(store.list("a/"))),
+        ("stat", lambda: store.stat("a/b")),
+        ("unlink", lambda: store.delete("a/b")),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            with pytest.raises(Unavailable, match="permission denied"):
+                action()
+
+
+def test_temporary_files_are_no_objects(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.create("t/a", b"x")
+    writer = store.writer("t/b")
+    writer.write(b"x")
+    (tmp_path / "t" / ".nfs00000001").write_bytes(b"x")
+    (tmp_path / "t" / "with space").write_bytes(b"x")
+    assert len(list((tmp_path / "t").iterdir())) == 4
+    assert [info.key for info in store.list("")] == ["t/a"]
+    assert any(name.startswith(local_module.TEMPORARY_PREFIX) for name in os.listdir(tmp_path / "t"))
+    writer.discard()
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.create("a", b"x")
+    with pytest.raises(BadRequest, match="file"):
+        store.create("a/b", b"y")
+    with pytest.raises(BadRequest, match="file"):
+        store.create("a/b/c", b"y")
+
+
+def test_folders_pruned_under_a_concurrent_create(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, durable=False)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def churn(name: str) -> None:
+        try:
+            while not stop.is_set():
+                assert store.create(f"a/b/{name}", b"x")
+                store.delete(f"a/b/{name}")
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=churn, args=(name,)) for name in "xyz"]
+    for thread in threads:
+        thread.start()
+    stop.wait(0.5)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_pickled_store_is_the_same_place(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, durable=False)
+    store.create("a", b"x")
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.get("a") == b"x"
+    assert (copy.location, copy.durable) == (str(tmp_path), False)
+
+
+def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_store("x/../y").location == str(tmp_path / "y")
+    assert local_path("file:/a/b") == local_path("file:///a/b/") == local_path("file://localhost/a/b") == "/a/b"
+    assert local_path("FILE:///a%20b") == "/a b"
+    assert local_path(tmp_path) == str(tmp_path)
+    (tmp_path / "file").write_text("x")
+    for location, words in (
+        ("", "empty"),
+        ("s3://bucket/x", "no store for s3:"),
+        ("file://host/x", "names the host 'host'"),
+        ("file:x", "not absolute"),
+        (str(tmp_path / "file"), "is a file; expected a directory"),
+    ):
+        with pytest.raises(BadRequest, match=words):
+            open_store(location)
+    assert not (tmp_path / "y").exists(), "opening makes nothing"
+
+
+def test_clock_of_a_root_that_does_not_exist_yet(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "a" / "b")
+    near = os.stat(tmp_path).st_mtime_ns // 1_000_000
+    assert abs(store.now_ms() - near) < 60_000
+    assert not (tmp_path / "a").exists()
+    assert os.listdir(tmp_path) == []
+
+
+def test_get_reads_no_more_than_there_is(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.create("a", b"x" * 100)
+    # A length from damaged metadata must not be allocated.
+    assert store.get("a", 10, 1 << 60) == b"x" * 90
+
+
+def test_get_joins_partial_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    store.create("a", bytes(range(200)))
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, length, start: real(fd, min(length, 7), start))
+    assert store.get("a") == bytes(range(200))
+    assert store.get("a", 50, 100) == bytes(range(50, 150))
+
+
+def test_errors_are_ours(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    with pytest.raises(NotFound) as caught:
+        store.get("t/x")
+    assert isinstance(caught.value, SparklogError)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_killed_in_the_middle_leaves_no_object(tmp_path: Path) -> None:
+    """A process killed at any step of a create leaves the object whole or not at all."""
+    program = """
+import os, sys
+from sparklog.storage import LocalStore
+step = int(sys.argv[2])
+calls = 0
+def counted(real):
+    def call(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == step:
+            os.kill(os.getpid(), 9)
+        return real(*args, **kwargs)
+    return call
+for name in ("open", "write", "fsync", "link", "unlink", "mkdir"):
+    setattr(os, name, counted(getattr(os, name)))
+LocalStore(sys.argv[1]).create("t/a", b"x" * 1000)
+print("done")
+"""
+    seen = set()
+    for step in range(1, 40):
+        root = tmp_path / str(step)
+        done = subprocess.run([sys.executable, "-c", program, str(root), str(step)], capture_output=True, check=False)
+        store = LocalStore(root)
+        state = store.get("t/a") if store.stat("t/a") else None
+        assert state in (None, b"x" * 1000)
+        seen.add(state)
+        if done.returncode == 0:
+            assert state is not None
+            break
+        if state is None:
+            assert store.create("t/a", b"y"), "what a dead process left must not block the name"
+            assert [info.key for info in store.list("")] == ["t/a"]
+    else:
+        pytest.fail("never ran to its end")
+    assert seen == {None, b"x" * 1000}
+
+
+def test_import_is_light() -> None:
+    heavy = ("numpy", "pyarrow", "numba", "pandas", "pyspark")
+    program = f"import sys; import sparklog.storage.probe; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

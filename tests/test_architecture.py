@@ -1,0 +1,160 @@
+"""The house holds: imports go downwards only, and what Spark's planner imports stays light.
+
+The layers are those of docs/architecture.md. Imports are read from the source with `ast`, those inside functions
+included: a lazy import is still a dependency.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparklog
+
+REPOSITORY = Path(__file__).parents[1]
+
+# Lowest first. A package may import from those below its own line, and from itself; never from its neighbours.
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"errors"}),
+    frozenset({"storage"}),
+    frozenset({"format"}),
+    frozenset({"log"}),
+    frozenset({"groups", "transactions", "kafka"}),
+    frozenset({"compaction", "retention"}),
+    frozenset({"datasource"}),
+    frozenset({"cli"}),
+)
+# Pure: bytes in, arrays out. They know no store, whatever the order of the layers would allow.
+NEVER = {("format", "storage")}
+# The package itself, its `__main__`, the command line and what Spark finds by name are doors: they may import anything.
+DOORS = frozenset({"", "__main__", "cli", "pyspark_sparklog", "jobs"})
+
+NO_SPARK = ("errors", "storage", "format", "log", "groups", "transactions", "kafka", "cli")
+FORBIDDEN_BELOW_SPARK = ("pyspark", "pandas")
+
+# What a Spark planner process, a shell prompt or a notebook imports: none of it may cost a compiler or pandas.
+LIGHT = (
+    "sparklog",
+    "sparklog.errors",
+    "sparklog.storage",
+    "sparklog.log.root",
+    "sparklog.log.topic",
+    "sparklog.log.root_view",
+    "sparklog.kafka.view",
+    "sparklog.cli.app",
+    "sparklog.datasource",
+    "sparklog.datasource.source",
+    "pyspark_sparklog",
+)
+HEAVY = ("numba", "pandas", "zstandard", "lz4", "snappy")
+
+
+def modules(package: str) -> Iterator[tuple[str, Path]]:
+    """Dotted name and file of every module of a top-level package."""
+    for file in sorted((REPOSITORY / package).rglob("*.py")):
+        parts = file.relative_to(REPOSITORY).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+
+
+def imports(source: str) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything a module imports, at whatever depth; a relative import begins with a dot."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield node.lineno, "." * node.level + f"{node.module or ''}.{alias.name}"
+
+
+def layer(module: str) -> str:
+    """`sparklog.log.topic` -> `log`; the package itself -> an empty text; anything else -> its top-level name."""
+    top, _, rest = module.partition(".")
+    return rest.partition(".")[0] if top == "sparklog" else top
+
+
+def height(name: str) -> int:
+    return next(index for index, names in enumerate(LAYERS) if name in names)
+
+
+def violations(module: str, source: str) -> list[str]:
+    """Imports of one module that go sideways, upwards, or to what its layer must do without."""
+    own = layer(module)
+    found = []
+    for line, name in imports(source):
+        target = layer(name)
+        if name.startswith("."):
+            found.append(f"{module}:{line} imports {name}: write absolute imports")
+        elif own in NO_SPARK and name.partition(".")[0] in FORBIDDEN_BELOW_SPARK:
+            found.append(f"{module}:{line} imports {name}: {own} works without Spark")
+        elif name.partition(".")[0] == "sparklog" and own not in DOORS and target != own:
+            known = any(target in names for names in LAYERS)
+            if not known or height(target) >= height(own) or (own, target) in NEVER:
+                found.append(f"{module}:{line} imports {name}: {own} may not know {target or 'the package itself'}")
+    return found
+
+
+def test_imports_go_downwards_only() -> None:
+    found = []
+    for package in ("sparklog", "pyspark_sparklog", "jobs"):
+        for module, file in modules(package):
+            found += violations(module, file.read_text())
+    assert not found, "\n".join(found)
+
+
+def test_every_package_has_a_layer() -> None:
+    packages = {layer(module) for module, _ in modules("sparklog")} - DOORS
+    assert packages <= frozenset().union(*LAYERS), "name the layer of a new package in LAYERS"
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaints"),
+    [
+        ("sparklog.log.topic", "from sparklog.format.encode import encode", 0),
+        ("sparklog.log.topic", "from sparklog.datasource import options", 1),
+        ("sparklog.format.encode", "def f():\n    import sparklog.log.topic", 1),
+        ("sparklog.format.encode", "from sparklog.storage import open_store", 1),
+        ("sparklog.kafka.view", "from sparklog.groups.offsets import commit", 1),
+        ("sparklog.log.root", "import sparklog", 1),
+        ("sparklog.log.root", "from sparklog import errors", 0),
+        ("sparklog.log.root", "from . import names", 1),
+        ("sparklog.cli.topics", "import pyspark", 1),
+        ("sparklog.datasource.source", "import pyspark", 0),
+    ],
+)
+def test_the_check_finds_what_it_is_for(module: str, source: str, complaints: int) -> None:
+    assert len(violations(module, source)) == complaints
+
+
+def test_every_module_imports() -> None:
+    names = [module.name for module in pkgutil.walk_packages(sparklog.__path__, "sparklog.")]
+    for name in names:
+        if not name.endswith("__main__"):
+            assert importlib.import_module(name).__doc__, f"{name} says nothing of what it is for"
+    assert "sparklog.log.topic" in names
+
+
+def loaded_by(module: str) -> set[str]:
+    """Top-level names in `sys.modules` of a new interpreter that imported one module."""
+    code = f"import {module}, sys, json; print(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    return set(json.loads(answer.stdout))
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_what_planners_import_is_light(module: str) -> None:
+    loaded = loaded_by(module)
+    assert not loaded & set(HEAVY), f"{module} imports {sorted(loaded & set(HEAVY))} before anything is read or written"
+
+
+@pytest.mark.parametrize("module", [name for name in LIGHT if "datasource" not in name and "pyspark" not in name])
+def test_everything_but_the_adapter_works_without_spark(module: str) -> None:
+    assert "pyspark" not in loaded_by(module)

@@ -1,0 +1,197 @@
+"""The house is tidy: rules about the text of the repository that no linter knows.
+
+Each rule is a function from one file's source to complaints, so that each is also shown to find what it is for.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+CODE = ("sparklog", "pyspark_sparklog", "jobs", "benchmarks", "examples", "scripts", "tests")
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".yaml", ".yml", ".conf", ".cfg", ".txt"}
+TEXT_NAMES = {"Makefile", "run", ".gitignore"}
+
+MODULE_LINES = 500
+FUNCTION_LINES = 70
+
+# Spelt in two parts, so that this file holds none of them.
+BANNED = tuple(
+    first + second
+    for first, second in (
+        ("TO", "DO"),
+        ("FIX", "ME"),
+        ("XX", "X:"),
+        ("HA", "CK"),
+        ("future ", "work"),
+        ("sub-", "agent"),
+        ("not yet ", "implemented"),
+        ("NotImplemented", "Error"),
+        ("dbg", "("),
+        ("breakpoint", "()"),
+        ("pdb.", "set_trace"),
+    )
+)
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot|home/\w+|Users/\w+|tmp/s" + r"l)/")
+
+# Effects have homes: clocks and randomness come in through Env, files through Store.
+EFFECTS = {
+    "time.time", "time.time_ns", "time.monotonic", "time.clock_gettime", "time.sleep",
+    "datetime.now", "datetime.utcnow", "datetime.datetime.now", "datetime.datetime.utcnow",
+    "random.Random", "random.SystemRandom", "random.random", "random.randrange",
+    "os.urandom", "secrets.token_bytes", "secrets.token_hex", "uuid.uuid4", "uuid.uuid1",
+    "open", "os.open", "io.open",
+}  # fmt: skip
+# Module prefix -> calls allowed there.
+HOMES: dict[str, frozenset[str]] = {
+    "sparklog/log/env.py": frozenset(EFFECTS),
+    "sparklog/storage/": frozenset(EFFECTS),
+    "sparklog/kafka/": frozenset({"open", "os.open"}),
+    "sparklog/cli/": frozenset({"os.open", "time.sleep", "time.monotonic"}),
+}
+
+
+def files(*folders: str, suffixes: set[str], names: set[str] = frozenset()) -> Iterator[Path]:  # type: ignore[assignment]
+    """Files of the repository by suffix or name, below the folders or, with none, everywhere but hidden places."""
+    roots = [REPOSITORY / folder for folder in folders] or [REPOSITORY]
+    for root in roots:
+        for file in sorted(root.rglob("*")):
+            hidden = any(part.startswith(".") and part != ".ci" for part in file.relative_to(REPOSITORY).parts[:-1])
+            data = file.is_relative_to(REPOSITORY / "examples" / "data")
+            if file.is_file() and not hidden and not data and (file.suffix in suffixes or file.name in names):
+                yield file
+
+
+def python_files() -> list[Path]:
+    return list(files(*CODE, suffixes={".py"}))
+
+
+def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def missing_docstring(source: str) -> list[str]:
+    return [] if ast.get_docstring(ast.parse(source)) else ["no docstring says what this module is for"]
+
+
+def too_long(source: str) -> list[str]:
+    lines = source.count("\n")
+    found = [f"{lines} lines: split it, {MODULE_LINES} are enough"] if lines > MODULE_LINES else []
+    for function in functions(source):
+        length = (function.end_lineno or function.lineno) - function.lineno + 1
+        if length > FUNCTION_LINES:
+            found.append(f"line {function.lineno}: {function.name} has {length} lines, {FUNCTION_LINES} are enough")
+    return found
+
+
+def banned_words(source: str) -> list[str]:
+    return [f"line {_line(source, word)}: {word!r} is for unfinished things" for word in BANNED if word in source]
+
+
+def machine_paths(source: str) -> list[str]:
+    return [f"{match.group()} is a path of one machine" for match in MACHINE_PATH.finditer(source)]
+
+
+def ragged_lines(source: str) -> list[str]:
+    found = [f"line {n}: blanks at its end" for n, line in enumerate(source.split("\n"), 1) if line != line.rstrip()]
+    return found if not source or source.endswith("\n") else [*found, "no newline at the end"]
+
+
+def assertion_free(source: str) -> list[str]:
+    return [
+        f"line {function.lineno}: {function.name} asserts nothing"
+        for function in functions(source)
+        if function.name.startswith("test_") and not any(_asserts(node) for node in ast.walk(function))
+    ]
+
+
+def _asserts(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assert):
+        return True
+    if not isinstance(node, ast.Call):
+        return False
+    name = ast.unparse(node.func)
+    return name in ("pytest.raises", "pytest.warns") or name.rpartition(".")[2].lstrip("_").startswith("assert_")
+
+
+def stray_effects(source: str, path: str) -> list[str]:
+    allowed = frozenset().union(*(calls for home, calls in HOMES.items() if path.startswith(home)))
+    return [
+        f"line {node.lineno}: {name}() belongs behind Env or Store"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in EFFECTS - allowed
+    ]
+
+
+def _line(source: str, word: str) -> int:
+    return source[: source.index(word)].count("\n") + 1
+
+
+def complaints(paths: list[Path], rule: Callable[[str], list[str]]) -> str:
+    return "\n".join(
+        f"{path.relative_to(REPOSITORY)}: {complaint}" for path in paths for complaint in rule(path.read_text())
+    )
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    paths = [path for path in python_files() if path.name != "__init__.py" or path.stat().st_size]
+    assert not complaints(paths, missing_docstring)
+
+
+def test_modules_and_functions_fit_a_reader() -> None:
+    assert not complaints(python_files(), too_long)
+
+
+def test_nothing_is_left_unfinished() -> None:
+    paths = [path for path in files(suffixes=TEXT_SUFFIXES, names=TEXT_NAMES) if path != Path(__file__)]
+    assert not complaints(paths, banned_words)
+
+
+def test_nothing_knows_this_machine() -> None:
+    assert not complaints(list(files(suffixes=TEXT_SUFFIXES, names=TEXT_NAMES)), machine_paths)
+
+
+def test_lines_end_where_they_end() -> None:
+    assert not complaints(list(files(suffixes=TEXT_SUFFIXES, names=TEXT_NAMES)), ragged_lines)
+
+
+def test_every_test_asserts() -> None:
+    assert not complaints(list(files("tests", suffixes={".py"})), assertion_free)
+
+
+def test_clocks_chance_and_files_have_homes() -> None:
+    paths = list(files("sparklog", "pyspark_sparklog", suffixes={".py"}))
+    found = [
+        f"{path.relative_to(REPOSITORY)}: {complaint}"
+        for path in paths
+        for complaint in stray_effects(path.read_text(), path.relative_to(REPOSITORY).as_posix())
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "bad", "good"),
+    [
+        (missing_docstring, "x = 1\n", '"""Says it."""\nx = 1\n'),
+        (too_long, "def f():\n" + "    x = 1\n" * FUNCTION_LINES, "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1)),
+        (too_long, "x = 1\n" * (MODULE_LINES + 1), "x = 1\n" * MODULE_LINES),
+        (banned_words, "# " + BANNED[0] + ": later\n", "# done\n"),
+        (machine_paths, "cd /wo" + "rk/main\n", "cd /data/log\n"),
+        (ragged_lines, "x = 1 \n", "x = 1\n"),
+        (ragged_lines, "x = 1", ""),
+        (assertion_free, "def test_a():\n    f()\n", "def test_a():\n    assert f()\n"),
+        (assertion_free, "def test_a():\n    f()\n", "def test_a():\n    with pytest.raises(E):\n        f()\n"),
+        (lambda source: stray_effects(source, "sparklog/log/topic.py"), "time.time()\n", "env.wall_ms()\n"),
+        (lambda source: stray_effects(source, "sparklog/format/encode.py"), "open('x')\n", "topic.open('x')\n"),
+    ],
+)
+def test_each_rule_finds_what_it_is_for(rule: Callable[[str], list[str]], bad: str, good: str) -> None:
+    assert rule(bad)
+    assert not rule(good)
