@@ -1,9 +1,10 @@
 """The codec alone, per core: record batches to and from Arrow, against aiokafka's (Cython) and kafka-python's (Python).
 
-Run: `python benchmarks/bench_codec.py [--records N] [--rounds N] [--quick]`. One thread. Each figure is CPU seconds of the
-process; contenders take turns in every round (A, B, C, then C, B, A), the median counts, and what matters is the ratio within
-the run. CRC-32C is computed and checked everywhere. Peers get their input as lists of Python bytes, made beforehand, and give
-back bytes or record objects, which is the shape they are used in; sparklog gets and gives Arrow arrays.
+Run: `python benchmarks/bench_codec.py [--records N] [--rounds N] [--quick]`. One thread. Each figure is CPU seconds of
+the process; contenders take turns in every round (A, B, C, then C, B, A), the median counts, and what matters is the
+ratio within the run. CRC-32C is computed and checked everywhere. Peers get their input as lists of Python bytes, made
+beforehand, and give back bytes or record objects, which is the shape they are used in; sparklog gets and gives Arrow
+arrays.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuil
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
 from sparklog.format.decode import decode
-from sparklog.format.encode import EncodedSlice, EncodeOptions, encode
+from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import CODECS, scan_headers
 from sparklog.format.warm import warm_up
 
@@ -45,7 +46,7 @@ class Records:
 
     @classmethod
     def make(cls, count: int, value_bytes: int) -> Records:
-        """16-byte keys and values of about `value_bytes` that look like small JSON events (compressible, as those are)."""
+        """16-byte keys and values of `value_bytes` that look like small JSON events (compressible, as those are)."""
         choose = random.Random(1)
         words = ["cart", "view", "order", "paid", "refund", "login", "search", "click", "ship", "return"]
         keys, values = [], []
@@ -64,16 +65,12 @@ def encode_ours(records: Records, codec: str, level: int | None = None) -> list[
     return [encode(records.key, records.value, None, records.time, options=options)]
 
 
-def encode_partitions(records: Records, codec: str) -> list[EncodedSlice]:
-    """As a sink does: the rows of each of 16 partitions, gathered."""
+def encode_spread(records: Records, codec: str) -> list[EncodedSlice]:
+    """As a sink does: rows spread over 16 partitions."""
     options = EncodeOptions(codec=codec, batch_bytes=BATCH_BYTES)
     partition = np.arange(len(records.keys)) * 7 % PARTITIONS
-    order = np.argsort(partition, kind="stable")
-    ends = np.cumsum(np.bincount(partition, minlength=PARTITIONS))
-    return [
-        encode(records.key, records.value, None, records.time, order=rows, options=options)
-        for rows in np.split(order, ends[:-1])
-    ]
+    slices = encode_partitions(records.key, records.value, None, records.time, partition, options=options)
+    return list(slices.values())
 
 
 def encode_aiokafka(records: Records, codec: str) -> list[bytes]:
@@ -132,10 +129,10 @@ def measure(records: Records, codec: str, rounds: int) -> None:
     theirs = encode_aiokafka(records, codec)
     if decode_ours(ours) != count or decode_peer(AioBatch, theirs) != count:
         raise SystemExit("a codec lost records: nothing was measured")
-    tables = {
+    tables: dict[str, dict[str, Callable[[], object]]] = {
         "encode": {
             "sparklog": lambda: encode_ours(records, codec),
-            "sparklog, 16 partitions": lambda: encode_partitions(records, codec),
+            "sparklog, 16 partitions": lambda: encode_spread(records, codec),
             "aiokafka": lambda: encode_aiokafka(records, codec),
         },
         "decode": {

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import sparklog
@@ -158,3 +159,32 @@ def test_what_planners_import_is_light(module: str) -> None:
 @pytest.mark.parametrize("module", [name for name in LIGHT if "datasource" not in name and "pyspark" not in name])
 def test_everything_but_the_adapter_works_without_spark(module: str) -> None:
     assert "pyspark" not in loaded_by(module)
+
+
+PLANNING = """
+import json, pickle, sys
+from sparklog.datasource.location import open_view, resolve
+from sparklog.log.view import OffsetRange
+view = open_view(resolve(sys.argv[1]), tailing=False)
+topic = view.topics()[-1]
+view.refresh([topic])
+ranges = [OffsetRange(topic, n, bound.log_start, bound.log_end) for n, bound in view.bounds(topic).items()]
+parts = view.plan(ranges, "read_committed")
+assert sum(len(pickle.dumps(part)) for part in parts), parts
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+@pytest.mark.parametrize("place", ["root", "kafka"])
+def test_planning_is_light_too(tmp_path: Path, place: str) -> None:
+    """pyarrow itself imports pandas when it is handed a list, so what runs counts as well as what is imported."""
+    path = tmp_path if place == "root" else REPOSITORY / "examples" / "data" / "kafka-log-dir"
+    if place == "root":
+        topic = sparklog.open(tmp_path, create=True).create_topic("t", partitions=2)
+        topic.append(pa.table({"value": [b"a", b"b", b"c"]}))
+    answer = subprocess.run(
+        [sys.executable, "-c", PLANNING, path], capture_output=True, text=True, cwd=REPOSITORY, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    loaded = set(json.loads(answer.stdout))
+    assert not loaded & {*HEAVY, "pyspark"}, f"planning imports {sorted(loaded & {*HEAVY, 'pyspark'})}"

@@ -36,7 +36,6 @@ class SparklogGroup(TyperGroup):
         kwargs["standalone_mode"] = False
         try:
             code = super().main(*args, **kwargs)
-            sys.stdout.flush()
         except SparklogError as error:
             _complain(f"{error} [{error.code}]")
             sys.exit(EXIT_ERROR)
@@ -49,11 +48,18 @@ class SparklogGroup(TyperGroup):
             sys.exit(leave.exit_code)
         except (KeyboardInterrupt, typer.Abort):
             sys.exit(EXIT_INTERRUPTED)
-        except BrokenPipeError:
-            # The reader has seen enough. Python would complain again when it flushes stdout at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            sys.exit(EXIT_OK)
         sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, to the end or until the reader of its output has seen enough."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Python would complain again when it flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(EXIT_OK) from None
+        return result
 
 
 def _complain(message: str) -> None:

@@ -83,7 +83,9 @@ class Tail:
         for partition in self._partitions():
             start, log_start = self.positions.get(partition, bounds[partition].log_start), bounds[partition].log_start
             if start < log_start:
-                self.warn(f"offsets {start} to {log_start - 1} of {self.topic}-{partition} are deleted: going on after")
+                self.warn(
+                    f"offsets {start} to {log_start - 1} of {self.topic}-{partition} are deleted: going on after them"
+                )
                 start = log_start
             end = max(start, bounds[partition].end(self.isolation))
             for part in self.view.plan([OffsetRange(self.topic, partition, start, end)], self.isolation):

@@ -16,35 +16,39 @@ READ_BYTES = 1 << 20
 def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], float]) -> Iterator[bytes]:
     """Runs of whole lines read from a file descriptor, each at least one line; the last may lack its newline.
 
-    A run ends when it has `run_bytes` or when `linger_s` have passed on `clock` since its first byte came.
+    A run ends when it has `run_bytes` or when `linger_s` have passed on `clock` since its first byte came. An interrupt
+    gives the whole lines that are held, then goes on to the caller.
     """
-    held: list[bytes] = []
-    size = 0
+    held = bytearray()
     deadline = 0.0
-    while True:
-        if held and (size >= run_bytes or not _ready(fd, deadline - clock())):
-            run, rest = _cut(b"".join(held))
-            held, size = [rest] if rest else [], len(rest)
-            if run:
-                yield run
-            deadline = clock() + linger_s
-            if size >= run_bytes:
+    try:
+        while True:
+            if held and (len(held) >= run_bytes or not _ready(fd, deadline - clock())):
+                if run := _take_lines(held):
+                    yield run
+                deadline = clock() + linger_s
                 # One line longer than a run: wait for its end.
-                run_bytes = 2 * size
-        data = os.read(fd, READ_BYTES)
-        if not data:
-            break
-        if not held:
-            deadline = clock() + linger_s
-        held.append(data)
-        size += len(data)
+                run_bytes = max(run_bytes, 2 * len(held))
+            data = os.read(fd, READ_BYTES)
+            if not data:
+                break
+            if not held:
+                deadline = clock() + linger_s
+            held += data
+    except KeyboardInterrupt:
+        if run := _take_lines(held):
+            yield run
+        raise
     if held:
-        yield b"".join(held)
+        yield bytes(held)
 
 
-def _cut(data: bytes) -> tuple[bytes, bytes]:
-    end = data.rfind(b"\n") + 1
-    return data[:end], data[end:]
+def _take_lines(held: bytearray) -> bytes:
+    """Take the whole lines out of `held`; what is left has no newline."""
+    end = held.rfind(b"\n") + 1
+    run = bytes(held[:end])
+    del held[:end]
+    return run
 
 
 def _ready(fd: int, wait_s: float) -> bool:

@@ -9,7 +9,6 @@ there: inside `foreachBatch` all writes of one batch see the same ids, and the s
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from sparklog.datasource.schema import WriteColumns, write_columns
 from sparklog.datasource.user_errors import user_errors
 from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
 from sparklog.errors import BadRequest
+from sparklog.log.env import SYSTEM
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +61,7 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
-        self._job = uuid.uuid4().hex
+        self._job = SYSTEM.new_id()
         sink = plan.options
         self._key = None
         if sink.txn_app_id is not None:

@@ -18,10 +18,13 @@ from sparklog.format._kernels_memory import (
     INT32,
     INT64,
     INT64_IN,
+    address,
     copy,
     helper,
     kernel,
     load_u8,
+    store_i32,
+    store_i64,
     store_u8,
 )
 
@@ -54,111 +57,93 @@ TOO_LARGE = 5
 
 
 @helper
-def read_varint(data: Any, position: int, end: int) -> tuple[int, int]:
-    """Zig-zag int32 and the position after it; `BAD` if it is cut off or has a sixth byte."""
-    if position >= end:
+def read_varint(at: int, end: int) -> tuple[int, int]:
+    """Zig-zag int32 and the address after it; `BAD` if it is cut off or has a sixth byte."""
+    if at >= end:
         return 0, BAD
-    byte = load_u8(data, position)
-    position += 1
+    byte = load_u8(at)
+    at += 1
     value = byte & 0x7F
     shift = 7
     while byte >= 0x80:
-        if position >= end or shift > 28:
+        if at >= end or shift > 28:
             return 0, BAD
-        byte = load_u8(data, position)
-        position += 1
+        byte = load_u8(at)
+        at += 1
         value |= (byte & 0x7F) << shift
         shift += 7
     value &= 0xFFFFFFFF
-    return (value >> 1) ^ -(value & 1), position
+    return (value >> 1) ^ -(value & 1), at
 
 
 @helper
-def read_varlong(data: Any, position: int, end: int) -> tuple[int, int]:
-    """Zig-zag int64 and the position after it; `BAD` if it is cut off or has an eleventh byte."""
-    if position >= end:
+def read_varlong(at: int, end: int) -> tuple[int, int]:
+    """Zig-zag int64 and the address after it; `BAD` if it is cut off or has an eleventh byte."""
+    if at >= end:
         return 0, BAD
-    byte = load_u8(data, position)
-    position += 1
+    byte = load_u8(at)
+    at += 1
     value = byte & 0x7F
     shift = 7
     while byte >= 0x80:
-        if position >= end or shift > 63:
+        if at >= end or shift > 63:
             return 0, BAD
-        byte = load_u8(data, position)
-        position += 1
+        byte = load_u8(at)
+        at += 1
         value |= (byte & 0x7F) << shift
         shift += 7
-    return ((value >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), position
+    return ((value >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), at
 
 
 @helper
-def clear_bit(bitmap: Any, index: int) -> None:
+def clear_bit(bitmap: int, index: int) -> None:
     """Mark a row as null."""
-    store_u8(bitmap, index >> 3, load_u8(bitmap, index >> 3) & ~(1 << (index & 7)))
+    place = bitmap + (index >> 3)
+    store_u8(place, load_u8(place) & ~(1 << (index & 7)))
 
 
 @helper
-def skip_headers(data: Any, position: int, end: int, count: int, totals: Any) -> int:
-    """Position after `count` headers, `BAD` if they do not fit; adds their key and value bytes to `totals`."""
-    if count < 0 or count > end - position:
-        return BAD
+def skip_headers(at: int, end: int, count: int) -> tuple[int, int, int]:
+    """Address after `count` headers (`BAD` if they do not fit), and the bytes of their keys and of their values."""
+    key_bytes = value_bytes = 0
+    if count < 0 or count > end - at:
+        return BAD, 0, 0
     for _ in range(count):
-        length, position = read_varint(data, position, end)
-        if length < 0 or length > end - position:
-            return BAD
-        totals[HEADER_KEY_BYTES] += length
-        position += length
-        length, position = read_varint(data, position, end)
+        length, at = read_varint(at, end)
+        if length < 0 or length > end - at:
+            return BAD, 0, 0
+        key_bytes += length
+        length, at = read_varint(at + length, end)
         if length > 0:
-            if length > end - position:
-                return BAD
-            totals[HEADER_VALUE_BYTES] += length
-            position += length
-    return position
+            if length > end - at:
+                return BAD, 0, 0
+            value_bytes += length
+            at += length
+    return at, key_bytes, value_bytes
 
 
 @helper
-def put(
-    data: Any,
-    position: int,
-    length: int,
-    row: int,
-    filled: int,
-    offsets: Any,
-    to: Any,
-    valid: Any,
-    nulls: Any,
-    which: int,
-) -> int:
+def put(source: int, length: int, source_end: int, row: int, filled: int, offsets: int, to: int, valid: int) -> int:
     """Append one binary cell (null if `length` < 0) and return the bytes filled."""
     if length > 0:
-        copy(to, filled, data, position, length)
+        copy(to + filled, source, length, source_end)
         filled += length
     elif length < 0:
         clear_bit(valid, row)
-        nulls[which] += 1
-    offsets[row + 1] = filled
+    store_i32(offsets + 4 * row + 4, filled)
     return filled
 
 
 @helper
-def read_record(data: Any, position: int, end: int, totals: Any) -> tuple[int, int, int, int, int, int, int, int, int]:
-    """The fields of one record that ends at `end`: time delta, offset delta, key length and place, value length and
-    place, headers and their place, and where the fields end (anything but `end` is an error)."""
-    time, position = read_varlong(data, position + 1, end)
-    delta, position = read_varint(data, position, end)
-    key_length, position = read_varint(data, position, end)
-    key_at = position
-    position += max(key_length, 0)
-    value_length, position = read_varint(data, position, end)
-    value_at = position
-    position += max(value_length, 0)
-    headers, position = read_varint(data, position, end)
-    headers_at = position
-    if headers != 0:
-        position = skip_headers(data, position, end, headers, totals)
-    return time, delta, key_length, key_at, value_length, value_at, headers, headers_at, position
+def read_record(at: int, end: int) -> tuple[int, int, int, int, int, int, int, int]:
+    """Fields of the record that ends at `end`: time delta, offset delta, key length and address, value length and
+    address, header count and address. The latter may lie beyond `end`: then the record is invalid."""
+    time, at = read_varlong(at + 1, end)
+    delta, at = read_varint(at, end)
+    key_length, key_at = read_varint(at, end)
+    value_length, value_at = read_varint(key_at + max(key_length, 0), end)
+    headers, headers_at = read_varint(value_at + max(value_length, 0), end)
+    return time, delta, key_length, key_at, value_length, value_at, headers, headers_at
 
 
 @helper
@@ -187,58 +172,59 @@ def decode_records(
     `wanted`: bit 0 keys, 1 values, 2 headers. `fixed_time` is each record's time, or -2: base time and delta count.
     `list_position` receives, per row, where its headers start. `emitted`: rows per batch.
     """
+    data_at, offsets_at, times_at = address(data), address(offsets), address(times)
+    data_end = data_at + len(data)
+    key_offsets_at, keys_at, key_valid_at = address(key_offsets), address(keys), address(key_valid)
+    value_offsets_at, values_at, value_valid_at = address(value_offsets), address(values), address(value_valid)
+    list_offsets_at, list_valid_at = address(list_offsets), address(list_valid)
+    list_position_at = address(list_position)
     row = first_row = state[ROWS]
     key_bytes, value_bytes, header_rows = state[KEY_BYTES], state[VALUE_BYTES], state[HEADER_ROWS]
     for batch in range(len(start)):
-        position, end, previous, row_before = start[batch], stop[batch], -1, row
+        at, end, previous, row_before = data_at + start[batch], data_at + stop[batch], -1, row
         base, base_t, fixed, last = base_offset[batch], base_time[batch], fixed_time[batch], last_delta[batch]
         for _ in range(count[batch]):
-            at = position
-            length, position = read_varint(data, position, end)
-            if length < 0 or length > end - position:
-                return fail(state, batch, at, base + previous + 1, LENGTH)
-            record_end = position + length
-            time, delta, key_length, key_at, value_length, value_at, headers, headers_at, position = read_record(
-                data, position, record_end, state
-            )
-            if position != record_end:
-                return fail(state, batch, at, base + previous + 1, FIELDS)
+            record_at = at
+            length, at = read_varint(at, end)
+            if length < 0 or length > end - at:
+                return fail(state, batch, record_at - data_at, base + previous + 1, LENGTH)
+            record_end = at + length
+            time, delta, key_length, key_at, value_length, value_at, headers, headers_at = read_record(at, record_end)
+            at = headers_at
+            if headers != 0:
+                at, header_keys, header_values = skip_headers(headers_at, record_end, headers)
+            if at != record_end:
+                return fail(state, batch, record_at - data_at, base + previous + 1, FIELDS)
             if delta <= previous or delta > last:
-                return fail(state, batch, at, base + previous + 1, ORDER)
+                return fail(state, batch, record_at - data_at, base + previous + 1, ORDER)
             previous = delta
             if base + delta < first or base + delta >= limit:
                 continue
             if key_length > INT32_MAX - key_bytes or value_length > INT32_MAX - value_bytes:
-                return fail(state, batch, at, base + delta, TOO_LARGE)
-            offsets[row] = base + delta
-            times[row] = base_t + time if fixed == -2 else fixed
+                return fail(state, batch, record_at - data_at, base + delta, TOO_LARGE)
+            store_i64(offsets_at + 8 * row, base + delta)
+            store_i64(times_at + 8 * row, base_t + time if fixed == -2 else fixed)
             if wanted & 1:
-                key_bytes = put(
-                    data, key_at, key_length, row, key_bytes, key_offsets, keys, key_valid, state, KEY_NULLS
-                )
+                state[KEY_NULLS] += key_length < 0
+                key_bytes = put(key_at, key_length, data_end, row, key_bytes, key_offsets_at, keys_at, key_valid_at)
             if wanted & 2:
+                state[VALUE_NULLS] += value_length < 0
                 value_bytes = put(
-                    data,
-                    value_at,
-                    value_length,
-                    row,
-                    value_bytes,
-                    value_offsets,
-                    values,
-                    value_valid,
-                    state,
-                    VALUE_NULLS,
+                    value_at, value_length, data_end, row, value_bytes, value_offsets_at, values_at, value_valid_at
                 )
             if wanted & 4:
                 header_rows += headers
-                list_offsets[row + 1] = header_rows
-                list_position[row - first_row] = headers_at
+                store_i32(list_offsets_at + 4 * row + 4, header_rows)
+                store_i64(list_position_at + 8 * (row - first_row), headers_at - data_at)
                 if headers == 0:
-                    clear_bit(list_valid, row)
+                    clear_bit(list_valid_at, row)
                     state[HEADER_NULLS] += 1
+                else:
+                    state[HEADER_KEY_BYTES] += header_keys
+                    state[HEADER_VALUE_BYTES] += header_values
             row += 1
-        if position != end and count[batch] > 0:
-            return fail(state, batch, position, base + previous + 1, REMAINING)
+        if at != end and count[batch] > 0:
+            return fail(state, batch, at - data_at, base + previous + 1, REMAINING)
         emitted[batch] = row - row_before
     state[ROWS], state[KEY_BYTES], state[VALUE_BYTES], state[HEADER_ROWS] = row, key_bytes, value_bytes, header_rows
     return OK
@@ -246,47 +232,27 @@ def decode_records(
 
 @kernel(
     types.void(
-        BYTES_IN,
-        types.int64,
-        types.int64,
-        INT32,
-        INT64,
-        INT32,
-        BYTES,
-        INT32,
-        BYTES,
-        BYTES,
-        types.int64,
-        types.int64,
+        BYTES_IN, types.int64, types.int64, INT32, INT64, INT32, BYTES, INT32, BYTES, BYTES, types.int64, types.int64,
         INT64,
     )
-)
+)  # fmt: skip
 def decode_headers(
     data: Any, first_row: int, rows: int, list_offsets: Any, list_position: Any, key_offsets: Any, keys: Any,
     value_offsets: Any, values: Any, value_valid: Any, key_bytes: int, value_bytes: int, state: Any,
 ) -> None:  # fmt: skip
     """Append the headers of rows `[first_row, rows)`, which `decode_records` has checked, to the header columns."""
-    end = len(data)
+    data_at, keys_at, values_at = address(data), address(keys), address(values)
+    end = data_at + len(data)
+    key_offsets_at, value_offsets_at = address(key_offsets), address(value_offsets)
+    value_valid_at = address(value_valid)
     for row in range(first_row, rows):
-        position = list_position[row - first_row]
+        at = data_at + list_position[row - first_row]
         for entry in range(list_offsets[row], list_offsets[row + 1]):
-            length, position = read_varint(data, position, end)
-            copy(keys, key_bytes, data, position, length)
+            length, at = read_varint(at, end)
+            copy(keys_at + key_bytes, at, length, end)
             key_bytes += length
-            key_offsets[entry + 1] = key_bytes
-            position += length
-            length, position = read_varint(data, position, end)
-            value_bytes = put(
-                data,
-                position,
-                length,
-                entry,
-                value_bytes,
-                value_offsets,
-                values,
-                value_valid,
-                state,
-                HEADER_VALUE_NULLS,
-            )
-            if length > 0:
-                position += length
+            store_i32(key_offsets_at + 4 * entry + 4, key_bytes)
+            length, at = read_varint(at + length, end)
+            value_bytes = put(at, length, end, entry, value_bytes, value_offsets_at, values_at, value_valid_at)
+            state[HEADER_VALUE_NULLS] += length < 0
+            at += max(length, 0)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numba import types
 
-from sparklog.format._kernels_encode import COLUMN, cell
-from sparklog.format._kernels_memory import INT32, helper, kernel, load_u8, load_u32
+from sparklog.format._kernels_encode import cell
+from sparklog.format._kernels_memory import INT32, INT64_IN, address, helper, kernel, load_u8, load_u32, store_i32
 
 MASK = 0xFFFFFFFF
 SEED = 0x9747B28C
@@ -16,36 +15,36 @@ M = 0x5BD1E995
 
 
 @helper
-def murmur2_bytes(data: Any, start: int, length: int) -> int:
+def murmur2_bytes(at: int, length: int) -> int:
     """32-bit murmur2 of a run of bytes, as an unsigned value (int64 arithmetic, masked to 32 bits)."""
     state = (SEED ^ length) & MASK
-    position = start
     for _ in range(length >> 2):
-        word = (load_u32(data, position) * M) & MASK
+        word = (load_u32(at) * M) & MASK
         word = ((word ^ (word >> 24)) * M) & MASK
         state = ((state * M) & MASK) ^ word
-        position += 4
+        at += 4
     rest = length & 3
     if rest > 2:
-        state ^= load_u8(data, position + 2) << 16
+        state ^= load_u8(at + 2) << 16
     if rest > 1:
-        state ^= load_u8(data, position + 1) << 8
+        state ^= load_u8(at + 1) << 8
     if rest > 0:
-        state = ((state ^ load_u8(data, position)) * M) & MASK
+        state = ((state ^ load_u8(at)) * M) & MASK
     state = ((state ^ (state >> 13)) * M) & MASK
     return state ^ (state >> 15)
 
 
-@kernel(types.void(*COLUMN, types.int64, INT32))
-def murmur2_cells(offsets: Any, wide: int, data: Any, valid: Any, at: int, partitions: int, out: Any) -> None:
+@kernel(types.void(INT64_IN, types.int64, INT32))
+def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
     """Per cell: murmur2 as int32 (null: 0) if `partitions` is 0, else its partition (null: -1)."""
+    offsets, wide, data, valid, first = column[0], column[1], column[2], column[4], column[5]
+    out_at = address(out)
     for row in range(len(out)):
-        length, start = cell(offsets, wide, valid, at + row)
+        length, source = cell(offsets, wide, data, valid, first + row)
         if length < 0:
-            out[row] = np.int32(0 if partitions == 0 else -1)
+            value = 0 if partitions == 0 else -1
         else:
-            value = murmur2_bytes(data, start, length)
-            if partitions == 0:
-                out[row] = np.int32(value - (1 << 32) if value > 0x7FFFFFFF else value)
-            else:
-                out[row] = np.int32((value & 0x7FFFFFFF) % partitions)
+            value = murmur2_bytes(source, length)
+            if partitions != 0:
+                value = (value & 0x7FFFFFFF) % partitions
+        store_i32(out_at + 4 * row, value)

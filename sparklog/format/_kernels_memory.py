@@ -1,9 +1,9 @@
-"""Raw memory access for the kernels: loads, stores and copies without index wrap-around, and the place of the kernel
-cache.
+"""Raw memory access for the kernels: loads, stores and copies by address, and the place of the kernel cache.
 
-Numba's own indexing pays for negative indices on every access and its slice assignment for overlap checks; these
-intrinsics compile to one load or store. They check nothing: every caller compares positions with lengths before, which
-is what keeps hostile input harmless.
+Numba's own arrays pay for negative indices on every access, for overlap checks in slice assignments, and for reference
+counts (atomic) wherever an array is passed on inside a branch. Kernels therefore turn their arrays into addresses once
+and work on integers; these intrinsics compile to one load or store. They check nothing: every kernel compares positions
+with ends before it reads, which is what keeps hostile input harmless.
 """
 
 from __future__ import annotations
@@ -35,56 +35,64 @@ SLACK = 64
 """Bytes a destination must have beyond its last valid byte: `copy` may write up to 31 bytes too many."""
 
 _byte = ir.IntType(8)
+_int64 = ir.IntType(64)
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, position: Any, to: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(builder.bitcast(data, _byte.as_pointer()), [position]), to.as_pointer())
+@intrinsic  # type: ignore[untyped-decorator]
+def address(typing_context: Any, array: Any) -> Any:
+    """Where an array's elements begin. The caller keeps the array alive."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, _int64)
+
+    return types.int64(array), codegen
 
 
 def _loader(bits: int, signed: bool) -> Any:
-    def load(typing_context: Any, array: Any, position: Any) -> Any:
+    def load(typing_context: Any, place: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            word = ir.IntType(bits)
-            value = builder.load(_pointer(context, builder, signature.args[0], args[0], args[1], word), align=1)
-            wide = ir.IntType(64)
+            value = builder.load(builder.inttoptr(args[0], ir.IntType(bits).as_pointer()), align=1)
             if bits == 64:
                 return value
-            return builder.sext(value, wide) if signed else builder.zext(value, wide)
+            return builder.sext(value, _int64) if signed else builder.zext(value, _int64)
 
-        return types.int64(array, types.int64), codegen
+        return types.int64(types.int64), codegen
 
     return intrinsic(load)
+
+
+def _storer(bits: int) -> Any:
+    def store(typing_context: Any, place: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            word = ir.IntType(bits)
+            low = args[1] if bits == 64 else builder.trunc(args[1], word)
+            builder.store(low, builder.inttoptr(args[0], word.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return intrinsic(store)
 
 
 load_u8 = _loader(8, signed=False)
 load_u32 = _loader(32, signed=False)
 load_i32 = _loader(32, signed=True)
 load_i64 = _loader(64, signed=True)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def store_u8(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
-    """Store the low byte of `value` at byte `position` of `array`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], _byte)
-        builder.store(builder.trunc(args[2], _byte), pointer, align=1)
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, types.int64), codegen
+store_u8 = _storer(8)
+store_i16 = _storer(16)
+store_i32 = _storer(32)
+store_i64 = _storer(64)
 
 
 def _mover(width: int) -> Any:
-    def move(typing_context: Any, to: Any, to_position: Any, source: Any, position: Any) -> Any:
+    def move(typing_context: Any, to: Any, source: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            vector = ir.VectorType(_byte, width)
-            source_pointer = _pointer(context, builder, signature.args[2], args[2], args[3], vector)
-            target = _pointer(context, builder, signature.args[0], args[0], args[1], vector)
-            builder.store(builder.load(source_pointer, align=1), target, align=1)
+            pointer = ir.VectorType(_byte, width).as_pointer()
+            value = builder.load(builder.inttoptr(args[1], pointer), align=1)
+            builder.store(value, builder.inttoptr(args[0], pointer), align=1)
             return context.get_dummy_value()
 
-        return types.void(to, types.int64, source, types.int64), codegen
+        return types.void(types.int64, types.int64), codegen
 
     return intrinsic(move)
 
@@ -94,52 +102,59 @@ _move32 = _mover(32)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _memcpy(typing_context: Any, to: Any, to_position: Any, source: Any, position: Any, count: Any) -> Any:
+def _memcpy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source_pointer = _pointer(context, builder, signature.args[2], args[2], args[3], _byte)
-        target = _pointer(context, builder, signature.args[0], args[0], args[1], _byte)
-        cgutils.raw_memcpy(builder, target, source_pointer, args[4], 1)
+        pointer = _byte.as_pointer()
+        cgutils.raw_memcpy(builder, builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2], 1)
         return context.get_dummy_value()
 
-    return types.void(to, types.int64, source, types.int64, types.int64), codegen
+    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def prefetch(typing_context: Any, array: Any, position: Any) -> Any:
-    """Ask for the cache line at byte `position` (any value: a prefetch never faults)."""
+def prefetch(typing_context: Any, place: Any) -> Any:
+    """Ask for a cache line (any address: a prefetch never faults)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], _byte)
         word = ir.IntType(32)
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch", [pointer.type], ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
-        )
-        builder.call(function, [pointer, word(0), word(3), word(1)])
+        kind = ir.FunctionType(ir.VoidType(), [_byte.as_pointer(), word, word, word])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [_byte.as_pointer()], kind)
+        builder.call(function, [builder.inttoptr(args[0], _byte.as_pointer()), word(0), word(3), word(1)])
         return context.get_dummy_value()
 
-    return types.void(array, types.int64), codegen
+    return types.void(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bit_length(typing_context: Any, value: Any) -> Any:
+    """Bits up to the highest one set, of the value as unsigned; 0 for 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sub(_int64(64), builder.ctlz(args[0], ir.IntType(1)(0)))
+
+    return types.int64(types.int64), codegen
 
 
 def helper(function: F) -> F:
-    """A function used inside kernels only."""
+    """A function that becomes part of each kernel that uses it."""
     return njit(nogil=True, forceinline=True)(function)  # type: ignore[no-any-return]
 
 
 @helper
-def copy(to: Any, to_position: int, source: Any, position: int, count: int) -> None:
+def copy(to: int, source: int, count: int, source_end: int) -> None:
     """Copy `count` bytes. Short runs go in whole vectors and may write up to 31 bytes more: `to` needs `SLACK` behind.
 
-    Never reads beyond the end of `source`.
+    Never reads at or beyond `source_end`.
     """
-    if count <= 16 and position + 16 <= len(source):
-        _move16(to, to_position, source, position)
-    elif count <= 256 and position + count + 31 <= len(source):
+    if count <= 16 and source + 16 <= source_end:
+        _move16(to, source)
+    elif count <= 256 and source + count + 31 <= source_end:
         done = 0
         while done < count:
-            _move32(to, to_position + done, source, position + done)
+            _move32(to + done, source + done)
             done += 32
     else:
-        _memcpy(to, to_position, source, position, count)
+        _memcpy(to, source, count)
 
 
 def _digest() -> str:

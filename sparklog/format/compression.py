@@ -39,8 +39,8 @@ LZ4_MAGIC = 0x184D2204
 ZSTD_BLOCK = 128 * 1024
 LIMIT_FLOOR = 64 << 20
 LIMIT_RATIO = 256
-LIMIT_CEILING = 512 << 20
-"""A batch may decompress to 64 MiB + 256 x its compressed bytes, at most 512 MiB. Kafka's own default is 1 MiB
+LIMIT_CEILING = 256 << 20
+"""A batch may decompress to 64 MiB + 256 x its compressed bytes, at most 256 MiB. Kafka's own default is 1 MiB
 compressed.
 """
 
@@ -223,7 +223,7 @@ def _zstd_compress(data: BytesLike, level: int | None) -> bytes:
     compressor = kept.get(wanted)
     if compressor is None:  # not safe to share between threads, and expensive to make
         compressor = kept[wanted] = zstandard.ZstdCompressor(level=wanted)
-    return compressor.compress(data)  # type: ignore[no-any-return]
+    return compressor.compress(data)
 
 
 def _zstd_decompress(data: memoryview, limit: int) -> bytes:
@@ -239,7 +239,7 @@ def _zstd_decompress(data: memoryview, limit: int) -> bytes:
         if size > min(limit, bound):
             raise _too_large("zstd", min(limit, bound), size)
         if size >= 0:
-            return decompressor.decompress(data)  # type: ignore[no-any-return]
+            return decompressor.decompress(data)
         # Room for one byte more than the limit tells a frame that is too large from a damaged one.
         out: bytes = decompressor.decompress(data, max_output_size=max(1, min(bound, limit + 1)))
     except zstandard.ZstdError as error:

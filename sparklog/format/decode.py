@@ -6,8 +6,8 @@ arrays.
 
 Memory is bounded by the input: plain batches need at most twice their bytes and a few bytes for each record, of which a
 batch cannot hold more than a seventh of its bytes; a compressed batch may become `compression.decompressed_limit`
-bytes. One call returns less than 2 GiB of keys and as much of values (Arrow's 32-bit offsets): decode fewer batches at
-a time.
+bytes, all batches of a call 1 GiB. One call returns less than 2 GiB of keys and as much of values (Arrow's 32-bit
+offsets): decode fewer batches at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import compression
+from sparklog.format.arrow_input import new_array
 from sparklog.format.record_batch import (
     CODECS,
     CREATE_TIME,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 DECODABLE = frozenset({"key", "value", "headers", "offset", "timestamp", "timestampType"})
 GROUP_BYTES = 1 << 20
+CALL_LIMIT = 1 << 30
+"""Decompressed bytes that one call handles at most."""
 MAX_OFFSET = 2**63 - 1
 NOT_FIXED = -2
 
@@ -202,7 +205,7 @@ def _unpack(data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: 
     view = data.data
     positions, sizes, codecs = headers.position.tolist(), headers.size.tolist(), headers.codec.tolist()
     parts: list[bytes] = []
-    filled = stored = 0
+    filled = stored = total = 0
     first = low
     for batch in range(low, high):
         payload = view[positions[batch] + HEADER_BYTES : positions[batch] + sizes[batch]]
@@ -212,6 +215,9 @@ def _unpack(data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: 
             raise place.corrupt(headers, batch, f"the batch cannot be decompressed: {error.message}") from None
         parts.append(part)
         filled += len(part)
+        total += len(part)
+        if total > CALL_LIMIT:
+            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: decode fewer batches at a time")
         stored += payload.nbytes
         if filled >= GROUP_BYTES or batch == high - 1:
             stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
@@ -285,8 +291,8 @@ class _Sink:
         self.header_value.room(entries, value_bytes)
         kernels.decode_headers(
             group.data, before[kernels.ROWS], state[kernels.ROWS], self.list_offsets, positions,
-            self.header_key.offsets, self.header_key.data, self.header_value.offsets, self.header_value.data, self.header_value.valid,
-            before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state,
+            self.header_key.offsets, self.header_key.data, self.header_value.offsets, self.header_value.data,
+            self.header_value.valid, before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state,
         )  # fmt: skip
 
     def _room(self, group: _Group, records: int) -> None:
@@ -372,7 +378,7 @@ class _Cells:
 SLACK = 64
 """As the kernels' `copy` needs it."""
 GUESS_LIMIT = 256 << 20
-"""A guess from one group's ratio may be far off: no more elements than this are allocated on its word."""
+"""A guess from one group's ratio may be far off: no more bytes than this are allocated on its word."""
 
 
 def _grown(array: npt.NDArray[Any], needed: int, guess: float = 0, fill: int | None = None) -> npt.NDArray[Any]:
@@ -380,7 +386,7 @@ def _grown(array: npt.NDArray[Any], needed: int, guess: float = 0, fill: int | N
     size = len(array)
     if needed <= size:
         return array
-    grown = np.empty(max(needed, size + size // 2, min(int(guess), GUESS_LIMIT)), array.dtype)
+    grown = new_array(max(needed, size + size // 2, min(int(guess), GUESS_LIMIT // array.itemsize)), array.dtype)
     grown[:size] = array
     if fill is not None:
         grown[size:] = fill

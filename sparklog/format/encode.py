@@ -1,9 +1,9 @@
 """From columns to record batches.
 
-One kernel call writes the records of all batches of a slice, gathered by `order` from the Arrow buffers, into one
-buffer that leaves room for the headers; then each batch is compressed (if asked for), gets its header and its CRC-32C.
-Offsets count from 0 in each slice; producer id, epoch, sequence and leader epoch are -1: a commit gives offsets and
-epoch (neither is covered by the CRC), and writers are known to commits, not to batches.
+One kernel call writes the records of all batches straight from the Arrow buffers into one buffer that leaves room for
+the headers, the rows of every partition in a region of its own; then each batch is compressed (if asked for), gets its
+header and its CRC-32C. Offsets count from 0 in each slice; producer id, epoch, sequence and leader epoch are -1: a
+commit gives offsets and epoch (neither is covered by the CRC), and writers are known to commits, not to batches.
 
 Batches hold about `batch_bytes` of uncompressed records. One that is larger than `max_message_bytes` as stored is
 split.
@@ -22,11 +22,12 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format import compression
-from sparklog.format.arrow_input import binary_column, header_columns
+from sparklog.format.arrow_input import KernelColumns, new_array
 from sparklog.format.decode import SLACK, RecordColumns
 from sparklog.format.record_batch import (
     CODEC_MASK,
     CODECS,
+    CRC_START,
     HEADER_BYTES,
     LOG_APPEND_TIME_BIT,
     NO_TIMESTAMP,
@@ -35,6 +36,8 @@ from sparklog.format.record_batch import (
 )
 
 MAX_BATCH_BYTES = 2**31 - 1
+_ALL = np.empty(0, np.int64)
+"""As `order`: all rows; as `lane_of`: all in one lane."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,17 @@ class EncodeOptions:
         if self.codec != "none":
             compression.check_level(self.codec, self.level)
         if self.batch_bytes <= 0 or self.max_message_bytes <= 0:
-            raise BadRequest(
-                f"batch and message sizes must be positive, found {self.batch_bytes} and {self.max_message_bytes}"
-            )
+            found = f"{self.batch_bytes} and {self.max_message_bytes}"
+            raise BadRequest(f"batch and message sizes must be positive, found {found}")
+
+    @property
+    def attributes(self) -> int:
+        return CODECS.index(self.codec) | (LOG_APPEND_TIME_BIT if self.log_append_time else 0)
+
+    @property
+    def target(self) -> int:
+        """Bytes of an uncompressed batch, header included."""
+        return min(self.batch_bytes, MAX_BATCH_BYTES if self.codec != "none" else self.max_message_bytes)
 
 
 @dataclass(frozen=True)
@@ -110,38 +121,38 @@ def encode(
     `max_message_bytes`.
     """
     rows = _Rows(key, value, headers, timestamp, order)
-    if not len(rows):
-        nothing = np.empty(0, np.int64)
-        return EncodedSlice([], nothing, nothing, nothing, nothing, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
-    written = rows.write(
-        min(options.batch_bytes, MAX_BATCH_BYTES) if options.codec != "none" else _plain_target(options)
-    )
-    attributes = CODECS.index(options.codec) | (LOG_APPEND_TIME_BIT if options.log_append_time else 0)
-    batches = list(_finish(rows, written, 0, attributes, options))
-    sizes = np.array([batch.size for batch in batches], np.int64)
-    times = rows.times if order is None else rows.times[rows.order]
-    return EncodedSlice(
-        buffers=[part for batch in batches for part in batch.parts],
-        positions=np.cumsum(sizes) - sizes,
-        sizes=sizes,
-        last_offsets=np.array([batch.last_offset for batch in batches], np.int64),
-        max_timestamps=np.array([batch.max_timestamp for batch in batches], np.int64),
-        records=len(rows),
-        offsets=len(rows),
-        min_ts=int(times.min()),
-        max_ts=int(times.max()),
-        crc=_crc([part for batch in batches for part in batch.parts]),
-        has_null_keys=written.null_keys > 0,
-    )
+    return rows.slices(options).get(0) or _empty_slice()
+
+
+def encode_partitions(
+    key: pa.Array | pa.ChunkedArray | None,
+    value: pa.Array | pa.ChunkedArray | None,
+    headers: pa.Array | pa.ChunkedArray | None,
+    timestamp: Int64Array,
+    partition: npt.NDArray[Any],
+    *,
+    options: EncodeOptions,
+) -> dict[int, EncodedSlice]:
+    """`encode` for every partition at once: `partition` is each row's, 0 or more; rows of one keep their order.
+
+    About three times as fast as one call per partition with an `order`: rows are read as they lie in memory. Partitions
+    come in ascending order, those without rows are left out.
+    """
+    if len(partition) != len(timestamp):
+        raise BadRequest(f"{len(partition)} partitions are given for {len(timestamp)} rows")
+    lane_of = np.ascontiguousarray(partition, np.int64)
+    if len(lane_of) and int(lane_of.min()) < 0:
+        raise BadRequest(f"partitions must be 0 or more, found {int(lane_of.min())}")
+    return _Rows(key, value, headers, timestamp, None, lane_of).slices(options)
 
 
 def encode_batch(columns: RecordColumns, header: BatchHeader) -> bytes:
-    """One batch with exactly these header fields (size and CRC apart) around these records: what a decoded batch was
-    made of.
+    """One batch with exactly these header fields (size and CRC apart) around these records: the inverse of decoding
+    one.
 
     Offsets and timestamps are written as differences to the header's base offset and base timestamp, so under
-    LogAppendTime decode with `raw_timestamps`. The payload is compressed if the header names a codec. A batch of no
-    records is a bare header.
+    LogAppendTime decode with `raw_timestamps`. The payload is compressed if the header names a codec. No records: a
+    bare header.
     """
     if len(columns) != header.count:
         raise BadRequest(f"the header counts {header.count} records, found {len(columns)}")
@@ -149,22 +160,42 @@ def encode_batch(columns: RecordColumns, header: BatchHeader) -> bytes:
         return header.pack()
     rows = _Rows(columns.key, columns.value, columns.headers, columns.timestamp, None, any_time=True)
     written = rows.write(MAX_BATCH_BYTES, base_time=header.base_timestamp, deltas=columns.offset - header.base_offset)
-    payload = written.out.data[HEADER_BYTES : int(written.size[0])]
+    payload = written.out.data[HEADER_BYTES : written.batches[0].size]
     codec = CODECS[header.attributes & CODEC_MASK]
     return header.pack(payload if codec == "none" else compression.compress(codec, payload))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An uncompressed batch at `out[at : at + size]` whose header is not written yet."""
+
+    lane: int
+    at: int
+    size: int
+    rows: int
+    base_time: int
+    max_time: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Written:
-    """Uncompressed batches in one buffer, without headers: per batch place, size, rows, base and largest time."""
+    """What the kernel wrote; `batches` sorted by lane, `lanes` as in `_kernels_encode`."""
 
     out: npt.NDArray[np.uint8]
-    at: Int64Array
-    size: Int64Array
-    rows: Int64Array
-    base_time: Int64Array
-    max_time: Int64Array
-    null_keys: int
+    batches: list[_Draft]
+    lanes: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """One finished batch: `head` are the bytes that its CRC leaves out."""
+
+    parts: list[memoryview | bytes]
+    size: int
+    last_offset: int
+    max_time: int
+    head_crc: int
+    crc: int
 
 
 class _Rows:
@@ -177,115 +208,155 @@ class _Rows:
         headers: pa.Array | pa.ChunkedArray | None,
         timestamp: Int64Array,
         order: npt.NDArray[Any] | None,
+        lane_of: Int64Array = _ALL,
         any_time: bool = False,
     ) -> None:
         self.times = np.ascontiguousarray(timestamp, np.int64)
         for name, column in (("key", key), ("value", value), ("headers", headers)):
             if column is not None and len(column) != len(self.times):
                 raise BadRequest(f"column {name} has {len(column)} rows, timestamp has {len(self.times)}")
-        self.order = np.empty(0, np.int64) if order is None else np.ascontiguousarray(order, np.int64)
+        self.order = _ALL if order is None else np.ascontiguousarray(order, np.int64)
+        self.lane_of = lane_of
         self.count = len(self.times) if order is None else len(self.order)
         if len(self.order) and not 0 <= int(self.order.min()) <= int(self.order.max()) < len(self.times):
             raise BadRequest(f"order names rows outside 0 to {len(self.times) - 1}")
-        if not any_time and len(self.times) and int(self.times.min()) < NO_TIMESTAMP:
-            raise BadRequest(f"timestamps must not be negative, found {int(self.times.min())} ms")
-        self.columns: tuple[Any, ...] = (
-            *binary_column(key, "key"),
-            *binary_column(value, "value"),
-            *header_columns(headers),
-        )
+        low, high = (int(self.times.min()), int(self.times.max())) if len(self.times) else (0, 0)
+        if not any_time and low < NO_TIMESTAMP:
+            raise BadRequest(f"timestamps must not be negative, found {low} ms")
+        # Attributes, header count and, at their longest, both deltas.
+        self.extra = 1 + 5 + 5 + (10 if any_time else _varint_bytes(high - low))
+        self.columns = KernelColumns(key, value, headers)
 
-    def __len__(self) -> int:
-        return self.count
-
-    def part(self, first: int, last: int) -> _Rows:
-        """Rows `[first, last)` of the order."""
+    def only(self, lane: int, first: int, count: int) -> _Rows:
+        """Rows `[first, first + count)` of a lane."""
+        if len(self.lane_of):
+            rows = np.flatnonzero(self.lane_of == lane)[first : first + count]
+        elif len(self.order):
+            rows = self.order[first : first + count]
+        else:
+            rows = np.arange(first, first + count)
         part = object.__new__(_Rows)
-        part.times, part.columns, part.count = self.times, self.columns, last - first
-        part.order = self.order[first:last] if len(self.order) else np.arange(first, last, dtype=np.int64)
+        part.times, part.columns, part.extra = self.times, self.columns, self.extra
+        part.order, part.lane_of, part.count = np.ascontiguousarray(rows, np.int64), _ALL, count
         return part
 
-    def write(self, target: int, *, base_time: int | None = None, deltas: Int64Array | None = None) -> _Written:
-        """Run the kernels: batches of at most `target` bytes, header room included, unless one record is larger."""
+    def write(self, target: int, *, base_time: int | None = None, deltas: Int64Array = _ALL) -> _Written:
+        """Run the kernels: batches of at most `target` bytes, header included, unless one record is larger."""
         from sparklog.format import _kernels_encode as kernels
 
+        lanes = self._measure()
+        # Two neighbouring batches of a lane together exceed the target, or they would be one.
+        room = lanes[:, kernels.LANE_BYTES]
+        counts = np.minimum(lanes[:, kernels.LANE_ROWS], 2 * (room // max(1, target - HEADER_BYTES)) + 2)
+        ends = np.cumsum(room + HEADER_BYTES * counts + SLACK)
+        lanes[:, kernels.LANE_AT] = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+        lanes[:, kernels.LANE_BATCH] = -1
+        out = new_array(int(ends[-1]), np.uint8)
+        batches = np.zeros((int(counts.sum()), kernels.BATCH_FIELDS), np.int64)
         state = np.zeros(kernels.STATE_SIZE, np.int64)
-        bound = kernels.upper_bound(self.order, self.count, *self.columns, state)
-        row = int(state[kernels.ERROR_ROW])
-        if bound < 0:
-            raise BadRequest(f"a header and its key must not be null, found one in row {row}")
-        if int(state[kernels.LARGEST_RECORD]) > MAX_BATCH_BYTES - HEADER_BYTES:
-            raise BadRequest(
-                f"the record in row {row} has about {int(state[kernels.LARGEST_RECORD])} bytes: at most 2 GiB"
-            )
-        # Two neighbouring batches together exceed the target, or they would be one.
-        batches = min(self.count, 2 * (bound // max(1, target - HEADER_BYTES)) + 2)
-        out = np.empty(bound + HEADER_BYTES * batches + SLACK, np.uint8)
-        table = np.zeros((5, batches), np.int64)
-        given = np.empty(0, np.int64) if deltas is None else np.ascontiguousarray(deltas, np.int64)
         kernels.encode_records(
-            self.order, self.count, self.times, *self.columns, target, int(base_time is not None), base_time or 0,
-            given, out, *table, state,
+            self.order, self.lane_of, self.count, self.times, self.columns.table, target, int(base_time is not None),
+            base_time or 0, np.ascontiguousarray(deltas, np.int64), out, lanes, batches, state,
         )  # fmt: skip
-        at, size, count, base, largest = table[:, : int(state[kernels.BATCHES])]
-        out = out[: int(state[kernels.BYTES_WRITTEN])]
-        return _Written(out, at, size, count, base, largest, int(state[kernels.NULL_KEYS]))
+        batches = batches[: int(state[kernels.BATCHES])]
+        if len(lanes) > 1:
+            batches = batches[np.argsort(batches[:, kernels.BATCH_LANE], kind="stable")]
+        return _Written(out, [_Draft(*row) for row in batches.tolist()], lanes)
+
+    def _measure(self) -> Int64Array:
+        """The lane table with what each lane will hold."""
+        from sparklog.format import _kernels_encode as kernels
+
+        lanes = np.zeros((int(self.lane_of.max()) + 1 if len(self.lane_of) else 1, kernels.LANE_FIELDS), np.int64)
+        lanes[:, kernels.LANE_MIN_TIME] = np.iinfo(np.int64).max
+        state = np.zeros(kernels.STATE_SIZE, np.int64)
+        code = kernels.measure(
+            self.order, self.lane_of, self.count, self.times, self.columns.table, self.extra, lanes, state
+        )
+        row = int(state[kernels.ERROR_ROW])
+        if code == kernels.NULL_HEADER:
+            raise BadRequest(f"a header and its key must not be null, found one in row {row}")
+        if code == kernels.TOO_LARGE:
+            raise BadRequest(f"the record in row {row} has more than 2 GiB: no batch can hold it")
+        return lanes
+
+    def slices(self, options: EncodeOptions) -> dict[int, EncodedSlice]:
+        """Encode all lanes that have rows."""
+        if not self.count:
+            return {}
+        written = self.write(options.target)
+        done: dict[int, list[_Batch]] = {}
+        for batch, lane in self._finish(written, 0, options):
+            done.setdefault(lane, []).append(batch)
+        return {lane: _slice(batches, written.lanes[lane]) for lane, batches in done.items()}
+
+    def _finish(self, written: _Written, offset: int, options: EncodeOptions) -> Iterator[tuple[_Batch, int]]:
+        """Headers, CRCs and compression; splits batches that are still larger than allowed. `offset`: of each lane's
+        start.
+        """
+        import crc32c
+
+        view = written.out.data
+        lane, first = -1, 0
+        for draft in written.batches:
+            if draft.lane != lane:
+                lane, first = draft.lane, 0
+            whole = view[draft.at : draft.at + draft.size]
+            header = BatchHeader(
+                offset + first, draft.rows - 1, draft.rows, draft.base_time, draft.max_time, options.attributes
+            )
+            if options.codec == "none":
+                crc = header.pack_into(whole)
+                parts: list[memoryview | bytes] = [whole]
+            else:
+                payload = compression.compress(options.codec, whole[HEADER_BYTES:], options.level)
+                head, crc = header.pack_header(payload)
+                parts = [head, payload]
+            size = sum(len(part) for part in parts)
+            if size <= options.max_message_bytes:
+                head_crc = crc32c.crc32c(parts[0][:CRC_START])
+                last = offset + first + draft.rows - 1
+                yield _Batch(parts, size, last, draft.max_time, head_crc, crc), lane
+            elif draft.rows == 1:
+                raise BadRequest(
+                    f"one record alone makes a batch of {size} bytes, max.message.bytes is "
+                    f"{options.max_message_bytes}: raise it or write smaller records"
+                )
+            else:
+                some = self.only(lane, first, draft.rows)
+                for batch, _ in some._finish(some.write(max(1, draft.size // 2)), offset + first, options):
+                    yield batch, lane
+            first += draft.rows
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """One finished batch."""
+def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
+    from sparklog.format import _kernels_encode as kernels
+    from sparklog.format._kernels_crc import join_crcs
 
-    parts: list[memoryview | bytes]
-    size: int
-    last_offset: int
-    max_timestamp: int
-
-
-def _plain_target(options: EncodeOptions) -> int:
-    return min(options.batch_bytes, options.max_message_bytes)
-
-
-def _finish(rows: _Rows, written: _Written, offset: int, attributes: int, options: EncodeOptions) -> Iterator[_Batch]:
-    """Headers, CRCs and compression; splits batches that are still larger than allowed."""
-    view = written.out.data
-    first = 0
-    for at, size, count, base_time, max_time in zip(
-        *(column.tolist() for column in (written.at, written.size, written.rows, written.base_time, written.max_time)),
-        strict=True,
-    ):
-        header = BatchHeader(offset + first, count - 1, count, base_time, max_time, attributes)
-        if options.codec == "none":
-            if size > options.max_message_bytes:
-                raise _too_large(size, options)
-            whole = view[at : at + size]
-            header.pack_into(whole)
-            parts: list[memoryview | bytes] = [whole]
-        else:
-            payload = compression.compress(options.codec, view[at + HEADER_BYTES : at + size], options.level)
-            if HEADER_BYTES + len(payload) > options.max_message_bytes:
-                if count == 1:
-                    raise _too_large(HEADER_BYTES + len(payload), options)
-                some = rows.part(first, first + count)
-                yield from _finish(some, some.write(max(1, size // 2)), offset + first, attributes, options)
-                first += count
-                continue
-            parts = [header.pack_header(payload), payload]
-        yield _Batch(parts, sum(len(part) for part in parts), offset + first + count - 1, max_time)
-        first += count
-
-
-def _too_large(size: int, options: EncodeOptions) -> BadRequest:
-    return BadRequest(
-        f"one record alone makes a batch of {size} bytes, max.message.bytes is {options.max_message_bytes}: "
-        "raise it or write smaller records"
+    sizes = np.array([batch.size for batch in batches], np.int64)
+    crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)
+    lengths = np.stack((np.full(len(sizes), CRC_START), sizes - CRC_START), axis=1).reshape(-1)
+    rows = int(lane[kernels.LANE_ROWS])
+    times = np.array([batch.max_time for batch in batches], np.int64)
+    return EncodedSlice(
+        buffers=[part for batch in batches for part in batch.parts],
+        positions=np.cumsum(sizes) - sizes,
+        sizes=sizes,
+        last_offsets=np.array([batch.last_offset for batch in batches], np.int64),
+        max_timestamps=times,
+        records=rows,
+        offsets=rows,
+        min_ts=int(lane[kernels.LANE_MIN_TIME]),
+        max_ts=int(times.max()),
+        crc=join_crcs(crcs, lengths),
+        has_null_keys=int(lane[kernels.LANE_NULL_KEYS]) > 0,
     )
 
 
-def _crc(parts: list[memoryview | bytes]) -> int:
-    import crc32c
+def _empty_slice() -> EncodedSlice:
+    return EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
 
-    crc = 0
-    for part in parts:
-        crc = crc32c.crc32c(part, crc)
-    return crc
+
+def _varint_bytes(value: int) -> int:
+    """Bytes that a difference between -value and value may take, zig-zag encoded."""
+    return (2 * value + 1).bit_length() // 7 + 1

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.format.arrow_input import binary_column
+from sparklog.format.arrow_input import KernelColumns
 
 
 def murmur2(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int32]:
@@ -32,5 +32,6 @@ def _hash(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.
     from sparklog.format._kernels_hash import murmur2_cells
 
     out = np.empty(len(array), np.int32)
-    murmur2_cells(*binary_column(array, "key"), partitions, out)
+    columns = KernelColumns(array)
+    murmur2_cells(columns.table[0], partitions, out)
     return out

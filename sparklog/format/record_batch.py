@@ -108,17 +108,35 @@ class BatchHeader:
     size: int = HEADER_BYTES
     crc: int = 0
 
-    def pack_into(self, batch: memoryview) -> None:
-        """Write the header into the first 61 bytes of a whole uncompressed or compressed batch; size and CRC are
-        computed.
-        """
+    def pack_into(self, batch: memoryview) -> int:
+        """Write the header into the first 61 bytes of a whole batch; size and CRC are computed. Returns the CRC."""
         import crc32c
 
+        self._pack_fields(batch, batch.nbytes)
+        crc: int = crc32c.crc32c(batch[CRC_START:])
+        _CRC_STRUCT.pack_into(batch, MAGIC_POSITION + 1, crc)
+        return crc
+
+    def pack_header(self, payload: BytesLike) -> tuple[bytes, int]:
+        """The 61 bytes that go before `payload`, and their CRC field; size and CRC are computed."""
+        import crc32c
+
+        header = bytearray(HEADER_BYTES)
+        self._pack_fields(header, HEADER_BYTES + memoryview(payload).nbytes)
+        crc: int = crc32c.crc32c(payload, crc32c.crc32c(memoryview(header)[CRC_START:]))
+        _CRC_STRUCT.pack_into(header, MAGIC_POSITION + 1, crc)
+        return bytes(header), crc
+
+    def pack(self, payload: BytesLike = b"") -> bytes:
+        """The whole batch with this payload: size and CRC are computed, the other fields taken as they are."""
+        return b"".join((self.pack_header(payload)[0], payload))
+
+    def _pack_fields(self, to: bytearray | memoryview, size: int) -> None:
         _HEADER_STRUCT.pack_into(
-            batch,
+            to,
             0,
             self.base_offset,
-            batch.nbytes - LOG_OVERHEAD,
+            size - LOG_OVERHEAD,
             self.leader_epoch,
             MAGIC,
             0,
@@ -131,22 +149,6 @@ class BatchHeader:
             self.base_sequence,
             self.count,
         )
-        _CRC_STRUCT.pack_into(batch, MAGIC_POSITION + 1, crc32c.crc32c(batch[CRC_START:]))
-
-    def pack_header(self, payload: BytesLike) -> bytes:
-        """The 61 bytes that go before `payload`; size and CRC are computed."""
-        import crc32c
-
-        header = bytearray(HEADER_BYTES)
-        view = memoryview(header)
-        self.pack_into(view)
-        _LENGTH_STRUCT.pack_into(header, 8, HEADER_BYTES - LOG_OVERHEAD + memoryview(payload).nbytes)
-        _CRC_STRUCT.pack_into(header, MAGIC_POSITION + 1, crc32c.crc32c(payload, crc32c.crc32c(view[CRC_START:])))
-        return bytes(header)
-
-    def pack(self, payload: BytesLike = b"") -> bytes:
-        """The whole batch with this payload: size and CRC are computed, the other fields taken as they are."""
-        return b"".join((self.pack_header(payload), payload))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +194,8 @@ class BatchHeaders:
         return self.attributes & CODEC_MASK
 
     def _has(self, bit: int) -> BoolArray:
-        return np.not_equal(self.attributes & bit, 0)
+        mask: BoolArray = (self.attributes & bit).astype(np.bool_)
+        return mask
 
     @property
     def is_control(self) -> BoolArray:

@@ -16,6 +16,7 @@ never have one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,15 +48,18 @@ class AbortedTransactions:
     def __len__(self) -> int:
         return len(self.producer_ids)
 
+    def select(self, rows: npt.NDArray[Any]) -> AbortedTransactions:
+        """The entries of a mask or an index array."""
+        return AbortedTransactions(
+            self.producer_ids[rows],
+            self.first_offsets[rows],
+            self.last_offsets[rows],
+            self.last_stable_offsets[rows],
+        )
+
     def overlapping(self, start: int, end: int) -> AbortedTransactions:
         """Those that can matter to offsets `[start, end)`."""
-        keep = (self.last_offsets >= start) & (self.first_offsets < end)
-        return AbortedTransactions(
-            self.producer_ids[keep],
-            self.first_offsets[keep],
-            self.last_offsets[keep],
-            self.last_stable_offsets[keep],
-        )
+        return self.select((self.last_offsets >= start) & (self.first_offsets < end))
 
     def covers(self, producer_ids: Int64Array, offsets: Int64Array) -> npt.NDArray[np.bool_]:
         """For each (producer id, offset of a transactional data batch): is it aborted? Both int64[n]; bool[n]."""

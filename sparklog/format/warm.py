@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-KERNEL_MODULES = ("_kernels_decode", "_kernels_encode", "_kernels_hash")
+KERNEL_MODULES = ("_kernels_crc", "_kernels_decode", "_kernels_encode", "_kernels_hash")
 
 
 def warm_up() -> str | None:

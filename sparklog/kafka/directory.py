@@ -7,7 +7,9 @@ writing it), `.swap` (about to take its name), `.deleted` (replaced or expired, 
 `-delete`, `-future` or `-stray` are no partitions.
 
 Between "rename the old segment to .deleted" and "rename the new one from .swap" a listing shows a hole. So a listing
-counts when two in a row agree and show neither `.swap` nor `.cleaned`.
+counts when two in a row agree and show no `.swap`. (`.cleaned` files alone do no harm: all that they are made from is
+still in place until the first of them becomes a `.swap`. A cleaner writes them for minutes, and one that crashed leaves
+them behind; a tail that waited for them would stand still.)
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import base64
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -41,11 +44,16 @@ SETTLE_PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """A `.log` file in a listing; the inode tells a replaced file from its namesake."""
+    """A `.log` file in a listing; the inode tells a replaced file from its namesake.
+
+    `size` (bytes) and `modified` (ns) are what they were then: files that grow between two listings are still equal.
+    """
 
     base: int
     path: str
     inode: int
+    size: int = field(default=0, compare=False)
+    modified: int = field(default=0, compare=False)
 
 
 def is_internal(topic: str) -> bool:
@@ -65,14 +73,14 @@ def kafka_layout(path: str | os.PathLike[str]) -> Literal["log-dir", "partition"
     return "log-dir" if partition_folders(folder) else None
 
 
-def partition_folders(log_dir: str) -> dict[tuple[str, int], str]:
-    """`(topic, partition) -> folder` of all partition folders of a log dir."""
+def partition_folders(log_dir: str, known: Container[str] = ()) -> dict[tuple[str, int], str]:
+    """`(topic, partition) -> folder` of all partition folders of a log dir; those `known` are not looked into again."""
     found: dict[tuple[str, int], str] = {}
     try:
         with os.scandir(log_dir) as entries:
             for entry in entries:
                 match = _PARTITION.match(entry.name)
-                if match and entry.is_dir() and _holds_segments(entry.path):
+                if match and (entry.path in known or _holds_segments(entry.path)):
                     found[match[1], int(match[2])] = entry.path
     except FileNotFoundError:
         raise NotFound(f"there is no folder {log_dir}: check the path") from None
@@ -86,29 +94,15 @@ def split_folder_name(folder: str) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (name, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One look at a partition folder: its segments in offset order; do the cleaner's files lie between them?"""
-
-    segments: tuple[SegmentName, ...]
-    swapping: bool
-    cleaning: bool
-
-
 def settled_segments(folder: str, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
     """The segments of a partition folder in offset order, from a listing that counts (see above).
 
-    A cleaner writes `.cleaned` files for minutes before it swaps, and until then all its sources are in place: after
-    a quarter of the tries such a listing is taken, too. `NotFound` if the folder is gone, `Unavailable` if `.swap`
-    files stay.
+    `NotFound` if the folder is gone, `Unavailable` if `.swap` files stay.
     """
-    before = list_segments(folder)
-    for attempt in range(SETTLE_TRIES):
-        listing = list_segments(folder)
-        patient = attempt < SETTLE_TRIES // 4
-        if listing == before and not listing.swapping and not (listing.cleaning and patient):
-            return listing.segments
-        before = listing
+    for _ in range(SETTLE_TRIES):
+        segments = settled_now(folder)
+        if segments is not None:
+            return segments
         env.sleep(SETTLE_PAUSE_SECONDS)
     raise Unavailable(
         f"{folder} keeps changing: expected a listing without .swap files; try again, or, if no broker runs there, let"
@@ -118,25 +112,33 @@ def settled_segments(folder: str, *, env: Env = SYSTEM) -> tuple[SegmentName, ..
 
 def settled_now(folder: str) -> tuple[SegmentName, ...] | None:
     """As `settled_segments`, without waiting: None if no listing counts at this moment."""
-    before, after = list_segments(folder), list_segments(folder)
-    return None if before != after or after.swapping or after.cleaning else after.segments
+    before = _segments(folder)
+    return None if before is None or before != _segments(folder) else before
 
 
-def list_segments(folder: str) -> Listing:
-    """One look. `NotFound` if the folder is gone."""
-    segments: list[SegmentName] = []
-    swapping = cleaning = False
+def _segments(folder: str) -> tuple[SegmentName, ...] | None:
+    """One look at a folder: its segments in offset order, None during a swap."""
+    found: list[SegmentName] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
+                if entry.name.endswith(".swap"):
+                    return None
                 match = _SEGMENT.match(entry.name)
                 if match:
-                    segments.append(SegmentName(int(match[1]), entry.path, entry.inode()))
-                swapping |= entry.name.endswith(".swap")
-                cleaning |= entry.name.endswith(".cleaned")
+                    found.append(_segment(int(match[1]), entry))
     except FileNotFoundError:
         raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
-    return Listing(tuple(sorted(segments)), swapping, cleaning)
+    return tuple(sorted(found))
+
+
+def _segment(base: int, entry: os.DirEntry[str]) -> SegmentName:
+    # Not the directory entry's inode: on overlay file systems it can differ from the file's.
+    try:
+        stat = entry.stat()
+    except FileNotFoundError:
+        return SegmentName(base, entry.path, -1)
+    return SegmentName(base, entry.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 def _holds_segments(folder: str) -> bool:
@@ -168,8 +170,16 @@ def topic_id(folder: str, topic: str) -> str:
     """
     file = os.path.join(folder, checkpoint_files.PARTITION_METADATA_FILE)
     try:
-        with open(file, "rb") as source:
-            return checkpoint_files.parse_partition_metadata(source.read(), file=file)
-    except (FileNotFoundError, Corrupt):
+        return checkpoint_files.parse_partition_metadata(partition_metadata(folder), file=file)
+    except Corrupt:
         place = f"{Path(folder).resolve().parent}\n{topic}".encode()
         return base64.urlsafe_b64encode(hashlib.sha256(place).digest()[:16]).decode().rstrip("=")
+
+
+def partition_metadata(folder: str) -> bytes:
+    """The bytes of `partition.metadata`, empty if there is none."""
+    try:
+        with open(os.path.join(folder, checkpoint_files.PARTITION_METADATA_FILE), "rb") as source:
+            return source.read()
+    except FileNotFoundError:
+        return b""

@@ -7,7 +7,7 @@ import os
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.directory import SegmentName, settled_now, settled_segments
+from sparklog.kafka.directory import SegmentName, partition_metadata, settled_now, settled_segments
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.segment_state import SegmentState
 from sparklog.kafka.transaction_state import TransactionState, merged
@@ -29,7 +29,9 @@ class PartitionState:
         self._changed_at = -1
         self._listed_at = -1
         self._replay = False
+        self._metadata = b""
         self._indexed: dict[SegmentName, AbortedTransactions] = {}
+        self._aborted: AbortedTransactions | None = None
 
     @property
     def first_base(self) -> int:
@@ -73,15 +75,23 @@ class PartitionState:
         if names is None:
             return
         self._changed_at, self._listed_at = changed_at, now
-        before = [state.name for state in self.segments]
-        if before == list(names):
-            return
-        known = dict(zip(before, self.segments, strict=True))
-        self.segments = [known.get(name) or SegmentState(name) for name in names]
+        metadata = partition_metadata(self.folder)
+        if metadata != self._metadata:
+            self.segments, self._metadata, self._replay = [], metadata, True
+        before = {state.name: state for state in self.segments}
+        self.segments = [self._known(name, before) for name in names]
         # Growing at the end and expiring at the start leave the middle as it was. All else is read and replayed anew.
-        kept = [name for name in names if name in known]
-        if before and (not kept or kept != before[-len(kept) :] or kept != list(names[: len(kept)])):
+        kept = [name for name in names if name in before]
+        old = list(before)
+        if old != list(names) and old and (not kept or kept != old[-len(kept) :] or kept != list(names[: len(kept)])):
             self._replay = True
+
+    def _known(self, name: SegmentName, before: dict[SegmentName, SegmentState]) -> SegmentState:
+        state = before.get(name)
+        if state is not None and state.unchanged(name):
+            return state
+        self._replay |= state is not None
+        return SegmentState(name)
 
     def _scan(self) -> None:
         """Read what has not been read, and bring the transactions up to it."""
@@ -98,12 +108,15 @@ class PartitionState:
                 seen = len(state.events.triples)
                 if not state.closed:
                     state.scan(file, last=last)
-                self.transactions.apply(state.events.triples, seen)
+                if len(state.events.triples) > seen:
+                    self.transactions.apply(state.events.triples, seen)
+                    self._aborted = None
         if self._replay:
+            self._indexed.clear()
             self.transactions = TransactionState()
             for state in self.segments:
                 self.transactions.apply(state.events.triples)
-            self._replay = False
+            self._replay, self._aborted = False, None
 
     def aborted(self, start: int, end: int) -> AbortedTransactions:
         """The aborted transactions that matter to offsets `[start, end)`, from the whole partition's markers.
@@ -122,7 +135,9 @@ class PartitionState:
                     file=self._path_at(last),
                     offset=last,
                 )
-        return merged(self.transactions, indexed, start, end)
+        if self._aborted is None:
+            self._aborted = merged(self.transactions, indexed)
+        return self._aborted.overlapping(start, end)
 
     def _transaction_index(self, name: SegmentName) -> AbortedTransactions:
         """The `.txnindex` of a segment, empty where it is missing or wrong. That of the last segment still grows."""

@@ -51,6 +51,7 @@ class SegmentFile:
             self._descriptor = os.open(self.path, os.O_RDONLY)
         stat = os.fstat(self._descriptor)
         self.size = stat.st_size
+        self.modified = stat.st_mtime_ns
         self.inode = stat.st_ino
 
     def __enter__(self) -> SegmentFile:

@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
+from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.kafka.directory import SegmentName
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 from sparklog.kafka.transaction_state import TransactionEvents
@@ -25,7 +26,7 @@ class SegmentState:
 
     * `next_offset`: the offset after that batch, or the base offset; `max_timestamp` of its batches, -1 without any
     * `stop`, `reason`: why the last look went no further (see `BatchWalk`)
-    * `closed`: it has a successor and was read to its end since
+    * `closed`: it has a successor and was read to its end since; the file then had `size` bytes and was `modified` (ns)
     * blocks (parallel arrays): where each begins, the base offset of its first batch, its greatest timestamp
     """
 
@@ -37,6 +38,7 @@ class SegmentState:
     reason: str = ""
     closed: bool = False
     size: int = 0
+    modified: int = 0
     last_position: int = -1
     last_header: bytes = b""
     events: TransactionEvents = field(default_factory=TransactionEvents)
@@ -57,6 +59,10 @@ class SegmentState:
         header = self.last_header
         return not header or file.read(self.last_position, len(header)) == header
 
+    def unchanged(self, listed: SegmentName) -> bool:
+        """Does a listing show the file as it was when it was closed? Inodes are used again, names too."""
+        return not self.closed or (listed.size, listed.modified) == (self.size, self.modified)
+
     def scan(self, file: SegmentFile, *, last: bool) -> None:
         """Walk on from `end` to the file's end. In the partition's last segment a last batch with a wrong checksum is
         not written yet and does not count; elsewhere checksums are the readers' business.
@@ -67,12 +73,10 @@ class SegmentState:
             if held is not None:
                 self._take(held)
             held = window
-        self.end, self.stop, self.reason = walk.end, walk.stop, walk.reason
+        self.stop, self.reason = walk.stop, walk.reason
         if held is not None:
-            if last:
-                held = self._without_unwritten(file, held)
-            self._take(held)
-        self.size = file.size
+            self._take(self._without_unwritten(file, held) if last else held)
+        self.size, self.modified = file.size, file.modified
         self.closed = not last
         if self.closed and self.stop not in ("end", "zeros"):
             self.events.lost(self.next_offset)
@@ -82,7 +86,7 @@ class SegmentState:
         position = window.start + int(window.headers.position[-1])
         if file.crc_holds(position, final):
             return window
-        self.end, self.stop = position, UNWRITTEN
+        self.stop = UNWRITTEN
         self.reason = "the last batch does not match its checksum: not written yet"
         return Window(window.data, window.start, window.headers[:-1])
 
@@ -100,10 +104,11 @@ class SegmentState:
             self.block_offset.append(int(headers.base_offset[0]))
             self.block_timestamp.append(greatest)
         self.next_offset = max(self.next_offset, int(headers.next_offset[-1]))
-        self.last_position = window.start + int(headers.position[-1])
         at = int(headers.position[-1])
-        self.last_header = window.data[at : at + 61]
+        self.last_position = window.start + at
+        self.last_header = window.data[at : at + HEADER_BYTES]
         self.events.add(window)
+        self.end = self.last_position + int(headers.size[-1])
 
     def position_estimate(self, offset: int) -> int:
         """About how many bytes of the segment lie before `offset`."""

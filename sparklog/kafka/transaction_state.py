@@ -11,6 +11,7 @@ What a segment contributes is kept as events, so that a segment which the cleane
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt
 from sparklog.format.control import ABORT, COMMIT, control_types
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, crc_failures
-from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.segment_file import Window
 
 DATA = 100
@@ -95,25 +96,20 @@ class TransactionState:
         return min(self.open.values(), default=None)
 
 
-def merged(state: TransactionState, indexed: list[AbortedTransactions], start: int, end: int) -> AbortedTransactions:
-    """The aborted transactions that matter to offsets `[start, end)`: those seen in headers and those of `.txnindex`
-    files.
+def merged(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> AbortedTransactions:
+    """All aborted transactions: those seen in headers and those of `.txnindex` files.
 
     The index of the segment that is being written lags behind the log, and indexes get lost; headers are lost only to
     damage. Whatever either calls aborted is aborted.
     """
-    found: dict[tuple[int, int], int] = {}
-    for producer, first, last in state.aborted:
-        if last >= start and first < end:
-            found[last, producer] = first
-    for index in indexed:
-        part = index.overlapping(start, end)
-        entries = zip(part.last_offsets.tolist(), part.producer_ids.tolist(), part.first_offsets.tolist(), strict=True)
-        for last, producer, first in entries:
-            found[last, producer] = min(first, found.get((last, producer), first))
-    rows = sorted((last, producer, first) for (last, producer), first in found.items())
-    table = np.array(rows, np.int64).reshape(-1, 3)
-    return AbortedTransactions(table[:, 1], table[:, 2], table[:, 0], table[:, 0] + 1)
+    seen = np.array(state.aborted, np.int64).reshape(-1, 3)
+    every = concatenate([AbortedTransactions(seen[:, 0], seen[:, 1], seen[:, 2], seen[:, 2] + 1), *indexed])
+    # By marker; of two entries for one marker the one that begins earlier comes first and stays.
+    order = np.lexsort((every.first_offsets, every.producer_ids, every.last_offsets))
+    producers, last = every.producer_ids[order], every.last_offsets[order]
+    again = np.zeros(len(order), np.bool_)
+    again[1:] = (producers[1:] == producers[:-1]) & (last[1:] == last[:-1])
+    return every.select(order[~again])
 
 
 def _marker_kinds(window: Window, markers: BatchHeaders) -> npt.NDArray[np.int64]:

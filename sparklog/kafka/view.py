@@ -78,7 +78,7 @@ class KafkaView:
 
     def topic_id(self, topic: str) -> str:
         """By `partition.metadata`; see `directory.topic_id` where there is none."""
-        folders = self._topic_folders(topic)
+        folders = self._of_topic(self._folders(), topic)
         return directory.topic_id(folders[min(folders)], topic)
 
     def refresh(self, topics: Sequence[str]) -> None:
@@ -88,12 +88,15 @@ class KafkaView:
         """
         starts = self._checkpoint(LOG_STARTS_FILE)
         watermarks = self._checkpoint(HIGH_WATERMARKS_FILE) if self._tailing else {}
+        folders = self._folders()
         for topic in topics:
             before = self._partitions.get(topic, {})
             after: dict[int, _Partition] = {}
-            for number, folder in sorted(self._topic_folders(topic).items()):
+            for number, folder in sorted(self._of_topic(folders, topic).items()):
                 key = (topic, number)
-                after[number] = self._refreshed(before.get(number), folder, starts.get(key), watermarks.get(key))
+                found = self._refreshed(before.get(number), folder, starts.get(key), watermarks.get(key))
+                if found.state.segments:
+                    after[number] = found
             self._partitions[topic] = after
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
@@ -162,10 +165,12 @@ class KafkaView:
             raise
 
     def _folders(self) -> dict[tuple[str, int], str]:
-        return {self._single: self._path} if self._single else directory.partition_folders(self._path)
+        if self._single:
+            return {self._single: self._path}
+        known = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
+        return directory.partition_folders(self._path, known)
 
-    def _topic_folders(self, topic: str) -> dict[int, str]:
-        folders = self._folders()
+    def _of_topic(self, folders: Mapping[tuple[str, int], str], topic: str) -> dict[int, str]:
         mine = {number: folder for (name, number), folder in folders.items() if name == topic}
         if not mine:
             names = sorted({name for name, _ in folders})

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format import append_file
-from sparklog.format.encode import EncodedSlice, EncodeOptions, encode
+from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.log.append_output import AppendOutput
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.names import append_path
-from sparklog.log.partitioner import Int32s, Int64s, Partitioner, order_by_partition
+from sparklog.log.partitioner import Partitioner
 from sparklog.log.rows import Rows, check_columns, rows_of
 from sparklog.log.slices import FileSlices, SliceFlag
 
@@ -119,10 +119,16 @@ class AppendWriter:
         rows = rows_of(self._pending, now)
         self._pending, self._pending_bytes = [], 0
         _check_rows(rows, self._target, now)
+        for partition, encoded in self._encoded(rows).items():
+            self._add(partition, encoded)
+
+    def _encoded(self, rows: Rows) -> dict[int, EncodedSlice]:
+        """A slice per partition that has rows."""
+        columns = rows.key, rows.value, rows.headers, rows.timestamp
         partition = self._partitioner.assign(rows.n, key=rows.key, value=rows.value, partition=rows.partition)
-        for number, order in _groups(partition, self._target.partitions):
-            encoded = encode(rows.key, rows.value, rows.headers, rows.timestamp, order=order, options=self._encode)
-            self._add(number, encoded)
+        if self._target.partitions == 1:
+            return {0: encode(*columns, options=self._encode)}
+        return encode_partitions(*columns, partition, options=self._encode)
 
     def _add(self, partition: int, encoded: EncodedSlice) -> None:
         if self._output is not None and self._output.position + encoded.nbytes > self._options.file_bytes:
@@ -215,17 +221,6 @@ def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
             f"timestamp {newest} is more than message.timestamp.after.max.ms ({configs.timestamp_after_max_ms}) "
             f"after the clock ({now_ms}): correct it or alter topic {target.topic}"
         )
-
-
-def _groups(partition: Int32s, partitions: int) -> Iterator[tuple[int, Int64s | None]]:
-    """Each partition that has rows, and its rows in order (None: all)."""
-    first = int(partition[0])
-    if partitions == 1 or not (partition != first).any():
-        yield first, None
-        return
-    order, bounds = order_by_partition(partition, partitions)
-    for number in np.flatnonzero(np.diff(bounds)).tolist():
-        yield number, order[bounds[number] : bounds[number + 1]]
 
 
 def _index(encoded: EncodedSlice) -> append_file.SliceIndex | None:

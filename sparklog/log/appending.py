@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
@@ -13,11 +13,12 @@ from sparklog.log.partitioner import sticky_seed
 from sparklog.log.rows import ROW_COLUMNS
 
 if TYPE_CHECKING:
-    from sparklog.log.topic import AppendOutcome, Topic, WriterKey
+    from sparklog.log.registry import WriterKey
+    from sparklog.log.topic import AppendOutcome, Topic
 
 __all__ = ["ArrowData", "append"]
 
-ArrowData = pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch | pa.Table]
+ArrowData: TypeAlias = pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch | pa.Table]
 
 
 def append(

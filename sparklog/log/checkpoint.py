@@ -18,6 +18,7 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.log import fields as json_fields
+from sparklog.log.arrow_numpy import fixed_values, valid_rows
 from sparklog.log.fields import FORMAT
 from sparklog.log.head import Head
 from sparklog.log.names import is_checkpoint_table_name
@@ -158,8 +159,9 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
         chunk = table.column(COLUMN_NAMES[name]).chunk(0)
         if isinstance(chunk, pa.DictionaryArray):
             texts[name] = Texts(chunk.dictionary)
-            chunk = chunk.indices.fill_null(-1)
-        columns[name] = np.asarray(chunk.to_numpy(zero_copy_only=False), dtype)
+            chunk = chunk.indices
+        values = fixed_values(chunk, dtype)
+        columns[name] = np.where(valid_rows(chunk), values, -1).astype(dtype) if chunk.null_count else values
     part = Slices(columns, texts["file"], texts["txn"])
     return SliceTable(version, (part,), part.paths, part.txn_ids)
 

@@ -187,7 +187,7 @@ class CommitLog:
             try:
                 commits.append(decode_commit(data, key, version))
             except Corrupt:
-                # A connection that broke off, a bit that flipped on the way: read it once more before calling it damaged.
+                # A connection that broke off, a bit that flipped on the way: read again before calling it damaged.
                 commits.append(decode_commit(self.store.get(key), key, version))
         return commits
 
@@ -208,7 +208,10 @@ class CommitLog:
             commits = self._decode(self._numbered.read_forward(start, ahead=True), start)
             state = self._extended(state, commits, seen)
             missing = bool(versions) and state.head.version < versions[-1]
-            if not missing and not self._is_stale(seen):
+            known = self._state
+            # What was seen once is never taken back, whatever a cache shows.
+            backward = known is not None and state.head.version < known.head.version
+            if not missing and not backward and not self._is_stale(seen):
                 return self._publish(state), commits
             # A directory cache may hide for a while what exists: look again before calling it lost.
             self.env.sleep(pause(self.env.random, tries))
@@ -217,6 +220,11 @@ class CommitLog:
                 f"commit {state.head.version + 1} of topic '{self.topic}' is missing, and no checkpoint up to version "
                 f"{versions[-1]} can be read; restore the topic",
                 file=self._numbered.key(state.head.version + 1),
+            )
+        if backward:
+            raise Unavailable(
+                f"topic '{self.topic}' shows version {state.head.version}, newer ones were seen before; try again "
+                "later (after a restore: open the root again)"
             )
         raise Unavailable(f"opening topic '{self.topic}' takes longer than an hour; try again later")
 
@@ -303,30 +311,35 @@ class CommitLog:
                 # Tried again it changes nothing if it has landed: the state itself knows.
                 return None, state
             raise Unavailable(
-                f"commit {commit.commit_id} to topic '{self.topic}' stalled for over an hour and {error} is no longer kept: "
-                "its outcome is unknown; look before you write again"
+                f"commit {commit.commit_id} to topic '{self.topic}' stalled for over an hour and {error} is no longer "
+                "kept: its outcome is unknown; look before you write again"
             ) from None
 
-    def _in_chain(self, commit: Commit, checkpoint: Checkpoint) -> Commit | None:
-        """Our commit, if the chain from it leads to a checkpoint: it is in the log, and not where one was collected.
+    def _in_chain(self, commit: Commit, newest: Checkpoint) -> Commit | None:
+        """Our commit if the chain of CRCs, walked back from a checkpoint after it, says that it is in the log.
 
-        `NotFound` if a link is gone.
+        What lies under its number says little: it may have been collected, and a stalled writer's commit put there
+        since. `NotFound` if a link is gone.
         """
-        ours: Commit | None = None
-        link: int | None = None
-        for version in range(commit.version, checkpoint.head.version + 1):
+        checkpoint = newest
+        for version in self._checkpoints():
+            found = self._read_checkpoint(version) if commit.version <= version < newest.head.version else None
+            if found is not None:
+                checkpoint = found
+                break
+        link = checkpoint.head.crc
+        for version in range(checkpoint.head.version, commit.version, -1):
             data = self._numbered.read(version)
-            if data is None:
+            if data is None or crc32c.crc32c(data) != link:
                 raise NotFound(self._numbered.key(version))
-            found = self._decode([data], version)[0]
-            if ours is None:
-                if found.commit_id != commit.commit_id:
-                    return None
-                ours = found
-            elif found.prev_crc != link:
-                return None
-            link = found.crc
-        return ours if link == checkpoint.head.crc else None
+            link = self._decode([data], version)[0].prev_crc
+        if link == commit.crc:
+            return commit
+        data = self._numbered.read(commit.version)
+        # Drawn up before another stall, ours may have landed with other bytes.
+        if data is not None and crc32c.crc32c(data) == link and peek_commit_id(data) == commit.commit_id:
+            return self._decode([data], commit.version)[0]
+        return None
 
     # -- checkpoints
 

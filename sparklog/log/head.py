@@ -253,6 +253,9 @@ def _applied(head: Head, commit: Commit) -> Head:
     start, end = _grown(head.log_start, partitions), _grown(head.log_end, partitions)
     cleaned = _grown(head.cleaned_through, partitions)
     prepares = head.open
+    named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
+    if named and max(named) >= len(end):
+        raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
     if commit.files and not commit.edits:
         prepares = _append(commit, end, prepares)
     for edit in commit.edits:

@@ -52,8 +52,8 @@ def appends_are_dense(before: Head, commit: Commit, after: Head) -> str | None:
 def partitions_exist(before: Head, commit: Commit, after: Head) -> str | None:
     """Nothing names a partition the topic does not have, and partitions are never taken away."""
     count = after.partitions
-    if commit.op != CREATE and after.exists and count < before.partitions:
-        return f"partitions cannot go from {before.partitions} to {count}"
+    if commit.op != CREATE and commit.partitions is not None and commit.partitions < before.partitions:
+        return f"partitions cannot go from {before.partitions} to {commit.partitions}"
     named = {partition for file in commit.files for partition in file.partition}
     named.update(commit.log_starts, (edit.partition for edit in commit.edits))
     wrong = sorted(partition for partition in named if partition >= count)

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
+from sparklog.log.arrow_numpy import fixed_values, valid_rows
 
-__all__ = ["Int32s", "Int64s", "Partitioner", "order_by_partition", "sticky_seed"]
+__all__ = ["Int32s", "Int64s", "Partitioner", "sticky_seed"]
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -57,14 +58,16 @@ class Partitioner:
         out = self._keyed(rows, key, value)
         if explicit is None or partition is None:
             return out
-        return np.where(_valid(partition), explicit, out)
+        return np.where(valid_rows(partition), explicit, out)
 
     def _explicit(self, partition: pa.Array) -> Int32s | None:
         if pa.types.is_null(partition.type) or partition.null_count == len(partition):
             return None
         if not pa.types.is_integer(partition.type):
             raise BadRequest(f"expected an integer partition column, found {partition.type}: cast it to int")
-        values = partition.fill_null(0).to_numpy(zero_copy_only=False)
+        values = fixed_values(partition, str(partition.type))
+        if partition.null_count:
+            values = np.where(valid_rows(partition), values, 0)
         if len(values) and (int(values.min()) < 0 or int(values.max()) >= self._partitions):
             wrong = int(values.min()) if int(values.min()) < 0 else int(values.max())
             last = self._partitions - 1
@@ -79,7 +82,7 @@ class Partitioner:
             return self._sticky_rows(_lengths(value, rows))
         out: Int32s = partition_for_key(key, self._partitions)
         if key.null_count:
-            keyless = ~_valid(key)
+            keyless = ~valid_rows(key)
             out = np.array(out)
             out[keyless] = self._sticky_rows(_lengths(value, rows)[keyless])
         return out
@@ -95,23 +98,6 @@ class Partitioner:
             moved, self._filled = divmod(int(ends[-1]), self._sticky_bytes)
             self._sticky = (self._sticky + moved) % self._partitions
         return out
-
-
-def order_by_partition(partition: Int32s, partitions: int) -> tuple[Int64s, Int64s]:
-    """Rows grouped by partition, each partition's in their order: (row indices int64[n], bounds int64[partitions + 1]).
-
-    The rows of partition p are `order[bounds[p]:bounds[p + 1]]`.
-    """
-    counts = np.bincount(partition, minlength=partitions)
-    bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    # numpy sorts 16-bit integers by counting, wider ones by comparing.
-    narrow = partition.astype(np.uint16) if partitions <= 1 << 16 else partition
-    return np.argsort(narrow, kind="stable").astype(np.int64, copy=False), bounds
-
-
-def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return valid
 
 
 def _lengths(value: pa.Array | None, rows: int) -> Int64s:

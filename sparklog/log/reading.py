@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders, crc_failures, scan_headers
+from sparklog.log.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.fetch import Cursor, Fetcher, Piece
 from sparklog.log.view import COLUMNS, RECORD_SCHEMA
 
@@ -218,13 +221,13 @@ class _Decoder:
             return getattr(records, name)
         n = len(records)
         if name == "offset":
-            return _numbers(records.offset, pa.int64())
+            return fixed_array(records.offset, pa.int64())
         if name == "timestamp":
-            return _numbers(self._times(records, run), RECORD_SCHEMA.field("timestamp").type)
+            return fixed_array(self._times(records, run), RECORD_SCHEMA.field("timestamp").type)
         if name == "timestampType":
-            return _numbers(np.repeat(records.batch_time_type, records.batch_rows).astype(np.int32), pa.int32())
+            return fixed_array(np.repeat(records.batch_time_type, records.batch_rows).astype(np.int32), pa.int32())
         if name == "partition":
-            return _numbers(self._partitions(records, run, n), pa.int32())
+            return fixed_array(self._partitions(records, run, n), pa.int32())
         return self._topic(records, run, n)
 
     @staticmethod
@@ -248,22 +251,18 @@ class _Decoder:
         names = [piece.slice.topic for piece in run.pieces]
         if len(set(names)) == 1:
             return self._repeated(names[0], n)
-        numbers = np.repeat(run.piece_of, records.batch_rows).astype(np.int32)
-        return pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(names, pa.string())).dictionary_decode()
+        # Pieces of a topic follow one another, so there are few runs.
+        rows = np.bincount(run.piece_of, weights=records.batch_rows, minlength=len(names)).astype(np.int64)
+        runs = groupby(zip(names, rows.tolist(), strict=True), itemgetter(0))
+        return pa.concat_arrays([self._repeated(name, sum(each for _, each in group)) for name, group in runs])
 
     def _repeated(self, topic: str, n: int) -> pa.Array:
         """The name n times, cut from the longest such array made so far."""
         made = self._topics.get(topic)
         if made is None or len(made) < n:
-            text = topic.encode()
-            offsets = np.arange(0, (n + 1) * len(text), len(text), np.int32)
-            made = pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(text * n))
+            made = repeated_text(topic, n)
             self._topics[topic] = made
         return made.slice(0, n)
-
-
-def _numbers(values: npt.NDArray[np.int64] | npt.NDArray[np.int32], kind: pa.DataType) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:

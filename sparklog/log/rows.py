@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
+from sparklog.log.arrow_numpy import fixed_values, valid_rows
 from sparklog.log.view import HEADERS_TYPE
 
 __all__ = ["ROW_COLUMNS", "Rows", "check_columns", "rows_of"]
@@ -164,14 +165,26 @@ def _as_headers(array: pa.Array) -> pa.Array:
     if array.type == HEADERS_TYPE:
         return array
     # Counted anew rather than cast: casts between nested types differ in what nullability they accept.
-    counts = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    flat = pa.StructArray.from_arrays(
-        [_flat(keys).cast(pa.binary()).cast(pa.string()), _flat(values).cast(pa.binary())],
-        fields=list(HEADERS_TYPE.value_type),
-    )
-    nulls = pa.array(~array.is_valid().to_numpy(zero_copy_only=False)) if array.null_count else None
-    return pa.ListArray.from_arrays(pa.array(offsets), flat, type=HEADERS_TYPE, mask=nulls)
+    wide = pa.types.is_large_list(array.type)
+    edges = np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)[array.offset :][: len(array) + 1]
+    valid = valid_rows(array)
+    offsets = np.zeros(len(array) + 1, np.int32)
+    np.cumsum(np.where(valid, np.diff(edges), 0), out=offsets[1:])
+    flat = pa.StructArray.from_arrays([_text(keys), _narrow(values)], fields=list(HEADERS_TYPE.value_type))
+    bits = pa.py_buffer(np.packbits(valid, bitorder="little")) if array.null_count else None
+    return pa.ListArray.from_buffers(HEADERS_TYPE, len(array), [bits, pa.py_buffer(offsets)], children=[flat])
+
+
+def _text(keys: pa.Array) -> pa.Array:
+    narrow = _narrow(keys)
+    return narrow if pa.types.is_string(narrow.type) else narrow.cast(pa.string())
+
+
+def _narrow(array: pa.Array) -> pa.Array:
+    """Binary, or string as it is."""
+    if pa.types.is_binary(array.type) or pa.types.is_string(array.type):
+        return array
+    return array.cast(pa.string() if pa.types.is_large_string(array.type) else pa.binary())
 
 
 def _flat(array: pa.Array) -> pa.Array:
@@ -190,15 +203,17 @@ def _timestamps(batches: Sequence[pa.RecordBatch], n: int, now_ms: int) -> Int64
 def _milliseconds(array: pa.Array, now_ms: int) -> Int64s | int:
     if array.null_count == len(array):
         return now_ms
-    units = array if pa.types.is_int64(array.type) else array.view(pa.int64())
-    values: Int64s = units.fill_null(0).to_numpy(zero_copy_only=False)
+    unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
+    valid = valid_rows(array) if array.null_count else None
+    values: Int64s = fixed_values(array, np.int64)
+    if valid is not None:
+        values = np.where(valid, values, 0)
     if len(values) and int(values.min()) < 0:
         raise BadRequest(f"expected timestamps from 1970 on, found {int(values.min())} ({array.type}): correct it")
-    unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
     if unit == "s":
         if int(values.max()) > np.iinfo(np.int64).max // 1_000:
             raise BadRequest(f"timestamp {int(values.max())} s is beyond 64-bit milliseconds: correct it")
         values = values * 1_000
     elif unit in _PER_UNIT:
         values = values // _PER_UNIT[unit]
-    return np.where(array.is_valid().to_numpy(zero_copy_only=False), values, now_ms) if array.null_count else values
+    return values if valid is None else np.where(valid, values, now_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -65,6 +66,26 @@ def test_lines_that_trickle_in_are_not_kept_waiting() -> None:
     thread.join(10)
     os.close(read)
     assert b"".join(seen) == b"first\nhalf\n"
+
+
+def test_an_interrupt_gives_the_whole_lines_that_are_held() -> None:
+    def interrupt(signal_number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    read, write = os.pipe()
+    os.write(write, b"one\ntwo\nthr")
+    runs: list[bytes] = []
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            runs.extend(line_runs(read, run_bytes=1 << 20, linger_s=60, clock=time.monotonic))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        os.close(read)
+        os.close(write)
+    assert runs == [b"one\ntwo\n"]
 
 
 @pytest.mark.parametrize(

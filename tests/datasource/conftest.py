@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.datasource import spark_session
+from tests.datasource.said import Said, stderr_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,8 +33,15 @@ def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark(spark_folder: Path) -> Iterator[SparkSession]:
-    session = spark_session.start(spark_folder)
+    with stderr_to(spark_folder / "stderr"):
+        session = spark_session.start(spark_folder)
     yield session
     for query in session.streams.active:
         query.stop()
     session.stop()
+
+
+@pytest.fixture
+def said(spark: SparkSession, spark_folder: Path) -> Said:
+    """What Spark and its workers say on standard error during this test."""
+    return Said(spark_folder / "stderr")

@@ -36,7 +36,7 @@ def test_names_are_found_in_any_case() -> None:
 
 def test_settings_of_kafka_clients_are_accepted_without_effect() -> None:
     names = [*KAFKA_IGNORED, "kafka.sasl.jaas.config", "kafka.ssl.truststore.location", "kafkaconsumer.polltimeoutms"]
-    parsed = parse_options({name: "x" for name in names} | {"checkpointlocation": "/c", "queryname": "q"})
+    parsed = parse_options(dict.fromkeys(names, "x") | {"checkpointlocation": "/c", "queryname": "q"})
     assert parsed.given == frozenset()
 
 

@@ -159,7 +159,7 @@ def test_every_batch_moves_on_and_all_is_read_once_whatever_the_limits() -> None
     for partition in range(4):
         view.add("t", rng.randrange(40), partition)
     source = planner(view, maxOffsetsPerTrigger="7", maxBytesPerTrigger=str(5 * RECORD_BYTES))
-    start, seen = source.initial(), {p: 0 for p in range(4)}
+    start, seen = source.initial(), dict.fromkeys(range(4), 0)
     for _ in range(200):
         end = stored(source.latest(start, limited=True))
         if end == start:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import TRANSACTIONAL_BIT, BatchHeader
 from sparklog.kafka import KafkaView
-from sparklog.log.view import COLUMNS, READ_UNCOMMITTED, OffsetRange
+from sparklog.log.view import COLUMNS, READ_UNCOMMITTED, OffsetRange, ReadPart
 from tests.fixture_data import ExpectedRecord
 
 HOUR_MS = 1_704_153_600_000
@@ -114,3 +114,28 @@ def write_partition(log_dir: Path, name: str, segments: dict[int, bytes]) -> Pat
 
 def segment(folder: Path, base: int) -> Path:
     return folder / f"{base:020}.log"
+
+
+FIRST = batch(0, [b"a", b"b"]) + batch(2, [b"c"])
+SECOND = batch(3, [b"d", b"e", b"f"])
+
+
+def append_to(file: Path, data: bytes) -> None:
+    with file.open("ab") as out:
+        out.write(data)
+
+
+def end_of(view: KafkaView, topic: str = "t") -> int:
+    """The log end of partition 0 after a refresh."""
+    view.refresh([topic])
+    return view.bounds(topic)[0].log_end
+
+
+def plan(view: KafkaView, start: int, end: int, isolation: str = READ_UNCOMMITTED) -> ReadPart:
+    """A part of t-0."""
+    (part,) = view.plan([OffsetRange("t", 0, start, end)], isolation)
+    return part
+
+
+def offsets_of(part: ReadPart) -> list[int]:
+    return offsets([record for found in part.read(COLUMNS) for record in records(found)])

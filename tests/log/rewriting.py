@@ -1,4 +1,4 @@
-"""Commits that maintenance and transactions will make, made by hand: slices moved to another file, prepared, resolved."""
+"""Commits that maintenance and transactions will make, made by hand: rewritten, prepared, resolved."""
 
 from __future__ import annotations
 
@@ -70,4 +70,4 @@ def resolve(place: Place, topic: Topic, transactional_id: str, number: int, *, c
     head = topic.head()
     versions = tuple(item.version for item in head.open if (item.txn.id, item.txn.n) == (transactional_id, number))
     resolved = Resolved(transactional_id, number, versions if committed else ())
-    topic.commit(MaintainIntent(head.topic_id, resolved=(resolved,)))
+    topic.commit(MaintainIntent(resolved=(resolved,)))

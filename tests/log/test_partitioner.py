@@ -1,4 +1,4 @@
-"""Rows to partitions: Kafka's hash, explicit columns, sticky rows, grouping."""
+"""Rows to partitions: Kafka's hash, explicit columns, sticky rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest
-from sparklog.log.partitioner import Partitioner, order_by_partition, sticky_seed
+from sparklog.log.partitioner import Partitioner, sticky_seed
 
 
 def test_keys_go_where_kafkas_producer_sends_them(fixtures: Path) -> None:
@@ -78,18 +76,6 @@ def test_small_micro_batches_spread_over_the_partitions() -> None:
     }
     assert len(starts) >= 14
     assert sticky_seed(7, 1) == sticky_seed(7, 1) != sticky_seed(1, 7)
-
-
-@given(st.lists(st.integers(0, 40), max_size=300), st.sampled_from([41, 300, 70_000]))
-@settings(max_examples=60, deadline=None)
-def test_grouping_keeps_the_order_of_each_partition(assigned: list[int], partitions: int) -> None:
-    column = np.asarray(assigned, np.int32)
-    order, bounds = order_by_partition(column, partitions)
-    assert len(bounds) == partitions + 1
-    for partition in set(assigned):
-        expected = [row for row, own in enumerate(assigned) if own == partition]
-        assert order[bounds[partition] : bounds[partition + 1]].tolist() == expected
-    assert sorted(order.tolist()) == list(range(len(assigned)))
 
 
 def test_a_topic_without_partitions_is_refused() -> None:

@@ -11,7 +11,8 @@ from collections import Counter
 
 import pytest
 
-from tests.log.simulation.workload import Run, run_seed
+from tests.log.simulation.seeds import run_seed
+from tests.log.simulation.workload import Run
 from tests.log.simulation.world import World
 
 SEEDS = 2_000

@@ -1,23 +1,21 @@
-"""What actors do in a random run: one seed draws actors, faults, clocks and stalls, and `run_seed` judges the outcome."""
+"""What actors do in a random run, and what is asked of each answer they get."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from unittest import mock
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
-from sparklog.log import commit_log
 from sparklog.log.names import append_path
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root, open_root
 from sparklog.log.slices import FileSlices
 from sparklog.log.topic import AppendOutcome, AppendTarget, Snapshot, Topic
-from sparklog.storage.faulty import Call, Crash, Decide, Fault, FaultKind, Seeded
+from sparklog.storage.faulty import Call, Crash, Decide, Fault, FaultKind
 from sparklog.storage.store import Store
 from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect
-from tests.log.simulation.world import DAY, HOUR, Actor, World
+from tests.log.simulation.world import Actor, World
 
 ERRORS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.LATE)
 ANSWERS = (FaultKind.TWICE, FaultKind.FALSE_EXISTS, FaultKind.ABSENT)
@@ -26,8 +24,6 @@ DAMAGE = (FaultKind.SHORT, FaultKind.FLIP)
 DELAYS = (FaultKind.DELAY, FaultKind.DELAY_AFTER)
 
 TOPIC = "t"
-CHECKPOINT_COMMITS = 5
-"""Checkpoints come often here, so that short runs have many."""
 
 
 @dataclass
@@ -154,7 +150,7 @@ def process(actor: Actor, life: Callable[[], None]) -> None:
             actor.sleep(actor.random.random() * 5)
 
 
-def plain_appender(run: Run, decide: Decide, appends: int) -> Callable[[Actor], None]:
+def plain_appender(run: Run, decide: Decide, appends: int, pace_s: float = 0.0) -> Callable[[Actor], None]:
     """Appends without a writer key: after an unknown outcome the records may be there or not, but never twice."""
 
     def body(actor: Actor) -> None:
@@ -169,12 +165,13 @@ def plain_appender(run: Run, decide: Decide, appends: int) -> Callable[[Actor], 
                     if topic is None or actor.random.random() < 0.2:
                         topic, target = run.root(actor, decide).ensure_topic(TOPIC, partitions=3), None
                     # A long job appends with what it read at its start.
-                    if target is None or actor.random.random() < 0.7:
+                    if target is None or actor.random.random() < 0.5:
                         target = topic.append_target()
                     files = upload(topic.store, actor, target, actor.random.randint(1, 4))
                     outcome = topic.commit_append(files, target)
                     run.acknowledge(target, files, outcome)
                     run.count("acked")
+                    actor.sleep(actor.random.random() * pace_s)
                 except (Unavailable, Conflict, NotFound, Corrupt) as error:
                     actor.note(f"append: {error.code} {error}")
                     run.count(f"append {type(error).__name__}")
@@ -190,7 +187,7 @@ def batch_records(query: str, batch: int) -> int:
     return random.Random(f"{query}/{batch}").randint(1, 5)
 
 
-def stream_driver(run: Run, decide: Decide, query: str, batches: int) -> Callable[[Actor], None]:
+def stream_driver(run: Run, decide: Decide, query: str, batches: int, pace_s: float = 0.0) -> Callable[[Actor], None]:
     """A streaming query's driver: plans the batch after its checkpoint, writes it, then its checkpoint. Several may run."""
 
     def body(actor: Actor) -> None:
@@ -214,7 +211,7 @@ def stream_driver(run: Run, decide: Decide, query: str, batches: int) -> Callabl
                     )
                     run.acked_batches.append((target.topic_id, query, batch))
                     run.count("batches" if not outcome.skipped else "replays skipped")
-                    actor.yield_()
+                    actor.sleep(actor.random.random() * pace_s)
                     run.progress[query] = max(run.progress.get(query, -1), batch)
                 except Fenced as error:
                     actor.note(f"fenced: {error}")
@@ -265,6 +262,9 @@ def administrator(run: Run, decide: Decide, steps: int, *, destructive: bool) ->
         elif what == "delete":
             if destructive:
                 root.delete_topic(TOPIC)
+                if actor.random.random() < 0.7:
+                    root.create_topic(TOPIC, partitions=actor.random.randint(1, 3))
+                    run.count("re-created")
         else:
             topic = root.topic(TOPIC)
             head = topic.head()
@@ -373,7 +373,10 @@ class Tail:
 
 
 class Stalls:
-    """Adds long stalls to another plan of faults: the process sleeps before a request, or between its effect and its answer."""
+    """Adds long stalls to another plan of faults: before a request's effect, or between the effect and its answer.
+
+    `rate` holds for creating a commit, where a stall can do harm; other requests stall ten times as rarely.
+    """
 
     def __init__(self, inner: Decide, source: random.Random, rate: float, longest_ms: int) -> None:
         self.inner = inner
@@ -383,90 +386,7 @@ class Stalls:
         self.kinds = getattr(inner, "kinds", ())
 
     def __call__(self, call: Call) -> Fault | None:
-        if self.source.random() < self.rate:
+        rate = self.rate if call.label == "create:commit" else self.rate / 10
+        if self.source.random() < rate:
             return Fault(self.source.choice(DELAYS), self.source.uniform(0.3, self.longest_ms / 1000))
         return self.inner(call)
-
-
-def collector(run: Run, rounds: int, keep_ms: int) -> Callable[[Actor], None]:
-    """Deletes old commits as the vacuum will: below the second newest checkpoint, older than `keep_ms`, in any order."""
-
-    def body(actor: Actor) -> None:
-        store = run.world.store
-        for _ in range(rounds):
-            actor.sleep(actor.random.uniform(0.2, 1.5) * keep_ms / 1000)
-            heads = [info.key for info in store.list(f"{TOPIC}/_log/checkpoints/") if info.key.endswith(".json")]
-            if len(heads) < 2:
-                continue
-            below = f"{TOPIC}/_log/{heads[-2].rsplit('/', 1)[1]}"
-            old = [
-                info.key
-                for info in store.list(f"{TOPIC}/_log/0")
-                if info.key < below and info.modified_ms < run.world.now_ms - keep_ms
-            ]
-            actor.random.shuffle(old)
-            for key in old:
-                actor.yield_()
-                store.delete(key)
-                run.count("collected")
-
-    return body
-
-
-def draw(run: Run) -> None:
-    """The seed decides who takes part and what goes wrong."""
-    source = random.Random(f"draw {run.seed}")
-    profile = source.choice(["calm", "answers", "errors", "crashes", "everything", "stalls", "collector", "damage"])
-    kinds = {
-        "calm": (),
-        "answers": ANSWERS[:2] + ERRORS[1:2],
-        "errors": ERRORS + ANSWERS,
-        "crashes": CRASHES,
-        "damage": DAMAGE,
-    }.get(profile, ERRORS + ANSWERS + CRASHES)
-    longest_ms = {"stalls": 3 * HOUR, "collector": 12 * DAY}.get(profile, 60_000)
-    run.count(f"profile {profile}")
-
-    def decide(name: str) -> Decide:
-        chances = random.Random(f"{run.seed}/faults/{name}")
-        plan = Seeded(chances, source.choice([0.03, 0.1]) if kinds else 0.0, kinds or (FaultKind.ERROR_BEFORE,), 5.0)
-        return Stalls(plan, chances, 0.02 if profile in ("stalls", "collector", "everything") else 0.0, longest_ms)
-
-    def spawn(name: str, body: Callable[[Actor], None]) -> None:
-        skew = source.choice([0, 0, 0, source.randint(-HOUR, 4 * 60_000)])
-        run.world.spawn(name, body, skew_ms=skew, start_ms=source.randint(0, 2_000))
-
-    count = source.randint(2, 8)
-    destructive = source.random() < 0.3
-    pause_s = longest_ms / 4000 if profile in ("stalls", "collector") else 3.0
-    spawn("appender-0", plain_appender(run, decide("appender-0"), source.randint(2, 6)))
-    for number in range(1, count):
-        name = source.choice(["appender", "stream", "stream", "zombie", "administrator", "reader", "reader"])
-        label = f"{name}-{number}"
-        plan = decide(label)
-        if name == "appender":
-            spawn(label, plain_appender(run, plan, source.randint(1, 6)))
-        elif name == "stream":
-            spawn(label, stream_driver(run, plan, f"query-{number}", source.randint(2, 5)))
-        elif name == "zombie":
-            batches = source.randint(2, 5)
-            spawn(label, stream_driver(run, plan, "shared", batches))
-            spawn(label + "b", stream_driver(run, decide(label + "b"), "shared", batches))
-        elif name == "administrator":
-            spawn(label, administrator(run, plan, source.randint(2, 5), destructive=destructive))
-        else:
-            spawn(label, reader(run, plan, source.randint(3, 8), pause_s))
-    if profile == "collector":
-        run.world.spawn("collector", collector(run, 4, 7 * DAY))
-
-
-def run_seed(seed: int, worlds: list[World] | None = None) -> Run:
-    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
-    run = Run(seed)
-    if worlds is not None:
-        worlds.append(run.world)
-    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
-        draw(run)
-        run.world.run()
-    run.judge()
-    return run

@@ -1,0 +1,230 @@
+"""The log without Spark: opening a topic with 100,000 commits, seeking, appending and scanning as plain Python.
+
+Run: `python benchmarks/bench_log.py [--rows N] [--commits N] [--rounds N] [--quick]`. One thread, a local disk (its
+page cache warm). Throughput is CPU seconds of the process, contenders taking turns in every round (A, B, then B, A),
+the median counts, and what matters is the ratio within the run. The yardstick is Parquet through pyarrow with the same
+columns: a format without offsets, headers and checksums of batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparklog.format.warm import warm_up
+from sparklog.log.append_writer import WriteOptions
+from sparklog.log.commit import APPEND, CREATE, Commit, encode_commit
+from sparklog.log.commit_log import LogState
+from sparklog.log.env import SYSTEM
+from sparklog.log.head import EMPTY
+from sparklog.log.names import append_path, commit_key
+from sparklog.log.root import open_root
+from sparklog.log.slice_table import SliceTable
+from sparklog.log.slices import FileSlices
+from sparklog.log.topic import Topic
+from sparklog.storage.counting import CountingStore
+from sparklog.storage.local import LocalStore
+
+PARTITIONS = 16
+TAIL_COMMITS = 120
+START_MS = 1_700_000_000_000
+OPEN = """
+import sys, time
+from sparklog.log.root import open_root
+import pyarrow, numpy, crc32c
+from sparklog.log import topic_scan
+began, cpu = time.perf_counter(), time.process_time()
+snapshot = open_root(sys.argv[1]).topic("many").snapshot()
+rows = len(snapshot.slices)
+print(time.perf_counter() - began, time.process_time() - cpu, rows, snapshot.version)
+"""
+
+
+def table_of(rows: int, value_bytes: int) -> pa.Table:
+    """16-byte keys and values that look like small JSON events, times that go up."""
+    choose = random.Random(1)
+    words = ["cart", "view", "order", "paid", "refund", "login", "search", "click", "ship", "return"]
+    keys, values = [], []
+    for index in range(rows):
+        text = f'{{"id":{index},"type":"{choose.choice(words)}","user":{choose.randrange(10**6)},"note":"'
+        while len(text) < value_bytes - 2:
+            text += f"{choose.choice(words)}-{choose.randrange(10**5):x} "
+        keys.append(b"user-%011d" % choose.randrange(10**6))
+        values.append((text[: value_bytes - 2] + '"}').encode())
+    times = pa.array(START_MS + np.arange(rows) // 50, pa.timestamp("ms", tz="UTC"))
+    return pa.table({"key": pa.array(keys), "value": pa.array(values), "timestamp": times})
+
+
+def contest(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median CPU seconds of each, taking turns."""
+    spent: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(rounds + 1):
+        for name in list(contenders)[:: 1 if turn % 2 == 0 else -1]:
+            before = time.process_time()
+            contenders[name]()
+            if turn:
+                spent[name].append(time.process_time() - before)
+    return {name: statistics.median(figures) for name, figures in spent.items()}
+
+
+def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: str, rounds: int) -> None:
+    """Append a table to 16 partitions and scan it, against writing and reading Parquet."""
+    table = table_of(rows, value_bytes)
+    batches = table.to_batches(max_chunksize=10_000)
+    root = open_root(LocalStore(str(folder / f"{codec}-{value_bytes}"), durable=False), create=True)
+    parquet = folder / "yardstick.parquet"
+    number = iter(range(10**6))
+    topics: list[Topic] = []
+
+    def append() -> None:
+        topics.append(root.create_topic(f"t{next(number)}", partitions=PARTITIONS))
+        topics[-1].append(batches, options=WriteOptions(codec=codec))
+
+    def write_parquet() -> None:
+        pq.write_table(table, parquet, compression=codec, use_dictionary=False, compression_level=None)
+
+    def scan() -> None:
+        columns = ["key", "value", "partition", "offset", "timestamp", "timestampType"]
+        if sum(batch.num_rows for batch in topics[-1].scan(columns=columns)) != rows:
+            raise SystemExit("a scan lost records: nothing was measured")
+
+    def read_parquet() -> None:
+        with pq.ParquetFile(parquet) as file:
+            if sum(batch.num_rows for batch in file.iter_batches(use_threads=False)) != rows:
+                raise SystemExit("Parquet lost records: nothing was measured")
+
+    for what, contenders in (
+        ("append", {"sparklog": append, "parquet": write_parquet}),
+        ("scan", {"sparklog": scan, "parquet": read_parquet}),
+    ):
+        seconds = contest(contenders, rounds)
+        mega = table.nbytes / 1e6
+        for name, spent in seconds.items():
+            ratio = f"   sparklog is {spent / seconds['sparklog']:.2f}x" if name != "sparklog" else ""
+            print(
+                f"{what:6}  {codec:6}  16 + {value_bytes} bytes  {name:8}  {spent:6.3f} CPU s  "
+                f"{rows / spent / 1e6:6.2f} M records/s  {mega / spent:7.0f} MB/s{ratio}"
+            )
+
+
+def bench_seeks(folder: Path, rows: int, seeks: int) -> None:
+    """A record by offset, and an offset by time: ranged reads of data and milliseconds, snapshot included."""
+    store = CountingStore(LocalStore(str(folder / "seeks"), durable=False))
+    topic = open_root(store, create=True).create_topic("seeks")
+    topic.append(table_of(rows, 1000), options=WriteOptions(codec="lz4"))
+    choose = random.Random(3)
+    last = START_MS + (rows - 1) // 50
+
+    def by_offset() -> None:
+        topic.record_at(0, choose.randrange(rows))
+
+    def by_time() -> None:
+        topic.offset_for_timestamp(choose.randrange(START_MS, last), 0)
+
+    for name, seek in (("offset", by_offset), ("time", by_time)):
+        seek()
+        spent, reads, nbytes = [], [], []
+        for _ in range(seeks):
+            store.reset()
+            before = time.perf_counter()
+            seek()
+            spent.append((time.perf_counter() - before) * 1000)
+            reads.append(sum("/append/" in key for _, key in store.keys))
+            nbytes.append(store.bytes_read)
+        print(
+            f"seek by {name:6}  {rows} records of 1 KB  {statistics.median(spent):6.2f} ms median, "
+            f"{max(spent):6.2f} ms at most; {max(reads)} ranged reads at most, "
+            f"{statistics.median(nbytes) / 1024:.0f} KiB median"
+        )
+
+
+def many_commits(folder: Path, commits: int) -> Path:
+    """A topic of `commits` commits of one slice, as it lies on disk: its newest checkpoint and the commits since.
+
+    Commits below the checkpoint are not written: opening neither lists nor reads them.
+    """
+    place = folder / "many"
+    root = open_root(LocalStore(str(place), durable=False), create=True)
+    topic = root.topic_handle("many")
+    head, table = EMPTY, SliceTable()
+    for version in range(commits + 1):
+        path = append_path(max(version - 1, 0), f"A{version:021d}")
+        file = FileSlices(
+            path, 4096 + 84, 84, (version % PARTITIONS,), (4096,), (30,), (30,), (START_MS,), (START_MS + version,),
+            (version,), (0,), (max(version - 1, 0) // PARTITIONS * 30,),
+        )  # fmt: skip
+        if version:
+            own = int(head.log_end[version % PARTITIONS])
+            file = file.based((own,))
+        commit = Commit(
+            version=version,
+            topic_id="AAAAAAAAAAAAAAAAAAAAAA",
+            commit_id=f"B{version:021d}",
+            prev_crc=head.crc if version else None,
+            time_ms=START_MS + version,
+            leader_epoch=0,
+            op=APPEND if version else CREATE,
+            files=(file,) if version else (),
+            partitions=None if version else PARTITIONS,
+        )
+        data = encode_commit(commit)
+        commit = commit.stored(data)
+        head = head.apply(commit)
+        table = table.apply(commit, head)
+        if version == commits - TAIL_COMMITS:
+            topic.log.write_checkpoint(LogState(head, SYSTEM.now(), None, (), 1 << 30, table))
+        if version > commits - TAIL_COMMITS:
+            root.store.create(commit_key("many", version), data)
+    return place
+
+
+def bench_open(folder: Path, commits: int, rounds: int) -> None:
+    """Open a topic in a fresh process, imports apart, until the slice table is there."""
+    place = many_commits(folder, commits)
+    wall, cpu = [], []
+    for _ in range(rounds):
+        answer = subprocess.run(
+            [sys.executable, "-c", OPEN, str(place)], capture_output=True, text=True, check=True
+        ).stdout.split()
+        if answer[2:] != [str(commits), str(commits)]:
+            raise SystemExit(f"expected {commits} slices, found {answer[2:]}: nothing was measured")
+        wall.append(float(answer[0]) * 1000)
+        cpu.append(float(answer[1]) * 1000)
+    print(
+        f"open  {commits} commits of one slice, {TAIL_COMMITS} since the checkpoint: {statistics.median(wall):.0f} ms "
+        f"median, {max(wall):.0f} ms at most, {statistics.median(cpu):.0f} ms CPU (fresh process, imports apart)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The log without Spark: opening, seeking, appending, scanning")
+    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--commits", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    arguments = parser.parse_args()
+    share = 10 if arguments.quick else 1
+    warm_up()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        bench_open(folder, arguments.commits // share, arguments.rounds)
+        bench_seeks(folder, arguments.rows // share // 5, 100 // share)
+        for value_bytes in (100, 1000):
+            for codec in ("none", "lz4", "zstd"):
+                rows = arguments.rows // share // (1 if value_bytes == 100 else 5)
+                bench_throughput(folder, rows, value_bytes, codec, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Between Arrow and numpy through buffers alone.
+
+`pa.array`, `pa.scalar` and `Array.to_numpy` import pandas where it is installed, `cast`, `fill_null` and `is_valid`
+import `pyarrow.compute`: a third of a second of CPU in each of the processes that Spark starts for a query. These do
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = ["fixed_array", "fixed_values", "repeated_text", "text_array", "valid_rows"]
+
+
+def fixed_values(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The values of a fixed-width array as `dtype` (of the array's own width), a view; null rows hold anything."""
+    buffer = array.buffers()[1]
+    if buffer is None:
+        return np.zeros(len(array), dtype)
+    width = np.dtype(dtype).itemsize
+    return np.frombuffer(buffer, dtype, len(array), array.offset * width) if len(array) else np.zeros(0, dtype)
+
+
+def valid_rows(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """bool[n]: which rows are not null."""
+    if pa.types.is_null(array.type):
+        return np.zeros(len(array), np.bool_)
+    bits = array.buffers()[0]
+    if bits is None or array.null_count == 0:
+        return np.ones(len(array), np.bool_)
+    rows = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    return rows[array.offset : array.offset + len(array)].astype(np.bool_)
+
+
+def fixed_array(values: npt.NDArray[Any], kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """An array of `kind` over the memory of `values` (its width); rows that `valid` leaves out are null."""
+    bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(values), [bits, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def text_array(texts: Sequence[str]) -> pa.StringArray:
+    """A string array without nulls."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(encoded) + 1, np.int32)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
+
+
+def repeated_text(text: str, n: int) -> pa.StringArray:
+    """The same text n times."""
+    encoded = text.encode()
+    offsets = np.arange(n + 1, dtype=np.int32) * np.int32(len(encoded))
+    return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(encoded * n))

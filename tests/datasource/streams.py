@@ -1,0 +1,82 @@
+"""Helpers for streaming tests: a source topic fed without Spark, and queries that read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+import sparklog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+WAIT_SECONDS = 120
+
+
+def feed(root: str | Path, topic: str, values: range, *, partitions: int = 2) -> None:
+    """Append numbers as keys and values; the key decides the partition."""
+    opened = sparklog.open(str(root), create=True)
+    texts = [str(value) for value in values]
+    opened.ensure_topic(topic, partitions=partitions).append(pa.table({"key": texts, "value": texts}))
+
+
+def values(root: str | Path, topic: str) -> list[int]:
+    """All values of a topic, sorted; checks that offsets are dense from the log start."""
+    opened = sparklog.open(str(root)).topic(topic)
+    found: list[int] = []
+    following: dict[int, int] = dict(enumerate(opened.head().log_start.tolist()))
+    for batch in opened.scan(columns=["value", "partition", "offset"]):
+        for row in batch.to_pylist():
+            assert row["offset"] == following[row["partition"]]
+            following[row["partition"]] += 1
+            found.append(int(row["value"]))
+    return sorted(found)
+
+
+def source(spark: SparkSession, path: str | Path, **options: Any) -> DataFrame:
+    given = {"startingOffsets": "earliest"} | options
+    return spark.readStream.format("sparklog").options(**given).load(str(path))
+
+
+def copy(df: DataFrame, root: str | Path, checkpoint: str | Path, *, topic: str = "out", **options: Any) -> Any:
+    """A writer of key and value to a topic, to be started or given another trigger."""
+    writer = df.select("key", "value").writeStream.format("sparklog").option("topic", topic)
+    return writer.options(path=str(root), checkpointLocation=str(checkpoint), **options)
+
+
+def finish(writer: Any) -> StreamingQuery:
+    """Run to the end of what there is. Raises what the query ended with."""
+    query = writer.trigger(availableNow=True).start()
+    done = query.awaitTermination(WAIT_SECONDS)
+    query.stop()
+    assert done, "the query did not end in time"
+    return query
+
+
+def failure(writer: Any) -> str:
+    """The message that a query ends with."""
+    query = writer.trigger(availableNow=True).start()
+    try:
+        query.awaitTermination(WAIT_SECONDS)
+    except Exception as error:  # noqa: BLE001  (whatever Spark raises is what is looked at)
+        return str(error)
+    finally:
+        query.stop()
+    raise AssertionError("the query ended without an error")
+
+
+def stored_offset(checkpoint: str | Path, batch: int) -> dict[str, Any]:
+    """What Spark's checkpoint holds of the source's offset after a batch."""
+    lines = (Path(checkpoint) / "offsets" / str(batch)).read_text().splitlines()
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def forget_commit(checkpoint: str | Path, batch: int) -> None:
+    """Make Spark replay a batch, as if its driver had died between the sink's commit and its own."""
+    for name in (str(batch), f".{batch}.crc"):
+        (Path(checkpoint) / "commits" / name).unlink(missing_ok=True)

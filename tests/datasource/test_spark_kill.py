@@ -1,0 +1,189 @@
+"""Exactly once under SIGKILL: of the driver at random moments, between the sink's commit and Spark's, of a worker in mid-task."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from tests.datasource import spark_session
+from tests.datasource.killing import JVM_FILE, KILL_AT, DieInTaskSource
+from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, values
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COMMIT_THEN_DIE = "sparklog_commit_then_die"
+START_SECONDS = 120
+
+
+class Feeder(threading.Thread):
+    """Appends to topic `in`, in pieces of random size, while queries come and go."""
+
+    def __init__(self, root: str, records: int, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._root = root
+        self._records = records
+        self._random = random.Random(seed)
+        self.failed: BaseException | None = None
+        feed(root, "in", range(0), partitions=2)
+
+    def run(self) -> None:
+        try:
+            topic = sparklog.open(self._root).topic("in")
+            at = 0
+            while at < self._records:
+                piece = [str(value) for value in range(at, min(self._records, at + self._random.randrange(1, 80)))]
+                topic.append(pa.table({"key": piece, "value": piece}))
+                at += len(piece)
+                time.sleep(self._random.random() * 0.1)
+        except BaseException as error:  # noqa: BLE001  (shown by the test's own thread)
+            self.failed = error
+
+
+@contextmanager
+def driver(
+    folder: Path, root: str, sink: str = "sparklog", kill_at: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver process of its own; whatever is left of it is killed at the end."""
+    environment = {**os.environ, **spark_session.environment(folder), JVM_FILE: f"{root}.jvm"}
+    if kill_at is not None:
+        environment[KILL_AT] = str(kill_at)
+    command = [sys.executable, "-m", "tests.datasource.query_driver", str(folder), root, f"{root}.checkpoint", sink]
+    with open(f"{root}.log", "ab") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL for the Python driver and its JVM at once."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def batches(root: str) -> int:
+    """How many batches Spark's checkpoint has committed."""
+    folder = Path(f"{root}.checkpoint/commits")
+    return len([name for name in os.listdir(folder) if name.isdigit()]) if folder.exists() else 0
+
+
+def wait(process: subprocess.Popen[bytes], root: str, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + START_SECONDS
+    while not condition():
+        assert process.poll() is None, Path(f"{root}.log").read_text()[-3000:]
+        assert time.monotonic() < end, "the driver did not get that far in time"
+        time.sleep(0.01)
+
+
+def check_order(root: str) -> None:
+    """Each partition of `out` holds the records of one partition of `in`, in their order."""
+    last: dict[int, int] = {}
+    for batch in sparklog.open(root).topic("out").scan(columns=["value", "partition"]):
+        for row in batch.to_pylist():
+            assert int(row["value"]) > last.get(row["partition"], -1)
+            last[row["partition"]] = int(row["value"])
+
+
+def run_with_kills(folder: Path, root: str, kills: int, seed: int) -> None:
+    rng = random.Random(seed)
+    records = 400 + 250 * kills
+    feeder = Feeder(root, records, seed)
+    feeder.start()
+    for number in range(kills):
+        done = batches(root)
+        if number % 3 == 1:
+            with driver(folder, root, COMMIT_THEN_DIE, kill_at=done + 1) as process:
+                process_end(process, root)
+            assert batches(root) == done + 1, "Spark must not have seen the sink's last commit"
+            continue
+        with driver(folder, root) as process:
+            wait(process, root, lambda done=done: batches(root) > done)  # type: ignore[misc]
+            time.sleep(rng.random() * 1.2)
+            kill(process)
+    feeder.join(120)
+    assert feeder.failed is None
+    Path(f"{root}.stop").touch()
+    with driver(folder, root) as process:
+        wait(process, root, lambda: Path(f"{root}.done").exists())
+    assert values(root, "out") == list(range(records))
+    check_order(root)
+
+
+def process_end(process: subprocess.Popen[bytes], root: str) -> None:
+    """Wait until the driver's JVM was killed from inside; the Python driver notices and ends, or is killed."""
+    jvm = Path(f"{root}.jvm")
+    jvm.unlink(missing_ok=True)
+    wait(process, root, jvm.exists)
+    pid = int(jvm.read_text() or 0)
+    end = time.monotonic() + START_SECONDS
+    while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()[:200]:
+        assert time.monotonic() < end, "the driver was not killed in time"
+        time.sleep(0.02)
+
+
+def test_driver_killed_three_times(spark_folder: Path, tmp_path: Path) -> None:
+    run_with_kills(spark_folder, str(tmp_path / "log"), kills=3, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_driver_killed_twenty_times(spark_folder: Path, tmp_path: Path) -> None:
+    run_with_kills(spark_folder, str(tmp_path / "log"), kills=20, seed=2)
+
+
+def test_a_worker_killed_in_mid_task(spark: SparkSession, tmp_path: Path) -> None:
+    root = str(tmp_path / "log")
+    spark.dataSource.register(DieInTaskSource)
+    feed(root, "in", range(100))
+
+    def query(sink: str) -> object:
+        stream = source(spark, f"{root}/in", maxOffsetsPerTrigger=30)
+        return copy(stream, root, tmp_path / "c").format(sink)
+
+    assert "crashed" in failure(query("sparklog_die_in_task"))
+    assert Path(f"{root}.died").exists()
+    uploaded = sparklog.open(root).topic("out").snapshot().head.log_end.sum()
+    assert uploaded < 100
+    finish(query("sparklog_die_in_task"))
+    assert values(root, "out") == list(range(100))
+
+
+def test_two_runs_of_one_query_the_older_one_is_stopped(
+    spark: SparkSession, spark_folder: Path, tmp_path: Path
+) -> None:
+    """The other run is a driver of its own: one Spark session ends a query itself when it is started again."""
+    root = str(tmp_path / "log")
+    feed(root, "in", range(10))
+    with driver(spark_folder, root) as process:
+        wait(process, root, lambda: batches(root) == 1)
+        shutil.copytree(f"{root}.checkpoint", tmp_path / "copied")
+        forget_commit(tmp_path / "copied", 0)
+        finish(copy(source(spark, f"{root}/in"), root, tmp_path / "copied"))
+        feed(root, "in", range(10, 20))
+        end = time.monotonic() + START_SECONDS
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        assert process.returncode not in (None, 0)
+    assert "[SPARKLOG_FENCED]: run " in Path(f"{root}.log").read_text()
+    assert values(root, "out") == list(range(10))
+    finish(copy(source(spark, f"{root}/in"), root, tmp_path / "copied"))
+    assert values(root, "out") == list(range(20))

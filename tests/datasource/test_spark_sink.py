@@ -1,0 +1,194 @@
+"""The streaming sink through Spark: each batch once, whatever happens to the checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sparklog
+from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, stored_offset, values
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+def version(root: str, topic: str = "out") -> int:
+    return sparklog.open(root).topic(topic).head().version
+
+
+def test_a_replayed_batch_changes_nothing_also_with_another_task_layout(
+    spark: SparkSession, root: str, tmp_path: Path
+) -> None:
+    feed(root, "in", range(60))
+    finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+    before = sparklog.open(root).topic("out").snapshot()
+    forget_commit(tmp_path / "c", 0)
+    query = finish(copy(source(spark, f"{root}/in", minPartitions=7), root, tmp_path / "c"))
+    assert query.recentProgress[0]["numInputRows"] == 60
+    after = sparklog.open(root).topic("out").snapshot()
+    assert after.head.log_end.tolist() == before.head.log_end.tolist()
+    assert len(after.slices.all()) == len(before.slices.all())
+    assert after.head.registry[query.id].run == query.runId
+    feed(root, "in", range(60, 70))
+    finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+    assert values(root, "out") == list(range(70))
+
+
+def test_an_empty_batch_writes_no_commit(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    sparklog.open(root, create=True).create_topic("in")
+    finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+    assert version(root) == 0
+    assert (tmp_path / "c" / "commits" / "0").exists()
+    feed(root, "in", range(3))
+    filtered = source(spark, f"{root}/in").where("offset < 0")
+    finish(copy(filtered, root, tmp_path / "c"))
+    assert version(root) == 0
+    assert stored_offset(tmp_path / "c", 1)["in"] == {"0": 3}
+
+
+def test_a_restored_checkpoint_is_an_error_and_never_a_silent_skip(
+    spark: SparkSession, root: str, tmp_path: Path
+) -> None:
+    def run(numbers: range) -> None:
+        feed(root, "in", numbers)
+        finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+
+    run(range(10))
+    shutil.copytree(tmp_path / "c", tmp_path / "old")
+    run(range(10, 20))
+    shutil.copytree(tmp_path / "c", tmp_path / "one-back")
+    run(range(20, 25))
+    older = failure(copy(source(spark, f"{root}/in"), root, tmp_path / "old"))
+    assert "[SPARKLOG_CONFLICT]: checkpoint older than the log" in older
+    assert "go on with a new txnAppId" in older
+    feed(root, "in", range(25, 27))
+    back = failure(copy(source(spark, f"{root}/in"), root, tmp_path / "one-back"))
+    assert "[SPARKLOG_CONFLICT]: replay mismatch" in back
+    assert values(root, "out") == list(range(25))
+    finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+    assert values(root, "out") == list(range(27))
+
+
+def test_a_replay_of_another_size_is_taken_where_the_user_says_so(
+    spark: SparkSession, root: str, tmp_path: Path
+) -> None:
+    feed(root, "in", range(10))
+    finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+    forget_commit(tmp_path / "c", 0)
+    fewer = source(spark, f"{root}/in").where("offset > 1")
+    assert "replay mismatch" in failure(copy(fewer, root, tmp_path / "c"))
+    finish(copy(fewer, root, tmp_path / "c", replayMismatch="accept"))
+    assert values(root, "out") == list(range(10))
+
+
+def test_a_replay_without_rows_against_some_is_a_mismatch(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(10))
+    finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+    forget_commit(tmp_path / "c", 0)
+    assert "replay mismatch" in failure(copy(source(spark, f"{root}/in").where("offset < 0"), root, tmp_path / "c"))
+
+
+def test_a_deleted_checkpoint_is_a_new_query_unless_it_has_a_name(
+    spark: SparkSession, root: str, tmp_path: Path
+) -> None:
+    feed(root, "in", range(10))
+
+    def named() -> Any:
+        return copy(source(spark, f"{root}/in"), root, tmp_path / "n", topic="named", txnAppId="app")
+
+    for _ in range(2):
+        finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+        shutil.rmtree(tmp_path / "c")
+    assert values(root, "out") == sorted([*range(10), *range(10)])
+    finish(named())
+    feed(root, "in", range(10, 15))
+    finish(named())
+    shutil.rmtree(tmp_path / "n")
+    assert "checkpoint older than the log" in failure(named())
+    assert values(root, "named") == list(range(15))
+
+
+def test_two_writes_in_one_foreach_batch_both_land(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(10))
+
+    def twice(df: DataFrame, batch: int) -> None:
+        for _ in range(2):
+            df.select("key", "value").write.format("sparklog").mode("append").option("topic", "out").save(root)
+        named = df.select("key", "value").write.format("sparklog").mode("append").option("topic", "once")
+        named.options(txnAppId="app", txnVersion=batch).save(root)
+
+    def run() -> None:
+        stream = source(spark, f"{root}/in").writeStream.foreachBatch(twice)
+        finish(stream.option("checkpointLocation", str(tmp_path / "c")))
+
+    run()
+    assert values(root, "out") == sorted([*range(10), *range(10)])
+    forget_commit(tmp_path / "c", 0)
+    run()
+    assert len(values(root, "out")) == 40
+    assert values(root, "once") == list(range(10))
+
+
+def test_complete_mode_appends_each_result(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    def run() -> None:
+        counts = (
+            source(spark, f"{root}/in").groupBy().count().selectExpr("'all' AS key", "cast(count AS string) AS value")
+        )
+        finish(copy(counts, root, tmp_path / "c").outputMode("complete"))
+
+    for numbers in (range(10), range(10, 15)):
+        feed(root, "in", numbers)
+        run()
+    assert values(root, "out") == [10, 15]
+    with pytest.raises(Exception, match="does not support Update mode"):
+        counts = (
+            source(spark, f"{root}/in").groupBy().count().selectExpr("'all' AS key", "cast(count AS string) AS value")
+        )
+        finish(copy(counts, root, tmp_path / "u").outputMode("update"))
+
+
+def test_several_topics_exactly_once_each(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(30))
+    routed = source(spark, f"{root}/in").selectExpr("key", "value", "concat('t', int(string(value)) % 3) AS topic")
+
+    def query(df: DataFrame) -> Any:
+        writer = df.writeStream.format("sparklog").option("path", root)
+        return writer.option("checkpointLocation", str(tmp_path / "c")).option("num.partitions", 2)
+
+    finish(query(routed))
+    topics = ("t0", "t1", "t2")
+    assert [values(root, topic) for topic in topics] == [list(range(n, 30, 3)) for n in range(3)]
+    forget_commit(tmp_path / "c", 0)
+    finish(query(routed))
+    assert sum(len(values(root, topic)) for topic in topics) == 30
+    forget_commit(tmp_path / "c", 0)
+    assert "replay mismatch" in failure(query(routed.where("topic != 't2'")))
+    feed(root, "in", range(30, 33))
+    finish(query(routed))
+    assert sum(len(values(root, topic)) for topic in topics) == 33
+
+
+def test_a_null_topic_stops_the_query_before_anything_is_published(
+    spark: SparkSession, root: str, tmp_path: Path
+) -> None:
+    feed(root, "in", range(30))
+    routed = source(spark, f"{root}/in").selectExpr("value", "if(string(value) = '7', null, 't') AS topic")
+    writer = routed.writeStream.format("sparklog").option("checkpointLocation", str(tmp_path / "c"))
+    assert "[SPARKLOG_BAD_REQUEST]: The topic column holds a null" in failure(writer.option("path", root))
+    assert all(
+        sum(sparklog.open(root).topic(t).head().log_end) == 0 for t in ("t",) if t in sparklog.open(root).topics()
+    )
+
+
+def test_a_wrong_option_surfaces_at_the_first_batch(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(3))
+    message = failure(copy(source(spark, f"{root}/in"), root, tmp_path / "c", **{"compresion.type": "lz4"}))
+    assert "[SPARKLOG_BAD_REQUEST]: Unknown option 'compresion.type': did you mean 'compression.type'?" in message

@@ -1,0 +1,67 @@
+"""docs/format.md says of append files what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from sparklog.format import append_file
+from sparklog.log.slices import SliceFlag
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
+
+
+def section() -> str:
+    """The text between the heading of append files and the next of its level."""
+    found = re.search(r"^## Append files\n(.*?)(?=^## |\Z)", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the first table after a line that begins with `heading`."""
+    text = section().split("\n" + heading, 1)[1]
+    lines = text[text.index("|") :].split("\n\n", 1)[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def described(dtype: np.dtype) -> list[list[str]]:
+    """Offset, type and name of each field, as the tables have them."""
+    fields = dtype.fields
+    assert fields is not None
+    return [[str(at), np.dtype(kind).newbyteorder("=").name, name] for name, (kind, at, *_) in fields.items()]
+
+
+def test_the_slice_table_is_as_described() -> None:
+    assert [row[:3] for row in rows("A slice of the table:")] == described(append_file.SLICE_DTYPE)
+
+
+def test_the_index_entry_is_as_described() -> None:
+    assert [row[:3] for row in rows("An index entry:")] == described(append_file.INDEX_DTYPE)
+
+
+def test_parts_sizes_and_magic_are_as_described() -> None:
+    sizes = {name: size for name, size, _ in rows("### Footer")}
+    assert sizes == {
+        "head": str(append_file.HEAD_BYTES),
+        "slice table": f"{append_file.SLICE_BYTES} each",
+        "index": f"{append_file.INDEX_BYTES} each",
+        "tail": str(append_file.TAIL_BYTES),
+    }
+    text = section()
+    assert text.count(f"`{append_file.MAGIC.decode()}`") == 2
+    assert f"up to {append_file.INDEX_MIN_BYTES} bytes has no entries" in text
+    assert f"{append_file.INDEX_INTERVAL_BYTES} bytes or more" in text
+    flags = rows("A slice of the table:")[1][3]
+    assert {int(bit) for bit in re.findall(r"\d+", flags)} == {int(flag) for flag in SliceFlag if flag}
+
+
+def test_all_integers_are_big_endian() -> None:
+    for dtype in (append_file.SLICE_DTYPE, append_file.INDEX_DTYPE):
+        fields = dtype.fields
+        assert fields is not None
+        assert all(kind.byteorder == ">" for kind, *_ in fields.values())
+    assert append_file.HEAD.format.startswith(">")
+    assert append_file.TAIL.format.startswith(">")

@@ -1,0 +1,206 @@
+"""Compression framings both ways, as every client writes them; limits and damage."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+
+import lz4.frame
+import numpy as np
+import pytest
+import snappy
+import zstandard
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.compression import XERIAL_HEADER, compress, decompress, decompressed_limit
+
+CODECS = ("gzip", "snappy", "lz4", "zstd")
+NOISE = np.random.default_rng(1).bytes(200_000)
+INPUTS = {
+    "nothing": b"",
+    "one byte": b"x",
+    "text": b"what compresses well " * 10_000,
+    "noise": NOISE,
+    "mixed": NOISE[:40_000] + bytes(300_000) + NOISE[:100],
+    "one block": bytes(range(256)) * 256,
+}
+
+
+@pytest.mark.parametrize("codec", ("none", *CODECS))
+@pytest.mark.parametrize("name", INPUTS)
+def test_round_trip(codec: str, name: str) -> None:
+    data = INPUTS[name]
+    assert decompress(codec, compress(codec, data)) == data
+    assert decompress(codec, memoryview(compress(codec, memoryview(data)))) == data
+
+
+@pytest.mark.parametrize(
+    ("codec", "level"),
+    [("gzip", 1), ("gzip", 9), ("gzip", -1), ("lz4", 1), ("lz4", 9), ("lz4", 17), ("zstd", -5), ("zstd", 19)],
+)
+def test_levels(codec: str, level: int) -> None:
+    assert decompress(codec, compress(codec, INPUTS["text"], level)) == INPUTS["text"]
+
+
+@pytest.mark.parametrize(
+    ("codec", "level"), [("gzip", 0), ("gzip", 10), ("lz4", 0), ("lz4", 18), ("zstd", 23), ("snappy", 1)]
+)
+def test_levels_out_of_range(codec: str, level: int) -> None:
+    with pytest.raises(BadRequest, match="level"):
+        compress(codec, b"x", level)
+
+
+def test_unknown_codecs() -> None:
+    with pytest.raises(BadRequest, match="brotli"):
+        compress("brotli", b"x")
+    with pytest.raises(BadRequest, match="brotli"):
+        decompress("brotli", b"x")
+
+
+def test_lz4_is_written_as_kafka_reads_it() -> None:
+    for data in INPUTS.values():
+        frame = compress("lz4", data)
+        assert frame[:7] == bytes.fromhex("04224d18604082")
+        position, blocks = 7, 0
+        while size := struct.unpack_from("<I", frame, position)[0] & 0x7FFFFFFF:
+            position += 4 + size
+            blocks += 1
+        assert (position + 4, blocks) == (len(frame), -(-len(data) // 65536))
+
+
+def test_snappy_is_written_in_blocks_of_32_kib() -> None:
+    stream = compress("snappy", INPUTS["mixed"])
+    assert stream[:16] == bytes.fromhex("82534e41505059000000000100000001")
+    position, sizes = 16, []
+    while position < len(stream):
+        length = struct.unpack_from(">i", stream, position)[0]
+        sizes.append(len(snappy.uncompress(stream[position + 4 : position + 4 + length])))
+        position += 4 + length
+    assert sizes == [32768] * (len(INPUTS["mixed"]) // 32768) + [len(INPUTS["mixed"]) % 32768]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_snappy_without_a_header(name: str) -> None:
+    assert decompress("snappy", snappy.compress(INPUTS[name])) == INPUTS[name]
+
+
+def test_snappy_concatenated_streams_and_short_tails() -> None:
+    both = compress("snappy", b"first ") + compress("snappy", b"second")
+    assert decompress("snappy", both) == b"first second"
+    assert decompress("snappy", both + b"\x00\x00") == b"first second"
+
+
+@pytest.mark.parametrize("length", [-1, -(2**31), 2**31 - 1, 100])
+def test_snappy_chunk_lengths(length: int) -> None:
+    with pytest.raises(Corrupt, match="snappy chunk"):
+        decompress("snappy", XERIAL_HEADER + struct.pack(">i", length) + b"abc")
+
+
+@pytest.mark.parametrize("options", [{"store_size": True}, {"content_checksum": True}, {"block_checksum": True}])
+@pytest.mark.parametrize("block_size", [lz4.frame.BLOCKSIZE_MAX64KB, lz4.frame.BLOCKSIZE_MAX4MB])
+def test_lz4_frames_of_other_clients(options: dict[str, bool], block_size: int) -> None:
+    given = {"store_size": False, **options}
+    for data in INPUTS.values():
+        frame = lz4.frame.compress(data, block_linked=False, block_size=block_size, **given)
+        assert decompress("lz4", frame) == data
+        assert decompress("lz4", frame, limit=len(data)) == data
+
+
+def test_lz4_frames_that_kafka_refuses() -> None:
+    with pytest.raises(Corrupt, match="linked blocks"):
+        decompress("lz4", lz4.frame.compress(NOISE, block_linked=True))
+    good = bytearray(compress("lz4", b"x" * 100))
+    for position, value, text in (
+        (4, 0x20, "version 0"),
+        (4, 0x61, "reserved"),
+        (5, 0x30, "reserved"),
+        (5, 0xC0, "reserved"),
+    ):
+        bad = good.copy()
+        bad[position] = value
+        with pytest.raises(Corrupt, match=text):
+            decompress("lz4", bytes(bad))
+    good[6] ^= 1
+    with pytest.raises(Corrupt):
+        decompress("lz4", bytes(good))
+
+
+@pytest.mark.parametrize("size", [True, False])
+@pytest.mark.parametrize("checksum", [True, False])
+def test_zstd_frames_of_other_clients(size: bool, checksum: bool) -> None:
+    compressor = zstandard.ZstdCompressor(level=3, write_content_size=size, write_checksum=checksum)
+    for data in (*INPUTS.values(), NOISE * 30 + bytes(3 << 20)):
+        assert decompress("zstd", compressor.compress(data)) == data
+        stream = zstandard.ZstdCompressor(write_checksum=checksum).compressobj()
+        assert decompress("zstd", stream.compress(data) + stream.flush()) == data
+
+
+def test_gzip_members_and_what_follows() -> None:
+    two = gzip.compress(b"one ") + gzip.compress(b"two")
+    assert decompress("gzip", two) == b"one two"
+    assert decompress("gzip", two + b"junk") == b"one two"
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", ["text", "noise", "one byte"])
+def test_every_cut_is_corrupt(codec: str, name: str) -> None:
+    whole = compress(codec, INPUTS[name][:70_000])
+    for cut in {0, 1, 3, 7, 15, len(whole) // 2, len(whole) - 5, len(whole) - 1}:
+        if codec == "snappy" and (cut in (0, 16) or cut - 16 in range(4)):
+            continue
+        if 0 <= cut < len(whole):
+            with pytest.raises(Corrupt):
+                decompress(codec, whole[:cut])
+
+
+def bomb(codec: str, size: int) -> bytes:
+    """A stream of about `size` zeros, made without holding them."""
+    step = 1 << 20
+    if codec == "gzip":
+        return gzip.compress(bytes(step)) * (size // step)
+    if codec == "snappy":
+        chunk = snappy.compress(bytes(32768))
+        return XERIAL_HEADER + (struct.pack(">i", len(chunk)) + chunk) * (size // 32768)
+    if codec == "lz4":
+        frame = lz4.frame.compress(bytes(65536), block_linked=False, store_size=False)
+        return frame[:7] + frame[7:-4] * (size // 65536) + bytes(4)
+    # A zstd frame without content size, made of blocks that repeat one byte: 4 bytes for 128 KiB.
+    block = ((128 << 10) << 3 | 2).to_bytes(3, "little") + b"\x00"
+    last = (8 << 3 | 3).to_bytes(3, "little") + b"\x00"
+    return bytes.fromhex("28b52ffd0058") + block * (size // (128 << 10)) + last
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_limits(codec: str) -> None:
+    small = bomb(codec, 4 << 20)
+    assert not any(decompress(codec, small, limit=5 << 20))
+    with pytest.raises(Corrupt, match=f"{codec} data may decompress to at most"):
+        decompress(codec, small, limit=3 << 20)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_exactly_the_limit_is_fine(codec: str) -> None:
+    for data in (bytes(100_000), NOISE):
+        stream = compress(codec, data)
+        assert decompress(codec, stream, limit=len(data)) == data
+        with pytest.raises(Corrupt):
+            decompress(codec, stream, limit=len(data) - 1)
+
+
+def test_sizes_that_streams_claim_are_not_believed() -> None:
+    claims = {
+        "snappy": b"\xff\xff\xff\xff\x0f" + b"\x00" * 20,
+        "lz4": bytes.fromhex("04224d18 68 40") + struct.pack("<Q", 2**40) + b"\x00" * 9,
+        "zstd": bytes.fromhex("28b52ffd e0") + struct.pack("<Q", 2**40) + b"\x01\x00\x00",
+    }
+    for codec, stream in claims.items():
+        with pytest.raises(Corrupt, match="at most"):
+            decompress(codec, stream)
+    assert zlib.crc32(b"") == 0
+
+
+def test_the_limit_grows_with_the_input() -> None:
+    assert decompressed_limit(0) == 64 << 20
+    assert decompressed_limit(1000) == (64 << 20) + 256_000
+    assert decompressed_limit(10**9) == 256 << 20

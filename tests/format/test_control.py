@@ -1,0 +1,99 @@
+"""Control records and end-of-transaction markers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.compression import compress
+from sparklog.format.control import (
+    ABORT,
+    COMMIT,
+    UNKNOWN,
+    ControlRecord,
+    control_types,
+    end_txn_marker,
+    parse_control_record,
+    parse_control_type,
+)
+from sparklog.format.record_batch import BatchHeader, crc_failures, scan_headers
+from tests.format.batch_samples import GOLDEN_BATCH, decode_all, rows
+
+COMMIT_MARKER = bytes.fromhex(
+    "0000000000000068000000420000000302f256e20a0030000000000000018bcfe568640000018bcfe56864"
+    "00000000000003e80005ffffffff00000001" + "20000000080000" + "00010c00000000000700"
+)
+MARKER_HEADER = BatchHeader(104, 0, 1, 5, 5, attributes=0x30, producer_id=1000, producer_epoch=5)
+
+
+def marker(commit: bool) -> bytes:
+    return end_txn_marker(
+        commit=commit,
+        offset=104,
+        timestamp=1_700_000_000_100,
+        producer_id=1000,
+        producer_epoch=5,
+        coordinator_epoch=7,
+        leader_epoch=3,
+    )
+
+
+def test_golden_markers() -> None:
+    assert marker(commit=True) == COMMIT_MARKER
+    assert len(COMMIT_MARKER) == 78
+    assert scan_headers(marker(commit=False)).crc.tolist() == [0x06683442]
+    assert rows(decode_all(marker(commit=False)))[0][2:] == (bytes(4), bytes.fromhex("000000000007"), None)
+
+
+def test_types_of_batches() -> None:
+    emptied = replace(MARKER_HEADER, count=0).pack()
+    data = GOLDEN_BATCH + marker(commit=False) + marker(commit=True) + emptied
+    headers = scan_headers(data)
+    assert control_types(data, headers).tolist() == [UNKNOWN, ABORT, COMMIT, UNKNOWN]
+    assert control_types(data, headers[2:3]).tolist() == [COMMIT]
+    assert crc_failures(data, headers).tolist() == []
+
+
+def test_a_compressed_control_batch_is_read_too() -> None:
+    payload = compress("zstd", marker(commit=True)[61:])
+    data = replace(MARKER_HEADER, attributes=0x34).pack(payload)
+    assert control_types(data, scan_headers(data)).tolist() == [COMMIT]
+
+
+def test_parse_and_write() -> None:
+    record = parse_control_record(bytes.fromhex("00000001"), bytes.fromhex("000000000007"))
+    assert record == ControlRecord(COMMIT, 7)
+    assert (record.key(), record.value()) == (bytes.fromhex("00000001"), bytes.fromhex("000000000007"))
+    later = parse_control_record(bytes.fromhex("00010000ffff"), bytes.fromhex("000300000009aabb"))
+    assert (later.type, later.coordinator_epoch, later.version) == (ABORT, 9, 1)
+    assert parse_control_record(bytes.fromhex("00000003"), None) == ControlRecord(3)
+    assert parse_control_type(bytes.fromhex("00000007")) == UNKNOWN
+    assert parse_control_type(bytes.fromhex("0000ffff")) == UNKNOWN
+    with pytest.raises(BadRequest, match="only ABORT and COMMIT"):
+        ControlRecord(3).value()
+
+
+@pytest.mark.parametrize(("key", "value"), [("", "000000000000"), ("0000", None), ("ffff0001", None)])
+def test_invalid_keys(key: str, value: str | None) -> None:
+    with pytest.raises(Corrupt, match="key"):
+        parse_control_record(bytes.fromhex(key), None if value is None else bytes.fromhex(value))
+    with pytest.raises(Corrupt, match="key"):
+        parse_control_type(None)
+
+
+@pytest.mark.parametrize("value", [None, "", "0000000000", "ffff00000000"])
+def test_invalid_values(value: str | None) -> None:
+    with pytest.raises(Corrupt, match="value"):
+        parse_control_record(bytes(4), None if value is None else bytes.fromhex(value))
+
+
+@pytest.mark.parametrize(
+    "payload", ["", "20", "2000", "20000000ffffffffff", "20000000080000", "1000000004ff", "20" + "80" * 12]
+)
+def test_damaged_control_batches_name_their_place(payload: str) -> None:
+    data = GOLDEN_BATCH + MARKER_HEADER.pack(bytes.fromhex(payload))
+    with pytest.raises(Corrupt) as raised:
+        control_types(data, scan_headers(data), file="x.log", file_position=10)
+    assert (raised.value.file, raised.value.position, raised.value.offset) == ("x.log", 107, 104)

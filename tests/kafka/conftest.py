@@ -1,0 +1,27 @@
+"""A small partition, and a clock and a sleep that cost no time."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from sparklog.log.env import Env
+from tests.kafka.logs import FIRST, HOUR_MS, write_partition
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_partition(tmp_path, "t-0", {0: FIRST})
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def env(waits: list[float]) -> Env:
+    """Sleeping takes no time; the clock runs far ahead, so that no folder looks as if it had changed just now."""
+    return Env(lambda: 2 * HOUR_MS, lambda: 0, waits.append, random.Random(1))

@@ -1,0 +1,107 @@
+"""A thread plays the broker (appends in pieces, rolls, cleans, expires) while views refresh, plan and read."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+from sparklog.kafka import KafkaView
+from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
+from tests.fixture_data import ExpectedRecord
+from tests.kafka.logs import batch, marker, offsets, read, segment, write_partition
+
+SECONDS = 2.5
+
+
+class Broker(threading.Thread):
+    """Writes offsets 0, 1, 2, …: `b"<offset>"`, every tenth in a transaction that is aborted, one after it a marker.
+
+    What lies below `pin`, where its reader has got to, may expire.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        super().__init__()
+        self.folder, self.chance = folder, random.Random(seed)
+        self.bases, self.next = [0], 0
+        self.pin = 0
+        self.stopped = threading.Event()
+        self.swaps = self.expired = 0
+
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            self.append()
+            if self.next - self.bases[-1] > 60:
+                self.bases.append(self.next)
+                segment(self.folder, self.next).write_bytes(b"")
+            if len(self.bases) > 4 and self.chance.random() < 0.03:
+                self.clean()
+            if len(self.bases) > 3 and self.bases[1] <= self.pin and self.chance.random() < 0.02:
+                segment(self.folder, self.bases.pop(0)).unlink()
+                self.expired += 1
+
+    def append(self) -> None:
+        """One to three records, or one of an aborted transaction and its marker, in one to three pieces."""
+        start = self.next
+        if start % 10 == 0:
+            data = batch(start, [b"%d" % start], producer=5) + marker(start + 1, 5, commit=False)
+            self.next += 2
+        else:
+            count = min(self.chance.randint(1, 3), 10 - start % 10)
+            data = batch(start, [b"%d" % offset for offset in range(start, start + count)])
+            self.next += count
+        cuts = sorted(self.chance.choices(range(len(data) + 1), k=2))
+        with segment(self.folder, self.bases[-1]).open("ab", buffering=0) as out:
+            for low, high in zip([0, *cuts], [*cuts, len(data)], strict=True):
+                out.write(data[low:high])
+                self.stopped.wait(self.chance.choice((0, 0, 0.0005)))
+
+    def clean(self) -> None:
+        """The first two segments become one with the same records, by the cleaner's steps."""
+        first, second = self.bases[0], self.bases[1]
+        merged = segment(self.folder, first).read_bytes() + segment(self.folder, second).read_bytes()
+        name = segment(self.folder, first)
+        cleaned, swap = name.with_suffix(".log.cleaned"), name.with_suffix(".log.swap")
+        cleaned.write_bytes(merged)
+        cleaned.rename(swap)
+        for base in (first, second):
+            segment(self.folder, base).rename(segment(self.folder, base).with_suffix(".log.deleted"))
+        time.sleep(0.002)
+        swap.rename(name)
+        for base in (first, second):
+            segment(self.folder, base).with_suffix(".log.deleted").unlink()
+        del self.bases[1]
+        self.swaps += 1
+
+
+def expected(start: int, end: int, isolation: str) -> list[int]:
+    hidden = (0, 1) if isolation == READ_COMMITTED else (1,)
+    return [offset for offset in range(start, end) if offset % 10 not in hidden]
+
+
+def test_a_tail_sees_every_record_once_whatever_the_broker_does_meanwhile(tmp_path: Path) -> None:
+    broker = Broker(write_partition(tmp_path, "t-0", {0: b""}), seed=5)
+    view = KafkaView(tmp_path, tailing=True)
+    tailed: list[ExpectedRecord] = []
+    looks = 0
+    broker.start()
+    try:
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            view.refresh(["t"])
+            bounds = view.bounds("t")[0]
+            assert bounds.log_start <= broker.pin <= bounds.last_stable <= bounds.log_end <= broker.next
+            start, end = broker.pin, bounds.last_stable
+            tailed += read(view, "t", isolation=READ_COMMITTED, start=start, end=end)
+            everything = read(KafkaView(tmp_path), "t", isolation=READ_UNCOMMITTED, start=start, end=end)
+            assert offsets(everything) == expected(start, end, READ_UNCOMMITTED)
+            broker.pin = end
+            looks += 1
+    finally:
+        broker.stopped.set()
+        broker.join()
+    assert offsets(tailed) == expected(0, broker.pin, READ_COMMITTED)
+    assert all(record.value == b"%d" % record.offset for record in tailed)
+    assert min(looks, broker.swaps, broker.expired) > 3
+    assert len(tailed) > 200

@@ -1,0 +1,139 @@
+"""A folder that the log cleaner and retention change while it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import NotFound, Unavailable
+from sparklog.kafka import KafkaView, directory
+from sparklog.kafka.segment_file import SegmentFile
+from sparklog.log.env import Env
+from sparklog.log.view import READ_COMMITTED
+from tests.kafka.logs import (
+    FIRST,
+    SECOND,
+    append_to,
+    batch,
+    end_of,
+    marker,
+    offsets,
+    offsets_of,
+    plan,
+    read,
+    segment,
+)
+
+
+def swap_in(folder: Path, base: int, data: bytes, replaced: list[int]) -> None:
+    """What the cleaner does at the end of a pass: old files to `.deleted`, the new one takes the first's name."""
+    new = folder / f"{base:020}.log.swap"
+    new.write_bytes(data)
+    for old in replaced:
+        segment(folder, old).rename(segment(folder, old).with_suffix(".log.deleted"))
+    new.rename(segment(folder, base))
+
+
+def test_a_swap_under_way_is_waited_for(folder: Path, env: Env, waits: list[float]) -> None:
+    swap = folder / f"{0:020}.log.swap"
+    segment(folder, 0).rename(swap)
+    segment(folder, 3).write_bytes(SECOND)
+
+    def finish(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            swap.rename(segment(folder, 0))
+
+    patient = Env(env.wall_ms, env.boot_ms, finish, env.random)
+    view = KafkaView(folder.parent, env=patient)
+    assert view.bounds("t")[0].log_start == 0
+    assert offsets(read(view, "t")) == list(range(6))
+    assert len(waits) >= 3
+
+
+def test_a_swap_that_never_ends_is_unavailable(folder: Path, env: Env) -> None:
+    (folder / f"{0:020}.log.swap").write_bytes(FIRST)
+    with pytest.raises(Unavailable, match=r"expected a listing without \.swap files"):
+        KafkaView(folder.parent, env=env).refresh(["t"])
+
+
+def test_a_cleaner_that_has_not_begun_to_swap_is_not_waited_for(folder: Path, env: Env, waits: list[float]) -> None:
+    (folder / f"{0:020}.log.cleaned").write_bytes(FIRST[:10])
+    view = KafkaView(folder.parent, env=env)
+    assert end_of(view) == 3
+    segment(folder, 3).write_bytes(SECOND)
+    assert end_of(view) == 6
+    assert waits == []
+
+
+def test_a_tail_goes_on_while_the_folder_is_swapped(folder: Path, env: Env) -> None:
+    segment(folder, 3).write_bytes(SECOND)
+    view = KafkaView(folder.parent, env=env)
+    assert end_of(view) == 6
+    (folder / f"{0:020}.log.swap").write_bytes(FIRST)
+    append_to(segment(folder, 3), batch(6, [b"g"]))
+    assert end_of(view) == 7
+    assert view.bounds("t")[0].log_start == 0
+
+
+@pytest.mark.parametrize("old_files", ["kept", "removed"])
+def test_a_plan_made_before_a_swap_reads_the_same_offsets_after_it(folder: Path, env: Env, old_files: str) -> None:
+    segment(folder, 3).write_bytes(SECOND)
+    segment(folder, 6).write_bytes(batch(6, [b"g"]))
+    segment(folder, 7).write_bytes(batch(7, [b"h"]))
+    view = KafkaView(folder.parent, env=env)
+    parts = [plan(view, 0, 8), plan(view, 4, 8), plan(view, 3, 6)]
+    swap_in(folder, 0, FIRST + SECOND + batch(6, [b"g"]), [0, 3, 6])
+    if old_files == "removed":
+        for file in folder.glob("*.deleted"):
+            file.unlink()
+    assert [offsets_of(part) for part in parts] == [list(range(8)), [4, 5, 6, 7], [3, 4, 5]]
+    assert end_of(view) == 8
+    assert offsets(read(view, "t")) == list(range(8))
+
+
+def test_a_swap_in_the_middle_of_reading_neither_repeats_nor_loses(
+    folder: Path, env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment(folder, 3).write_bytes(SECOND)
+    segment(folder, 6).write_bytes(batch(6, [b"g"]))
+    view = KafkaView(folder.parent, env=env)
+    part = plan(view, 0, 7)
+    opened: list[str] = []
+    plain = SegmentFile.__init__
+
+    def swapping(self: SegmentFile, path: str) -> None:
+        opened.append(path)
+        if len(opened) == 2:
+            swap_in(folder, 0, FIRST + SECOND, [0, 3])
+            for file in folder.glob("*.deleted"):
+                file.unlink()
+        plain(self, path)
+
+    monkeypatch.setattr(SegmentFile, "__init__", swapping)
+    assert offsets_of(part) == list(range(7))
+    assert len(opened) > 3
+
+
+def test_a_cleaned_segment_is_planned_anew(folder: Path, env: Env) -> None:
+    append_to(segment(folder, 0), batch(3, [b"d"], producer=7) + marker(4, 7, commit=False))
+    segment(folder, 5).write_bytes(batch(5, [b"f"]))
+    view = KafkaView(folder.parent, env=env)
+    assert end_of(view) == 6
+    swap_in(folder, 0, batch(2, [b"c"]), [0])
+    assert end_of(view) == 6
+    assert offsets(read(view, "t", isolation=READ_COMMITTED)) == [2, 5]
+
+
+def test_expired_files_are_read_until_they_are_gone(folder: Path) -> None:
+    segment(folder, 3).write_bytes(SECOND)
+    view = KafkaView(folder.parent)
+    part = plan(view, 0, 6)
+    names = directory.settled_segments(str(folder))
+    segment(folder, 0).rename(segment(folder, 0).with_suffix(".log.deleted"))
+    with SegmentFile(names[0].path) as file:
+        assert file.read(0, 10) == FIRST[:10]
+    segment(folder, 0).with_suffix(".log.deleted").unlink()
+    with pytest.raises(NotFound, match=r"offsets 0 to 5 of t-0 are gone: the log starts at 3 now"):
+        offsets_of(part)

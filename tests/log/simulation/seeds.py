@@ -1,0 +1,109 @@
+"""One seed is one run: it draws actors, faults, clocks and stalls; `run_seed` judges the outcome."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from unittest import mock
+
+from sparklog.log import commit_log
+from sparklog.storage.faulty import Decide, Seeded
+from tests.log.simulation.maintenance import collector, merger, vacuum
+from tests.log.simulation.workload import (
+    ANSWERS,
+    CRASHES,
+    DAMAGE,
+    ERRORS,
+    Run,
+    Stalls,
+    administrator,
+    plain_appender,
+    reader,
+    stream_driver,
+)
+from tests.log.simulation.world import HOUR, Actor, World
+
+CHECKPOINT_COMMITS = 4
+"""Checkpoints come often here, so that short runs have many."""
+ROLES = (
+    "appender",
+    "stream",
+    "stream",
+    "zombie",
+    "administrator",
+    "reader",
+    "reader",
+    "merger",
+    "vacuum",
+)
+PROFILES = ("calm", "answers", "errors", "crashes", "everything", "stalls", "collector", "damage")
+
+
+def draw(run: Run, profile: str | None) -> None:
+    """The seed decides who takes part and what goes wrong (`profile`, if it is not given)."""
+    source = random.Random(f"draw {run.seed}")
+    profile = source.choice(PROFILES) if profile is None else profile
+    kinds = {
+        "calm": (),
+        "answers": ANSWERS[:2] + ERRORS[1:2],
+        "errors": ERRORS + ANSWERS,
+        "crashes": CRASHES,
+        "damage": DAMAGE,
+    }.get(profile, ERRORS + ANSWERS + CRASHES)
+    longest_ms = {"stalls": 3 * HOUR, "collector": 5 * HOUR}.get(profile, 60_000)
+    run.count(f"profile {profile}")
+
+    stalling = profile in ("stalls", "collector", "everything")
+    pace_s = {"stalls": HOUR / 2000, "collector": HOUR / 2000}.get(profile, 0.0)
+    quiet = profile in ("stalls", "collector") and source.random() < 0.5
+
+    def decide(name: str) -> Decide:
+        chances = random.Random(f"{run.seed}/faults/{name}")
+        rate = source.choice([0.03, 0.1]) if kinds and not quiet else 0.0
+        plan = Seeded(chances, rate, kinds if rate else (), 5.0)
+        return Stalls(plan, chances, 0.2 if stalling else 0.0, longest_ms)
+
+    def spawn(name: str, body: Callable[[Actor], None]) -> None:
+        skew = source.choice([0, 0, 0, source.randint(-HOUR, 4 * 60_000)])
+        run.world.spawn(name, body, skew_ms=skew, start_ms=source.randint(0, 2_000))
+
+    count = source.randint(2, 8)
+    most = 12 if profile == "collector" else 6
+    destructive = source.random() < 0.4
+    pause_s = longest_ms / 4000 if profile in ("stalls", "collector") else 3.0
+    spawn("appender-0", plain_appender(run, decide("appender-0"), source.randint(2, most), pace_s))
+    for number in range(1, count):
+        name = source.choice(ROLES)
+        label = f"{name}-{number}"
+        plan = decide(label)
+        if name == "appender":
+            spawn(label, plain_appender(run, plan, source.randint(1, most), pace_s))
+        elif name == "stream":
+            spawn(label, stream_driver(run, plan, f"query-{number}", source.randint(2, 5), pace_s))
+        elif name == "zombie":
+            batches = source.randint(2, 5)
+            spawn(label, stream_driver(run, plan, "shared", batches, pace_s))
+            spawn(label + "b", stream_driver(run, decide(label + "b"), "shared", batches, pace_s))
+        elif name == "merger":
+            spawn(label, merger(run, plan, source.randint(2, 4)))
+        elif name == "vacuum":
+            spawn(label, vacuum(run, plan, source.randint(1, 3)))
+        elif name == "administrator":
+            spawn(label, administrator(run, plan, source.randint(2, 5), destructive=destructive))
+        else:
+            spawn(label, reader(run, plan, source.randint(3, 8), pause_s))
+    if profile == "collector":
+        # The rule needs commits to be kept longer than the hour after which a writer no longer trusts a number: not 7 days.
+        run.world.spawn("collector", collector(run, 8, 3 * HOUR // 2))
+
+
+def run_seed(seed: int, worlds: list[World] | None = None, profile: str | None = None) -> Run:
+    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
+    run = Run(seed)
+    if worlds is not None:
+        worlds.append(run.world)
+    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
+        draw(run, profile)
+        run.world.run()
+    run.judge()
+    return run

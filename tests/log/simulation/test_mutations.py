@@ -1,0 +1,134 @@
+"""Does the simulation notice a broken protocol? Each rule is taken away in turn, and some seed must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparklog.log import commit_log, conflicts, numbered
+from sparklog.log.commit import Commit
+from sparklog.log.head import Head
+from sparklog.log.registry import Entry, Verdict, WriterKey
+from tests.log.simulation.seeds import run_seed
+from tests.log.simulation.world import SimulationError
+
+FOREVER = 10**15
+Patch = pytest.MonkeyPatch
+
+
+def no_commit_id(patch: Patch) -> None:
+    """A lost answer is taken for a lost race."""
+    real = commit_log.decode_commit
+
+    def nobodys(data: bytes, key: str, version: int) -> Commit:
+        return replace(real(data, key, version), commit_id="somebody else's")
+
+    patch.setattr(commit_log, "decode_commit", nobodys)
+    patch.setattr(commit_log, "peek_commit_id", lambda data: "somebody else's")
+
+
+def registry_on_first_attempt_only(patch: Patch) -> None:
+    """The registry is asked before the first attempt, not when an attempt is re-based."""
+    real = conflicts.decide
+    known: dict[int, tuple[WriterKey, Verdict]] = {}
+
+    def once(entry: Entry | None, key: WriterKey, count: int, topic: str) -> Verdict:
+        if id(key) not in known:
+            known[id(key)] = key, real(entry, key, count, topic)
+        return known[id(key)][1]
+
+    patch.setattr(conflicts, "decide", once)
+
+
+def no_age_test_on_the_answer(patch: Patch) -> None:
+    """A create that succeeded counts, however long ago the newest version was seen."""
+    patch.setattr(numbered, "STALE_MS", FOREVER)
+
+
+def no_age_test_for_readers(patch: Patch) -> None:
+    """A reader that slept goes on probing the next number."""
+    patch.setattr(commit_log, "STALE_MS", FOREVER)
+
+
+def no_topic_id(patch: Patch) -> None:
+    """Appends to a topic that was created again are let through."""
+    real = conflicts.check_topic
+
+    def any_topic(topic: str, base: Head, topic_id: str) -> None:
+        real(topic, base, base.topic_id)
+
+    patch.setattr(conflicts, "check_topic", any_topic)
+
+
+def offsets_not_assigned_again(patch: Patch) -> None:
+    """A loser keeps the offsets of its first attempt."""
+    real = conflicts.assign
+    known: dict[int, tuple[object, object]] = {}
+
+    def once(topic: str, files: Any, base: Head) -> Any:
+        key = id(files[0])
+        if key not in known:
+            known[key] = files, real(topic, files, base)
+        return known[key][1]
+
+    patch.setattr(conflicts, "assign", once)
+    patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
+
+
+def commit_time_is_the_clock(patch: Patch) -> None:
+    """Commit time follows the writer's clock, also backwards."""
+    real = conflicts.Draft.commit
+
+    def clock(self: conflicts.Draft, base: Head, commit_id: str, now_ms: int) -> Commit:
+        return replace(real(self, base, commit_id, now_ms), time_ms=now_ms)
+
+    patch.setattr(conflicts.Draft, "commit", clock)
+    patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
+
+
+def head_of_another_version(patch: Patch) -> None:
+    """A checkpoint's table lacks its newest slices."""
+    real = commit_log.encode_table
+
+    def short(table: Any) -> Any:
+        table.all()
+        cut = type(table)(table.version, tuple(part[: len(part) - 1] for part in table.parts()), *table.texts)
+        return real(cut)
+
+    patch.setattr(commit_log, "encode_table", short)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "profile", "seeds"),
+    [
+        (no_commit_id, "answers", 20),
+        (registry_on_first_attempt_only, "calm", 60),
+        (no_age_test_on_the_answer, "collector", 100),
+        (no_age_test_for_readers, "collector", 100),
+        (no_topic_id, "calm", 100),
+        (offsets_not_assigned_again, "calm", 20),
+        (commit_time_is_the_clock, "calm", 20),
+        (head_of_another_version, "calm", 20),
+    ],
+)
+def test_a_broken_rule_is_found(
+    mutate: Callable[[Patch], None], profile: str, seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    found = None
+    for seed in range(seeds):
+        try:
+            run_seed(seed, profile=profile)
+        except (SimulationError, Exception) as error:  # noqa: BLE001
+            found = seed, error
+            break
+    assert found is not None, f"{seeds} seeds passed without this rule: {mutate.__doc__}"
+
+
+@pytest.mark.parametrize("profile", ["answers", "calm", "collector"])
+def test_with_all_rules_the_same_seeds_pass(profile: str) -> None:
+    for seed in range(20):
+        assert run_seed(seed, profile=profile).world.failure is None

@@ -1,0 +1,179 @@
+"""The first offset at or after a time: Kafka's rule, against a plain model, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.log import fetch
+from sparklog.log.root_view import RootView
+from sparklog.log.topic import Topic
+from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
+from tests.log.data_plane import KINDS, START_MS, Place, rows, small
+from tests.log.rewriting import prepared, resolve, rewrite
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(request.param, tmp_path / "root")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Place:
+    return Place("memory", tmp_path)
+
+
+def timed(times: Sequence[int]) -> pa.Table:
+    return pa.table({"value": [b"v%d" % i for i in range(len(times))], "timestamp": pa.array(times, pa.int64())})
+
+
+def model(times: Sequence[int], target: int, start: int = 0, end: int | None = None) -> TimestampOffset | None:
+    """Kafka's rule, record by record."""
+    stop = len(times) if end is None else end
+    found = next((offset for offset in range(start, stop) if times[offset] >= target), None)
+    return None if found is None else TimestampOffset(found, times[found])
+
+
+def test_the_first_record_in_offset_order_wins_not_the_nearest_in_time(place: Place) -> None:
+    times = [5, 7, 3, 9, 9, 4, 12, 1]
+    topic = place.topic(1)
+    topic.append(timed(times[:4]), options=small(batch_bytes=100))
+    topic.append(timed(times[4:]), options=small(batch_bytes=100))
+    for target in range(15):
+        assert topic.offset_for_timestamp(target) == {0: model(times, target)}
+
+
+@given(
+    batches=st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12), min_size=1, max_size=6),
+    log_start=st.integers(0, 40),
+    target=st.integers(0, 32),
+    batch_bytes=st.integers(70, 200),
+)
+@settings(max_examples=80, deadline=None)
+def test_lookups_agree_with_the_rule(batches: list[list[int]], log_start: int, target: int, batch_bytes: int) -> None:
+    place = Place("memory", Path("unused"))
+    topic = place.topic(1)
+    times = [time for batch in batches for time in batch]
+    for batch in batches:
+        topic.append(timed(batch), options=small(batch_bytes=batch_bytes))
+    start = min(log_start, len(times))
+    topic.delete_records({0: start})
+    assert topic.offset_for_timestamp(target, 0) == {0: model(times, target, start)}
+
+
+@pytest.fixture
+def large(memory: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[Topic, list[int]]:
+    """Slices of 3 MiB whose times go up in jumps and sometimes back, and a small one behind them."""
+    monkeypatch.setattr(fetch, "SPAN_BYTES", 512 << 10)
+    topic = memory.topic(1)
+    times = [START_MS + (i // 50) * 1000 - (i % 7) * 300 for i in range(6000)]
+    table = rows(6000, value_bytes=1000).set_column(2, "timestamp", pa.array(times, pa.int64()))
+    topic.append(table, options=small(batch_bytes=20_000, buffer_bytes=3 << 20))
+    topic.append(timed([times[-1] + 5000]))
+    return topic, [*times, times[-1] + 5000]
+
+
+def test_a_lookup_costs_two_ranged_reads_at_most(memory: Place, large: tuple[Topic, list[int]]) -> None:
+    topic, times = large
+    snapshot_version = topic.snapshot().version
+    for target in (0, times[1], times[2999] + 1, times[3000], times[4321], max(times), max(times) + 1):
+        memory.store.reset()
+        answer = topic.offset_for_timestamp(target, 0)[0]
+        assert answer == model(times, target)
+        data_reads = [key for verb, key in memory.store.keys if "/append/" in key]
+        assert len(data_reads) <= 2
+        assert memory.store.bytes_read < 1_000_000
+    assert topic.snapshot().version == snapshot_version
+
+
+def test_a_log_start_inside_a_large_slice_is_respected(large: tuple[Topic, list[int]]) -> None:
+    topic, times = large
+    for start in (1, 1000, 2999, 4500):
+        topic.delete_records({0: start})
+        for target in (0, times[start] - 5000, times[start], times[start] + 1, times[4000]):
+            assert topic.offset_for_timestamp(target, 0) == {0: model(times, target, start)}
+
+
+def test_append_time_is_looked_up_without_reading_records(memory: Place) -> None:
+    topic = memory.topic(1, {"message.timestamp.type": "LogAppendTime"})
+    for i in range(3):
+        memory.clock.now_ms = START_MS + i * 1000
+        topic.append(rows(10, first=i * 10))
+    times = [START_MS + i // 10 * 1000 for i in range(30)]
+    memory.store.reset()
+    for target in (0, START_MS, START_MS + 1, START_MS + 1000, START_MS + 2000, START_MS + 2001):
+        assert topic.offset_for_timestamp(target) == {0: model(times, target)}
+    topic.delete_records({0: 15})
+    assert topic.offset_for_timestamp(0) == {0: TimestampOffset(15, START_MS + 1000)}
+    assert not [key for verb, key in memory.store.keys if "/append/" in key]
+
+
+def test_isolation_is_a_bound_and_aborted_records_count(memory: Place) -> None:
+    topic = memory.topic(1)
+    topic.append(timed([10, 20]))
+    prepared(memory, topic, timed([30, 40]), "app", 1)
+    topic.append(timed([50, 60]))
+    prepared(memory, topic, timed([70]), "app", 2)
+    view = RootView(memory.root)
+    view.refresh(["t"])
+    assert view.offsets_for_timestamps("t", {0: 20}, READ_COMMITTED) == {0: TimestampOffset(1, 20)}
+    assert view.offsets_for_timestamps("t", {0: 21}, READ_COMMITTED) == {0: None}
+    assert view.offsets_for_timestamps("t", {0: 21}, READ_UNCOMMITTED) == {0: TimestampOffset(2, 30)}
+    resolve(memory, topic, "app", 1, committed=False)
+    view.refresh(["t"])
+    assert view.offsets_for_timestamps("t", {0: 21}, READ_COMMITTED) == {0: TimestampOffset(2, 30)}
+    assert view.offsets_for_timestamps("t", {0: 61}, READ_COMMITTED) == {0: None}
+    assert view.offsets_for_timestamps("t", {0: 61}, READ_UNCOMMITTED) == {0: TimestampOffset(6, 70)}
+
+
+def test_a_rewritten_file_is_looked_for_again(memory: Place) -> None:
+    topic = memory.topic(2)
+    topic.append(timed([1, 2, 3, 4]))
+    view = RootView(memory.root)
+    view.refresh(["t"])
+    before = view.offsets_for_timestamps("t", {0: 3, 1: 3})
+    rewrite(memory, topic, "append/00000000000000000001-merged.slices")
+    assert view.offsets_for_timestamps("t", {0: 3, 1: 3}) == before
+    assert any(answer is not None for answer in before.values())
+
+
+def test_a_lost_file_and_a_damaged_one_are_corrupt(memory: Place) -> None:
+    topic = memory.topic(1)
+    topic.append(timed([1, 2, 3, 4]), options=small())
+    (key,) = memory.append_files()
+    data = memory.inner.get(key)
+    memory.inner.replace(key, data[:70] + bytes([data[70] ^ 1]) + data[71:])  # type: ignore[attr-defined]
+    with pytest.raises(Corrupt) as caught:
+        topic.offset_for_timestamp(2)
+    assert (caught.value.file, caught.value.position, caught.value.offset) == (key, 0, 0)
+    memory.inner.delete(key)
+    with pytest.raises(Corrupt, match="does not exist"):
+        topic.offset_for_timestamp(2)
+
+
+def test_wrong_questions(memory: Place) -> None:
+    topic = memory.topic(2)
+    topic.append(timed([1]))
+    with pytest.raises(NotFound, match="partitions 0 to 1"):
+        topic.offset_for_timestamp(0, 2)
+    with pytest.raises(BadRequest, match="isolation"):
+        topic.offset_for_timestamp(0, 0, "any")
+    with pytest.raises(NotFound, match="offsets 0 to"):
+        topic.record_at(0, 5)
+
+
+def test_a_record_by_its_offset(place: Place) -> None:
+    topic = place.topic(1)
+    topic.append(rows(100), options=small(batch_bytes=500))
+    whole = topic.scan().to_table()
+    for offset in (0, 37, 99):
+        place.store.reset()
+        record = topic.record_at(0, offset)
+        assert pa.Table.from_batches([record]) == whole.slice(offset, 1)
+        assert sum("/append/" in key for verb, key in place.store.keys) == 1

@@ -1,0 +1,53 @@
+"""The search for the largest timestamp, over a view made of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog.log.max_timestamp import offsets_of_max_timestamp
+from sparklog.log.view import READ_UNCOMMITTED, Bounds, TimestampOffset
+
+TIMES = st.integers(-1, 50) | st.integers(1_700_000_000_000, 1_700_100_000_000) | st.integers(2**63 - 3, 2**63 - 1)
+
+
+class ListView:
+    """Only what the search asks of a `LogView`: timestamps by offset, per partition. Counts its questions."""
+
+    def __init__(self, timestamps: Mapping[int, list[int]]) -> None:
+        self.timestamps = timestamps
+        self.questions = 0
+
+    def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        return {
+            partition: Bounds(0, len(times), len(times), len(times)) for partition, times in self.timestamps.items()
+        }
+
+    def offsets_for_timestamps(
+        self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
+    ) -> dict[int, TimestampOffset | None]:
+        self.questions += 1
+        return {partition: self._first(partition, target) for partition, target in targets.items()}
+
+    def _first(self, partition: int, target: int) -> TimestampOffset | None:
+        found = (TimestampOffset(n, time) for n, time in enumerate(self.timestamps[partition]) if time >= target)
+        return next(found, None)
+
+
+@given(st.dictionaries(st.integers(0, 3), st.lists(TIMES, max_size=9), max_size=3))
+def test_the_first_record_with_the_largest_timestamp(timestamps: dict[int, list[int]]) -> None:
+    view = ListView(timestamps)
+    expected = {}
+    for partition, times in timestamps.items():
+        largest = max(times, default=-1)
+        expected[partition] = TimestampOffset(times.index(largest), largest) if largest >= 0 else None
+    assert offsets_of_max_timestamp(view, "t") == expected  # type: ignore[arg-type]
+    assert view.questions <= 140
+
+
+def test_a_day_of_growing_milliseconds_takes_few_questions() -> None:
+    view = ListView({0: list(range(1_700_000_000_000, 1_700_086_400_000, 5_000))})
+    assert offsets_of_max_timestamp(view, "t") == {0: TimestampOffset(17_279, 1_700_086_395_000)}  # type: ignore[arg-type]
+    assert view.questions <= 70

@@ -1,0 +1,364 @@
+"""Roots and topics: creating, finding, altering and deleting them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.log.env import SYSTEM
+from sparklog.log.fields import decode
+from sparklog.log.names import ROOT_KEY
+from sparklog.log.registry import WriterKey
+from sparklog.log.root import ROOT_FIELDS, is_root, open_root, read_root_id
+from sparklog.storage.counting import CountingStore
+from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
+from sparklog.storage.local import LocalStore
+from sparklog.storage.memory import MemoryStore
+from tests.log.topics import World, append, file_of
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# -- roots
+
+
+def test_a_root_is_created_once(world: World) -> None:
+    store = world.store()
+    assert not is_root(store)
+    with pytest.raises(NotFound, match="memory:test is no sparklog root: it has no _root.json"):
+        open_root(store, env=world.env())
+    first, second = world.root(store), world.root(store)
+    assert first.id == second.id == read_root_id(store)
+    assert open_root(store, env=world.env()).id == first.id
+    assert is_root(store)
+    assert set(json.loads(store.get(ROOT_KEY))) == set(ROOT_FIELDS)
+    assert decode(store.get(ROOT_KEY), ROOT_KEY, "root").integer("createdMs") == world.wall
+
+
+def test_of_two_creators_both_get_the_winners_id(world: World) -> None:
+    store = world.store()
+    hidden = FaultyStore(store, Script({("get:root", 0): Fault(FaultKind.ABSENT)}))
+    winner = world.root(store)
+    assert world.root(hidden).id == winner.id
+
+
+def test_a_root_from_a_newer_release(world: World) -> None:
+    store = world.store()
+    world.root(store)
+    store.replace(ROOT_KEY, store.get(ROOT_KEY).replace(b'"format":1', b'"format":3'))
+    with pytest.raises(BadRequest, match="root _root.json has format 3, this sparklog reads format 1; upgrade sparklog"):
+        world.root(store)
+
+
+def test_a_damaged_root(world: World) -> None:
+    store = world.store()
+    world.root(store)
+    store.replace(ROOT_KEY, store.get(ROOT_KEY)[:-9])
+    with pytest.raises(Corrupt, match="_root.json"):
+        world.root(store)
+
+
+def test_a_path(tmp_path: Path) -> None:
+    place = tmp_path / "logs" / "here"
+    with pytest.raises(NotFound, match="is no sparklog root"):
+        open_root(place)
+    assert not place.exists()
+    root = open_root(place, create=True)
+    assert root.location == str(place)
+    assert open_root(str(place)).id == root.id
+    assert open_root(f"file://{place}").id == root.id
+
+
+def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for create in (True, False):
+        with pytest.raises(BadRequest, match="is a file"):
+            open_root(file, create=create)
+
+
+def test_roots_and_topics_survive_pickling(tmp_path: Path) -> None:
+    root = open_root(LocalStore(tmp_path, durable=False), create=True)
+    topic = root.create_topic("t", partitions=2)
+    append(topic, (0, 3))
+    copy = pickle.loads(pickle.dumps(root))
+    assert (copy.id, copy.env) == (root.id, SYSTEM)
+    again = pickle.loads(pickle.dumps(topic))
+    assert again.head() == topic.head()
+    target = pickle.loads(pickle.dumps(topic.append_target()))
+    assert target.topic_id == topic.head().topic_id
+    assert (target.root_id, target.partitions, target.read_version, target.leader_epoch) == (root.id, 2, 1, 0)
+
+
+# -- creating and finding
+
+
+def test_creating_topics(world: World) -> None:
+    root = world.root(world.store())
+    topic = root.create_topic("orders", partitions=3, configs={"retention.ms": -1})
+    head = topic.head()
+    assert (head.version, head.partitions, head.configs.retention_ms) == (0, 3, -1)
+    assert len(head.topic_id) == 22
+    root.create_topic("a")
+    assert root.topics() == ["a", "orders"]
+    assert root.topic("orders").head() == head
+    assert world.root(root.store).topics() == ["a", "orders"]
+
+
+def test_a_topic_that_exists(world: World) -> None:
+    root = world.root(world.store())
+    root.create_topic("t", partitions=2)
+    with pytest.raises(Conflict, match="topic 't' already exists, with 2 partitions"):
+        root.create_topic("t")
+    with pytest.raises(Conflict, match="already exists"):
+        world.root(root.store).create_topic("t", partitions=2)
+
+
+def test_a_lost_answer_while_creating_is_no_conflict(world: World) -> None:
+    store = world.store()
+    world.root(store)
+    for name, kind in (("a", FaultKind.ERROR_AFTER), ("b", FaultKind.TWICE), ("c", FaultKind.LATE)):
+        root = world.root(FaultyStore(store, Script({("create:commit", 0): Fault(kind)}), world.sleep))
+        assert root.create_topic(name, partitions=2).head().partitions == 2
+    assert world.root(store).topics() == ["a", "b", "c"]
+
+
+def test_ensuring_a_topic_takes_the_winners(world: World) -> None:
+    store = world.store()
+    world.root(store).create_topic("t", partitions=5)
+    hidden = FaultyStore(store, Script({("get:commit", 0): Fault(FaultKind.ABSENT), ("get:commit", 1): Fault(FaultKind.ABSENT)}))
+    topic = open_root(hidden, env=world.env()).ensure_topic("t", partitions=2, configs={"retention.ms": 1})
+    assert topic.head().partitions == 5
+    assert not topic.head().configs.explicit
+    assert world.root(store).ensure_topic("new", partitions=2).head().partitions == 2
+
+
+def test_unknown_topics_come_with_similar_ones(world: World) -> None:
+    root = world.root(world.store())
+    for name in ("orders", "orders2", "payments", "order"):
+        root.create_topic(name)
+    root.delete_topic("order")
+    with pytest.raises(NotFound, match=r"topic 'ordres' does not exist in memory:test; did you mean 'orders' or 'orders2'\?"):
+        root.topic("ordres")
+    with pytest.raises(NotFound, match="topic 'zzzz' does not exist in memory:test; create it"):
+        root.topic("zzzz")
+    with pytest.raises(BadRequest, match="may hold only"):
+        root.topic("../orders")
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 100_001, 1.5, True, "3"])
+def test_partition_counts_that_are_none(world: World, partitions: int) -> None:
+    with pytest.raises(BadRequest, match="a topic has 1 to 100000 partitions, found"):
+        world.root(world.store()).create_topic("t", partitions=partitions)
+
+
+def test_wrong_configs_create_nothing(world: World) -> None:
+    root = world.root(world.store())
+    with pytest.raises(BadRequest, match="config retention.ms must be a whole number of at least -1, found 'abc'"):
+        root.create_topic("t", configs={"retention.ms": "abc"})
+    with pytest.raises(BadRequest, match="file.delete.delay.ms below 3600000"):
+        root.create_topic("t", configs={"file.delete.delay.ms": 60000})
+    assert root.topics() == []
+    assert list(root.store.list("t/")) == []
+    root.create_topic("t", configs={"file.delete.delay.ms": 60000}, force=True)
+    assert root.topic("t").head().configs.file_delete_delay_ms == 60000
+
+
+def test_names_that_differ_only_in_case(world: World) -> None:
+    root = world.root(world.store())
+    root.create_topic("Orders")
+    with pytest.raises(Conflict, match="topic 'orders' differs only in case from 'Orders'"):
+        root.create_topic("orders")
+    root.delete_topic("Orders")
+    with pytest.raises(Conflict, match="differs only in case"):
+        root.create_topic("orders")
+    root.create_topic("Orders")
+    assert root.topics() == ["Orders"]
+
+
+def test_names_that_differ_only_in_case_created_at_once(world: World) -> None:
+    store = world.store()
+    first, second = world.root(store), world.root(store)
+    list_folders = store.list_folders
+
+    class Meanwhile:
+        calls = 0
+
+        def __call__(self, prefix: str) -> list[str]:
+            found = list(list_folders(prefix))
+            self.calls += 1
+            if self.calls == 1:
+                second.create_topic("T")
+            return found
+
+    store.list_folders = Meanwhile()  # type: ignore[method-assign, assignment]
+    with pytest.raises(Conflict, match="differs only in case"):
+        first.create_topic("t")
+    store.list_folders = list_folders  # type: ignore[method-assign]
+    assert len(world.root(store).topics()) <= 1
+
+
+def test_folders_that_are_no_topics(world: World) -> None:
+    store = world.store()
+    root = world.root(store)
+    root.create_topic("t")
+    for key in ("_groups/g/_log/00000000000000000000.json", "other/file", "_tmp/x"):
+        store.create(key, b"x")
+    assert root.topics() == ["t"]
+
+
+# -- deleting
+
+
+def test_a_deleted_topic_is_not_found_and_its_name_goes_on(world: World) -> None:
+    root = world.root(world.store())
+    topic = root.create_topic("t", partitions=3)
+    append(topic, (0, 5))
+    old = topic.head().topic_id
+    root.delete_topic("t")
+    assert root.topics() == []
+    for look in (topic.head, topic.snapshot, topic.describe, lambda: root.topic("t"), lambda: root.delete_topic("t")):
+        with pytest.raises(NotFound, match="topic 't' does not exist in memory:test"):
+            look()
+    head = root.create_topic("t").head()
+    assert head.version == 3
+    assert head.topic_id != old
+    assert head.log_end.tolist() == [0]
+    assert world.root(root.store).topic("t").head() == head
+
+
+def test_a_re_created_topic_forgets_its_writers(world: World) -> None:
+    root = world.root(world.store())
+    topic = root.create_topic("t")
+    target = topic.append_target()
+    topic.commit_append([file_of([(0, 3)])], target, writer=WriterKey("q", 5, "r"))
+    root.delete_topic("t")
+    topic = root.create_topic("t")
+    outcome = topic.commit_append([file_of([(0, 3)], name="b")], topic.append_target(), writer=WriterKey("q", 5, "r"))
+    assert not outcome.skipped
+    assert outcome.base == {0: 0}
+
+
+# -- altering
+
+
+def test_altering(world: World) -> None:
+    root = world.root(world.store())
+    topic = root.create_topic("t", partitions=2, configs={"retention.ms": 7})
+    head = topic.alter(configs={"retention.ms": None, "segment.ms": "9"}, partitions=4)
+    assert (head.partitions, dict(head.configs.explicit), head.version) == (4, {"segment.ms": "9"}, 1)
+    assert topic.alter(configs={"segment.ms": 9}).version == 1
+    with pytest.raises(BadRequest, match="can only grow"):
+        topic.alter(partitions=4)
+    with pytest.raises(BadRequest, match="did you mean 'retention.ms'"):
+        topic.alter(configs={"retention.m": 4})
+    with pytest.raises(BadRequest, match="file.delete.delay.ms below"):
+        topic.alter(configs={"file.delete.delay.ms": 10})
+    assert topic.alter(configs={"file.delete.delay.ms": 10}, force=True).configs.file_delete_delay_ms == 10
+    assert topic.head().version == 2
+
+
+def test_deleting_records(world: World) -> None:
+    root = world.root(world.store())
+    topic = root.create_topic("t", partitions=2)
+    append(topic, (0, 10), (1, 4))
+    assert topic.delete_records({0: 4}) == {0: 4}
+    assert topic.delete_records({0: 2, 1: -1}) == {0: 4, 1: 4}
+    assert topic.delete_records({0: 2}) == {0: 4}
+    assert topic.head().version == 3
+    assert topic.snapshot().slices.all().partition.tolist() == [0]
+    with pytest.raises(NotFound, match="offset 11 of partition 0 of topic 't' is out of range: expected 0 to 10"):
+        topic.delete_records({0: 11})
+    with pytest.raises(NotFound, match="has partitions 0 to 1, found 2"):
+        topic.delete_records({2: -1})
+    topic.alter(configs={"cleanup.policy": "compact"})
+    with pytest.raises(BadRequest, match="cleanup.policy is 'compact'; add delete"):
+        topic.delete_records({0: 5})
+
+
+# -- describing and appending
+
+
+def test_describing(world: World) -> None:
+    root = world.root(world.store())
+    topic = root.create_topic("t", partitions=2, configs={"retention.ms": 7})
+    append(topic, (0, 10), (1, 4), (0, 1))
+    topic.delete_records({0: 3})
+    found = topic.describe()
+    assert (found.name, found.version, found.slices, found.bytes) == ("t", 2, 3, 300)
+    assert [(p.partition, p.log_start, p.log_end, p.last_stable, p.slices, p.bytes) for p in found.partitions] == [
+        (0, 3, 11, 11, 2, 200),
+        (1, 0, 4, 4, 1, 100),
+    ]
+    configs = {config.name: (config.value, config.source) for config in found.configs}
+    assert configs["retention.ms"] == ("7", "topic")
+    assert configs["segment.ms"] == ("604800000", "default")
+    assert found.topic_id == topic.head().topic_id
+
+
+def test_outcomes_of_appends(world: World) -> None:
+    root = world.root(world.store())
+    topic = root.create_topic("t", partitions=3)
+    target = topic.append_target()
+    files = [file_of([(2, 3), (0, 2)]), file_of([(2, 4)], name="b"), file_of([], name="c")]
+    outcome = topic.commit_append(files, target)
+    assert (outcome.version, outcome.base, outcome.end, outcome.records) == (1, {2: 0, 0: 0}, {2: 7, 0: 2}, 9)
+    empty = topic.commit_append([], target, writer=WriterKey("q", 0))
+    assert (empty.version, empty.records, empty.skipped, topic.head().version) == (1, 0, False, 1)
+
+
+def test_txn_versions_are_skipped_with_a_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    root = world.root(world.store())
+    topic = root.create_topic("t")
+    target = topic.append_target()
+    for version, skipped in ((5, False), (5, True), (3, True), (6, False)):
+        key = WriterKey("job", version, mode="txn")
+        caplog.clear()
+        outcome = topic.commit_append([file_of([(0, 3)], name=f"n{version}")], target, writer=key)
+        assert outcome.skipped is skipped
+        assert ("already in topic 't'" in caplog.text) is skipped
+    assert topic.head().log_end.tolist() == [6]
+
+
+def test_files_for_another_root_or_topic(world: World) -> None:
+    root, other = world.root(world.store()), world.root(world.store())
+    topic, stranger = root.create_topic("t"), other.create_topic("t")
+    with pytest.raises(BadRequest, match="files were written for topic 't' of root"):
+        topic.commit_append([file_of([(0, 1)])], stranger.append_target())
+
+
+def test_heads_are_cached_and_probed(world: World) -> None:
+    counting = CountingStore(world.store())
+    root = world.root(counting)
+    topic = root.create_topic("t")
+    append(topic, (0, 1))
+    counting.reset()
+    first = topic.head()
+    assert topic.head() is first
+    assert counting.counts == {"get": 2}
+    counting.reset()
+    assert topic.head(refresh=False) is first
+    assert counting.counts == {}
+
+
+def test_a_crash_while_creating_a_root(world: World) -> None:
+    store = world.store()
+    with pytest.raises(Crash):
+        world.root(FaultyStore(store, Script({("create:root", 0): Fault(FaultKind.CRASH_AFTER)})))
+    assert world.root(store).id == read_root_id(store)
+
+
+def test_a_root_needs_no_other_process(tmp_path: Path) -> None:
+    root = open_root(tmp_path / "r", create=True)
+    topic = root.create_topic("t")
+    append(topic, (0, 2))
+    assert isinstance(root.store, LocalStore)
+    assert open_root(tmp_path / "r").topic("t").head() == topic.head()
+    assert not isinstance(root.store, MemoryStore)

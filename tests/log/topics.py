@@ -1,0 +1,150 @@
+"""What the tests of the commit log share: an environment that stands still, slices without bytes, commits by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sparklog.log.commit import APPEND, CREATE, Commit, encode_commit
+from sparklog.log.env import Env
+from sparklog.log.head import EMPTY, Head
+from sparklog.log.names import append_path, sealed_path
+from sparklog.log.root import Root, open_root
+from sparklog.log.slice_table import SliceTable
+from sparklog.log.slices import FileSlices
+from sparklog.log.topic import Topic
+from sparklog.storage.memory import MemoryStore
+from sparklog.storage.store import Store
+
+START_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+
+
+@dataclass
+class World:
+    """Clocks of one machine, moved by hand: sleeping moves both."""
+
+    wall: int = START_MS
+    boot: int = 1_000_000
+    seed: int = 7
+    slept: list[float] = field(default_factory=list)
+    on_sleep: Callable[[], None] | None = None
+
+    def pass_ms(self, ms: int) -> None:
+        self.wall += ms
+        self.boot += ms
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.pass_ms(int(seconds * 1000) + 1)
+        if self.on_sleep is not None:
+            self.on_sleep()
+
+    def env(self) -> Env:
+        self.seed += 1
+        return Env(lambda: self.wall, lambda: self.boot, self.sleep, random.Random(self.seed))
+
+    def store(self) -> MemoryStore:
+        return MemoryStore(lambda: self.wall)
+
+    def root(self, store: Store, env: Env | None = None) -> Root:
+        """The root in a store, as one more process sees it."""
+        return open_root(store, create=True, env=env or self.env())
+
+
+def file_of(
+    slices: Sequence[tuple[int, int]],
+    *,
+    read_version: int = 0,
+    name: str = "a",
+    flags: int = 0,
+    min_ts: int = 1000,
+    nbytes: int = 100,
+) -> FileSlices:
+    """A file with slices (partition, records), without offsets."""
+    n = len(slices)
+    return FileSlices(
+        path=append_path(read_version, name),
+        size=nbytes * n + 40,
+        footer_length=40,
+        partition=tuple(partition for partition, _ in slices),
+        nbytes=(nbytes,) * n,
+        offsets=tuple(records for _, records in slices),
+        records=tuple(records for _, records in slices),
+        min_ts=(min_ts,) * n,
+        max_ts=(min_ts + 10,) * n,
+        crc=tuple(range(n)),
+        flags=(flags,) * n,
+    )
+
+
+def output_of(partition: int, base: int, end: int, *, records: int | None = None, read_version: int = 0) -> FileSlices:
+    """A sealed segment."""
+    return FileSlices(
+        path=sealed_path(partition, read_version, f"s{base}-{end}", base),
+        size=500,
+        footer_length=0,
+        partition=(partition,),
+        nbytes=(500,),
+        offsets=(end - base,),
+        records=(end - base if records is None else records,),
+        min_ts=(1000,),
+        max_ts=(1010,),
+        crc=(99,),
+        flags=(0,),
+        base=(base,),
+        leader_epoch=(-1,),
+    )
+
+
+def append(topic: Topic, *slices: tuple[int, int], name: str | None = None, flags: int = 0) -> int:
+    """Append one file with slices (partition, records); the version it became."""
+    target = topic.append_target()
+    file = file_of(
+        slices, read_version=target.read_version, name=name or f"f{target.read_version}-{len(slices)}", flags=flags
+    )
+    return topic.commit_append([file], target).version
+
+
+class Chain:
+    """Commits by hand: each `add` follows the ones before, and head and table are kept in step."""
+
+    def __init__(self, partitions: int = 2, configs: dict[str, str | None] | None = None) -> None:
+        self.head: Head = EMPTY
+        self.table = SliceTable()
+        self.stored: list[tuple[Commit, bytes]] = []
+        self.add(op=CREATE, topic_id="topic-one", partitions=partitions, configs=configs or {})
+
+    def commit(self, **values: object) -> tuple[Commit, bytes]:
+        head = self.head
+        defaults: dict[str, object] = {
+            "version": head.version + 1,
+            "topic_id": head.topic_id,
+            "commit_id": f"commit-{head.version + 1}",
+            "prev_crc": head.crc,
+            "time_ms": START_MS + head.version + 1,
+            "leader_epoch": head.leader_epoch,
+            "op": APPEND,
+        }
+        commit = Commit(**{**defaults, **values})  # type: ignore[arg-type]
+        data = encode_commit(commit)
+        return commit.stored(data), data
+
+    def add(self, **values: object) -> Commit:
+        commit, data = self.commit(**values)
+        self.head = self.head.apply(commit)
+        self.table = self.table.apply(commit, self.head)
+        self.stored.append((commit, data))
+        return commit
+
+    def append(self, *slices: tuple[int, int], name: str | None = None, **values: object) -> Commit:
+        """Append a file with slices (partition, records) at the log ends."""
+        ends = self.head.log_end.tolist()
+        bases = []
+        for partition, records in slices:
+            bases.append(ends[partition])
+            ends[partition] += records
+        version = self.head.version
+        file = file_of(slices, read_version=version, name=name or f"f{version}").based(tuple(bases))
+        return self.add(files=(file,), **values)

@@ -1,0 +1,123 @@
+"""What the README says is run: each of its snippets, and the claims beside them that a test can check."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparklog.log.configs import CONFIGS
+
+REPOSITORY = Path(__file__).parents[1]
+README = REPOSITORY / "README.md"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)\)")
+DATA = "/data/"
+
+
+def snippets(language: str) -> list[str]:
+    """The fenced blocks of one language, in order."""
+    return [text for name, text in FENCE.findall(README.read_text()) if name == language]
+
+
+def settings(text: str) -> dict[str, str]:
+    """Spark settings as `name value` lines or as `.config("name", "value")`."""
+    found = re.findall(r'\.config\("(spark\.[\w.]+)", "(\w+)"\)|^(spark\.[\w.]+)\s+(\w+)$', text, re.MULTILINE)
+    return {called or line: value or text for called, value, line, text in found}
+
+
+def with_sparklog(folder: Path) -> dict[str, str]:
+    """An environment in which `sparklog` is this checkout's."""
+    command = folder / "bin" / "sparklog"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m sparklog "$@"\n')
+    command.chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(REPOSITORY),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def test_it_is_short() -> None:
+    assert README.read_text().count("\n") < 150
+
+
+def test_every_language_is_one_that_is_run() -> None:
+    assert {name for name, _ in FENCE.findall(README.read_text())} == {"sh", "python", "console"}
+
+
+@pytest.mark.spark
+def test_the_python_snippets_run_in_order(tmp_path: Path) -> None:
+    program = "\n".join(snippets("python")).replace(DATA, f"{tmp_path}/")
+    assert program.count(f"{tmp_path}/") >= 5
+    script = tmp_path / "readme.py"
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env=with_sparklog(tmp_path),
+        cwd=tmp_path,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "|anna| book|" in done.stdout.replace("|  ben|", "| ben|")
+    assert done.stdout.splitlines()[-1].endswith("'timestampType', 'headers']")
+
+
+def test_the_command_line_prints_what_it_is_said_to(tmp_path: Path) -> None:
+    environment = with_sparklog(tmp_path)
+    ran = 0
+    for text in snippets("console"):
+        for command, expected in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+            command = command.replace(DATA, f"{tmp_path}/")
+            if command.startswith("export "):
+                name, _, value = command.removeprefix("export ").partition("=")
+                environment[name] = value
+                continue
+            done = subprocess.run(
+                ["sh", "-c", command], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            assert done.stdout + done.stderr == expected, command
+            ran += 1
+    assert ran >= 4
+
+
+def test_the_two_commands_are_there() -> None:
+    commands = [line.split("#")[0].split() for text in snippets("sh") for line in text.splitlines()]
+    assert commands == [["make", "demo"], ["make", "test"]]
+    for command in commands:
+        done = subprocess.run([*command, "-n"], capture_output=True, text=True, cwd=REPOSITORY, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "docs/differences.md"])
+def test_links_lead_somewhere(document: str) -> None:
+    file = REPOSITORY / document
+    missing = [link for link in LINK.findall(file.read_text()) if not (file.parent / link).exists()]
+    assert not missing
+
+
+def test_the_two_settings_are_the_same_everywhere() -> None:
+    conf = settings((REPOSITORY / "conf" / "spark-defaults.conf").read_text())
+    assert len(conf) == 2
+    assert settings(README.read_text()) == conf
+    assert settings((REPOSITORY / "examples" / "demo.py").read_text()).items() >= conf.items()
+
+
+def test_the_table_of_differences_is_what_the_code_does() -> None:
+    table = (REPOSITORY / "docs" / "differences.md").read_text()
+    assert "| `compression.zstd.level` | 3 | 1 |" in table
+    assert CONFIGS["compression.zstd.level"].default == "1"
+    assert "| `file.delete.delay.ms` | 1 minute | 1 day |" in table
+    assert CONFIGS["file.delete.delay.ms"].default == str(24 * 3600 * 1000)

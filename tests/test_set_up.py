@@ -1,0 +1,116 @@
+"""Setting up: what `make` says on a machine that is not fit, and that its targets are there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+CHECK = REPOSITORY / "scripts" / "check_machine.py"
+TARGETS = ("venv", "test", "test-slow", "demo", "lint", "bench", "clean", "help")
+
+
+def script(folder: Path, name: str, text: str) -> Path:
+    """An executable shell script that stands in for a program."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def check(**environment: str) -> subprocess.CompletedProcess[str]:
+    """What the check of the machine says, with these variables changed (an empty one: not set)."""
+    changed = {**os.environ, **environment}
+    env = {name: value for name, value in changed.items() if value}
+    return subprocess.run([sys.executable, CHECK], capture_output=True, text=True, env=env, check=False)
+
+
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        ("echo 'openjdk version \"17.0.15\" 2025-04-15' >&2", ""),
+        ("echo 'openjdk version \"21\" 2023-09-19' >&2", ""),
+        ("echo 'java version \"1.8.0_401\"' >&2", "Spark needs Java 17 or newer, found Java 8 "),
+        ("echo 'openjdk version \"11.0.2\" 2019-01-15' >&2", "Spark needs Java 17 or newer, found Java 11 "),
+        ("echo 'Unable to locate a Java Runtime.' >&2; exit 1", "Spark needs Java 17 or newer, but "),
+    ],
+)
+def test_java_is_found_where_spark_finds_it(tmp_path: Path, says: str, problem: str) -> None:
+    java = script(tmp_path, "home/bin/java", says)
+    for environment in ({"JAVA_HOME": str(tmp_path / "home")}, {"JAVA_HOME": "", "PATH": str(java.parent)}):
+        done = check(**environment)
+        assert done.returncode == (1 if problem else 0)
+        assert done.stderr.startswith(problem)
+        assert done.stderr.count("\n") == (1 if problem else 0)
+
+
+def test_missing_java_is_one_clear_line(tmp_path: Path) -> None:
+    done = check(JAVA_HOME="", PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith("Spark needs Java 17 or newer, found none (tried java): install one")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_old_python_is_one_clear_line(tmp_path: Path) -> None:
+    patched = CHECK.read_text().replace("MIN_PYTHON = (3, 10)", "MIN_PYTHON = (9, 0)")
+    old = tmp_path / "check_machine.py"
+    old.write_text(patched)
+    done = subprocess.run([sys.executable, old, "python"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("sparklog needs Python 3.10 or newer, found 3.")
+    assert done.stderr.count("\n") == 1
+
+
+def test_set_up_passes_over_interpreters_that_will_not_do(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    script(programs, "python3", 'echo "sparklog needs Python 3.10 or newer, found 3.8.1" >&2; exit 1')
+    script(programs, "python3.11", f'exec "{sys.executable}" "$@"')
+    script(programs, "java", "echo 'openjdk version \"11\" 2019-01-15' >&2")
+    done = set_up(tmp_path, programs)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Spark needs Java 17 or newer, found Java 11"), "Python was found, Java was not"
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "venv").exists()
+
+
+def test_no_python_at_all_is_one_clear_line(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    done = set_up(tmp_path, programs)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "sparklog needs Python 3.10 or newer, found no working python3: install it, or make PYTHON=<path>\n"
+    )
+
+
+def set_up(folder: Path, programs: Path) -> subprocess.CompletedProcess[str]:
+    """scripts/set_up.sh on a machine that has nothing but these programs."""
+    env = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    return subprocess.run(
+        ["/bin/sh", "scripts/set_up.sh", folder / "venv", "python3"],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env={**env, "PATH": str(programs)},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_has_the_targets_it_names(target: str) -> None:
+    done = subprocess.run(["make", "-n", target], capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ci_runs_lint_and_the_same_tests() -> None:
+    text = (REPOSITORY / ".ci" / "run").read_text()
+    assert re.search(r"^set -euo pipefail$", text, re.MULTILINE)
+    assert "make --no-print-directory lint" in text
+    assert "make --no-print-directory test " in text
+    assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)
