@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -83,16 +84,17 @@ def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: str, roun
     table = table_of(rows, value_bytes)
     batches = table.to_batches(max_chunksize=10_000)
     root = open_root(LocalStore(str(folder / f"{codec}-{value_bytes}"), durable=False), create=True)
-    parquet = folder / "yardstick.parquet"
     number = iter(range(10**6))
     topics: list[Topic] = []
+    files: list[Path] = []
 
     def append() -> None:
         topics.append(root.create_topic(f"t{next(number)}", partitions=PARTITIONS))
         topics[-1].append(batches, options=WriteOptions(codec=codec))
 
     def write_parquet() -> None:
-        pq.write_table(table, parquet, compression=codec, use_dictionary=False, compression_level=None)
+        files.append(folder / f"yardstick-{next(number)}.parquet")
+        pq.write_table(table, files[-1], compression=codec, use_dictionary=False)
 
     def scan() -> None:
         columns = ["key", "value", "partition", "offset", "timestamp", "timestampType"]
@@ -100,7 +102,7 @@ def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: str, roun
             raise SystemExit("a scan lost records: nothing was measured")
 
     def read_parquet() -> None:
-        with pq.ParquetFile(parquet) as file:
+        with pq.ParquetFile(files[-1]) as file:
             if sum(batch.num_rows for batch in file.iter_batches(use_threads=False)) != rows:
                 raise SystemExit("Parquet lost records: nothing was measured")
 
@@ -116,6 +118,9 @@ def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: str, roun
                 f"{what:6}  {codec:6}  16 + {value_bytes} bytes  {name:8}  {spent:6.3f} CPU s  "
                 f"{rows / spent / 1e6:6.2f} M records/s  {mega / spent:7.0f} MB/s{ratio}"
             )
+    for path in files:
+        path.unlink()
+    shutil.rmtree(root.location)
 
 
 def bench_seeks(folder: Path, rows: int, seeks: int) -> None:

@@ -22,6 +22,7 @@ def benchmark_session(**settings: str) -> SparkSession:
     sys.path.insert(0, str(HERE))
     chosen = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "5g",
         "spark.sql.shuffle.partitions": "4",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -121,3 +121,5 @@ def test_the_table_of_differences_is_what_the_code_does() -> None:
     assert CONFIGS["compression.zstd.level"].default == "1"
     assert "| `file.delete.delay.ms` | 1 minute | 1 day |" in table
     assert CONFIGS["file.delete.delay.ms"].default == str(24 * 3600 * 1000)
+    assert "| `message.timestamp.after.max.ms` | 1 hour since Kafka 4.0, before that no limit | no limit |" in table
+    assert CONFIGS["message.timestamp.after.max.ms"].default == str(2**63 - 1)

@@ -8,6 +8,7 @@ read refuses and a write turns into a new root.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -25,6 +26,9 @@ KAFKA_PARTITION = "Kafka partition"
 NOTHING = "nothing"
 
 ROOT_FILE = "_root.json"
+
+_SEALED_RUN = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
+"""A folder of sealed segments below a topic: its records are read through the topic, which knows which ones count."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def resolve(path: str | None) -> Location:
         from sparklog.kafka.directory import kafka_layout
 
         layout = kafka_layout(location)
-        if layout is not None:
+        if layout is not None and not _SEALED_RUN.fullmatch(name):
             return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, location, location)
     return Location(NOTHING, location, location)
 

@@ -73,21 +73,25 @@ class ReadTask:
                     following = batch.column("offset")[batch.num_rows - 1].as_py() + 1
                 yield batch.select(self._projection.columns)
         except NotFound as error:
-            warn(f"{error}; failOnDataLoss=false: reading goes on with what is left")
-            for again in self._again(part.range, following):
+            for again in self._again(part.range, following, error):
                 yield from again.read(self._projection.columns, batch_bytes=BATCH_BYTES)
 
-    def _again(self, planned: OffsetRange, following: int) -> Sequence[ReadPart]:
+    def _again(self, planned: OffsetRange, following: int, error: NotFound) -> Sequence[ReadPart]:
+        """What can still be read of a range whose records up to `following` were read; raises `error` if none are
+        gone."""
         view = open_view(self._location, tailing=False)
         try:
             view.refresh([planned.topic])
             limits = view.bounds(planned.topic).get(planned.partition)
         except NotFound:
-            return ()
+            limits = None
+        if limits is not None and limits.log_start <= following and limits.log_end >= planned.end:
+            raise error
+        warn(f"{error}; failOnDataLoss=false: reading goes on with what is left")
         if limits is None:
             return ()
         start, end = max(following, limits.log_start), min(planned.end, limits.log_end)
-        if start >= end or start == following:
+        if start >= end:
             return ()
         return view.plan([OffsetRange(planned.topic, planned.partition, start, end)], self._isolation)
 

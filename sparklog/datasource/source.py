@@ -12,13 +12,13 @@ from sparklog.datasource.location import NOTHING, Location, missing, resolve
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.schema import projection, read_schema
 from sparklog.datasource.user_errors import user_errors
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, NotFound, SparklogError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sparklog.datasource.batch_reader import SparklogBatchReader
-    from sparklog.datasource.stream_reader import SparklogStreamReader
+    from sparklog.datasource.stream_reader import FailingStreamReader, SparklogStreamReader
     from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
 
 COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -55,13 +55,16 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         self._options.check_batch_read()
         return SparklogBatchReader(self._location_to_read(), self._options, projection(schema))
 
-    @user_errors
-    def streamReader(self, schema: StructType) -> SparklogStreamReader:  # noqa: N802
-        from sparklog.datasource.stream_reader import SparklogStreamReader
+    def streamReader(self, schema: StructType) -> SparklogStreamReader | FailingStreamReader:  # noqa: N802
+        from sparklog.datasource.stream_reader import FailingStreamReader, SparklogStreamReader
 
-        self._options.check_read()
-        self._options.check_stream_read()
-        return SparklogStreamReader(self._location_to_read(), self._options, projection(schema))
+        try:
+            self._options.check_read()
+            self._options.check_stream_read()
+            return SparklogStreamReader(self._location_to_read(), self._options, projection(schema))
+        except SparklogError as error:
+            # Raised here, Spark 4.2 would hide it behind an UnboundLocalError of its own.
+            return FailingStreamReader(error)
 
     @user_errors
     def writer(self, schema: StructType, overwrite: bool) -> SparklogBatchWriter:

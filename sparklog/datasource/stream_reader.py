@@ -21,6 +21,7 @@ from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.tasks import plan_tasks
 from sparklog.datasource.user_errors import user_errors
+from sparklog.errors import SparklogError
 from sparklog.log.view import LogView
 
 if TYPE_CHECKING:
@@ -90,3 +91,39 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Nothing is held that needs closing: Spark does not call this reliably."""
+
+
+class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """Stands in for a reader that could not be made: the first question Spark asks is answered with the reason.
+
+    An error out of `streamReader` itself is lost: the process that asks then fails in its clean-up, and shows that.
+    """
+
+    def __init__(self, error: SparklogError) -> None:
+        self._error = error
+
+    @user_errors
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802
+        raise self._error
+
+    @user_errors
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        raise self._error
+
+    @user_errors
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
+        raise self._error
+
+    @user_errors
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
+        raise self._error
+
+    @user_errors
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
+
+    def commit(self, end: dict[str, object]) -> None:
+        """Nothing was read."""
+
+    def stop(self) -> None:
+        """Nothing is held."""

@@ -70,7 +70,7 @@ class Subscriber:
         if missing:
             known = self._view.topics()
             near = difflib.get_close_matches(missing[0], known, n=3, cutoff=0.6)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there is {_listed(known)}"
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {_listed(known)}"
             raise NotFound(f"There is no topic {missing[0]!r} at {self._view.location}: {hint}")
 
     def partitions(self, topic: str) -> Mapping[int, Bounds]:
@@ -109,7 +109,9 @@ def _listed(topics: Sequence[str]) -> str:
     if not topics:
         return "no topics"
     shown = ", ".join(sorted(topics)[:10])
-    return f"the topics {shown}" + (f" and {len(topics) - 10} more" if len(topics) > 10 else "")
+    return f"the topic{'s' if len(topics) > 1 else ''} {shown}" + (
+        f" and {len(topics) - 10} more" if len(topics) > 10 else ""
+    )
 
 
 def _partitions(numbers: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from sparklog.datasource.gc_freeze import freeze_gc
 from sparklog.datasource.handles import root_at, topic_at
 from sparklog.datasource.location import NOTHING, ROOT, Location
 from sparklog.datasource.options import Options
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 def plan_write(location: Location, options: Options, schema: StructType) -> SinkPlan:
     """Check the DataFrame's schema, open or create root and topic. Raises BadRequest and NotFound."""
+    freeze_gc()
     sink = options.write
     topic = _topic(location, sink.topic)
     columns = write_columns(schema, topic)
@@ -43,6 +45,7 @@ def plan_write(location: Location, options: Options, schema: StructType) -> Sink
 
 def plan_commit(location: Location, options: Options) -> SinkPlan:
     """What the commit of a micro-batch needs: the tasks' messages say the rest."""
+    freeze_gc()
     root = root_at(location)
     return SinkPlan(location, root.id, options.write, WriteColumns(()), _topic(location, options.write.topic), None)
 

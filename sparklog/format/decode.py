@@ -114,16 +114,17 @@ def decode(
     limit = MAX_OFFSET if end_offset is None else end_offset
     chosen = np.ones(len(headers), np.bool_) if select is None else np.asarray(select, np.bool_)
     rows = np.zeros(len(headers), np.int64)
+    place = _Place(file, file_position, offset_shift)
+    source = as_bytes_array(data)
+    _check_headers(headers if chosen.all() else headers[chosen], place, len(source))
     chosen = chosen & (headers.last_offset + offset_shift >= first) & (headers.base_offset + offset_shift < limit)
     taken = headers if chosen.all() else headers[chosen]
-    place = _Place(file, file_position, offset_shift)
-    _check_headers(taken, place)
     if check_crc:
         wrong = crc_failures(data, taken)
         if len(wrong):
             raise place.corrupt(taken, int(wrong[0]), "the batch's CRC-32C does not match its bytes")
     sink = _Sink(columns, taken, offset_shift, first, limit, _fixed_times(taken, append_time, raw_timestamps), place)
-    for group in _groups(as_bytes_array(data), taken, place):
+    for group in _groups(source, taken, place):
         sink.add(group)
     rows[chosen] = sink.emitted
     time_type = np.where(headers.is_log_append_time, LOG_APPEND_TIME, CREATE_TIME).astype(np.int8)
@@ -147,9 +148,11 @@ class _Place:
         return Corrupt(message, file=self.file, position=position, offset=base + self.shift)
 
 
-def _check_headers(headers: BatchHeaders, place: _Place) -> None:
+def _check_headers(headers: BatchHeaders, place: _Place, nbytes: int) -> None:
     """Refuse what no writer writes, before sizes taken from it are used."""
     rules = (
+        (headers.position + headers.size > nbytes, "the batch lies outside the data"),
+        ((headers.position < 0) | (headers.size < HEADER_BYTES), "the batch has an impossible place or size"),
         (headers.codec >= len(CODECS), "the batch names an unknown compression codec (5 to 7)"),
         (headers.count < 0, "the batch has a negative record count"),
         (headers.last_offset_delta < 0, "the batch has a negative last offset delta"),
@@ -270,8 +273,9 @@ class _Sink:
         positions = np.empty(int(count.sum()) if self.wanted & 4 else 0, np.int64)
         before = self.state.copy()
         code = kernels.decode_records(
-            group.data, group.start, group.stop, count, self.base_offset[rows], headers.base_timestamp[rows],
-            self.fixed_time[rows], headers.last_offset_delta[rows], self.first, self.limit, self.wanted, self.offset,
+            group.data, group.start, group.stop, np.ascontiguousarray(count), self.base_offset[rows],
+            np.ascontiguousarray(headers.base_timestamp[rows]), self.fixed_time[rows],
+            np.ascontiguousarray(headers.last_offset_delta[rows]), self.first, self.limit, self.wanted, self.offset,
             self.timestamp, self.key.offsets, self.key.data, self.key.valid, self.value.offsets, self.value.data,
             self.value.valid, self.list_offsets, self.list_valid, positions, self.emitted[rows], self.state,
         )  # fmt: skip

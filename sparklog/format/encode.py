@@ -140,7 +140,7 @@ def encode_partitions(
     """
     if len(partition) != len(timestamp):
         raise BadRequest(f"{len(partition)} partitions are given for {len(timestamp)} rows")
-    lane_of = np.ascontiguousarray(partition, np.int64)
+    lane_of = _indices(partition, "partition")
     if len(lane_of) and int(lane_of.min()) < 0:
         raise BadRequest(f"partitions must be 0 or more, found {int(lane_of.min())}")
     return _Rows(key, value, headers, timestamp, None, lane_of).slices(options)
@@ -215,7 +215,7 @@ class _Rows:
         for name, column in (("key", key), ("value", value), ("headers", headers)):
             if column is not None and len(column) != len(self.times):
                 raise BadRequest(f"column {name} has {len(column)} rows, timestamp has {len(self.times)}")
-        self.order = _ALL if order is None else np.ascontiguousarray(order, np.int64)
+        self.order = _ALL if order is None else _indices(order, "order")
         self.lane_of = lane_of
         self.count = len(self.times) if order is None else len(self.order)
         if len(self.order) and not 0 <= int(self.order.min()) <= int(self.order.max()) < len(self.times):
@@ -351,6 +351,13 @@ def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
         crc=join_crcs(crcs, lengths),
         has_null_keys=int(lane[kernels.LANE_NULL_KEYS]) > 0,
     )
+
+
+def _indices(given: npt.NDArray[Any], name: str) -> Int64Array:
+    array = np.asarray(given)
+    if array.dtype.kind not in "iu" and len(array):
+        raise BadRequest(f"{name} must be integers, found {array.dtype}")
+    return np.ascontiguousarray(array, np.int64)
 
 
 def _empty_slice() -> EncodedSlice:

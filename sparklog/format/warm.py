@@ -14,3 +14,7 @@ def warm_up() -> str | None:
     from sparklog.format._kernels_memory import CACHE_DIRECTORY
 
     return CACHE_DIRECTORY
+
+
+if __name__ == "__main__":
+    print(f"kernels are kept in {warm_up() or 'memory only: no folder can be written to'}")

@@ -224,6 +224,8 @@ def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
 
 
 def _index(encoded: EncodedSlice) -> append_file.SliceIndex | None:
+    if encoded.nbytes <= append_file.INDEX_MIN_BYTES:
+        return None
     base = np.concatenate([np.zeros(1, np.int64), encoded.last_offsets[:-1] + 1])
     return append_file.build_index(encoded.positions, base, encoded.max_timestamps, encoded.nbytes)
 

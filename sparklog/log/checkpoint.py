@@ -11,14 +11,14 @@ one before.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import crc32c
 import numpy as np
+import numpy.typing as npt
 
 from sparklog.errors import Corrupt
 from sparklog.log import fields as json_fields
-from sparklog.log.arrow_numpy import fixed_values, valid_rows
 from sparklog.log.fields import FORMAT
 from sparklog.log.head import Head
 from sparklog.log.names import is_checkpoint_table_name
@@ -117,6 +117,8 @@ def encode_table(table: SliceTable) -> tuple[bytes, int]:
     """Bytes of the Arrow file, and how many slices of it are not sealed."""
     import pyarrow as pa
 
+    from sparklog.log.arrow_numpy import fixed_array
+
     whole = table.all()
     paths, txn_ids = table.texts
     arrays = []
@@ -127,7 +129,7 @@ def encode_table(table: SliceTable) -> tuple[bytes, int]:
         elif name == "txn":
             arrays.append(_dictionary(column, txn_ids))
         else:
-            arrays.append(pa.array(column))
+            arrays.append(fixed_array(column, pa.from_numpy_dtype(column.dtype)))
     sink = pa.BufferOutputStream()
     batch = pa.record_batch(arrays, names=list(COLUMN_NAMES.values()))
     with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -139,38 +141,44 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
     """The table from the Arrow file's bytes; `Corrupt` naming `key` if they are not what the head says."""
     import pyarrow as pa
 
+    from sparklog.log.arrow_numpy import fixed_values
+
     if len(data) != ref.size or crc32c.crc32c(data) != ref.crc:
         raise Corrupt(
             f"slice table should have {ref.size} bytes of CRC-32C {ref.crc}, found {len(data)}; delete it", file=key
         )
     try:
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
+        reader = pa.ipc.open_file(pa.BufferReader(data))
+        batch = reader.get_batch(0) if reader.num_record_batches == 1 else None
     except (pa.ArrowException, OSError) as error:
         raise Corrupt(f"slice table is not an Arrow file ({error}); delete it", file=key) from None
-    if table.column_names != list(COLUMN_NAMES.values()) or table.num_rows != ref.rows:
-        raise Corrupt(
-            f"slice table should have {ref.rows} rows of sparklog's columns, found {table.num_rows}", file=key
-        )
-    if not ref.rows:
-        return SliceTable(version)
-    columns = {}
+    if batch is None or batch.schema.names != list(COLUMN_NAMES.values()) or batch.num_rows != ref.rows:
+        found = "no batch" if batch is None else f"{batch.num_rows} rows of {', '.join(batch.schema.names)[:80]}"
+        raise Corrupt(f"slice table should have {ref.rows} rows of sparklog's columns, found {found}", file=key)
+    columns: dict[str, npt.NDArray[Any]] = {}
     texts = {}
     for name, dtype in COLUMN_TYPES.items():
-        chunk = table.column(COLUMN_NAMES[name]).chunk(0)
-        if isinstance(chunk, pa.DictionaryArray):
-            texts[name] = Texts(chunk.dictionary)
-            chunk = chunk.indices
-        values = fixed_values(chunk, dtype)
-        columns[name] = np.where(valid_rows(chunk), values, -1).astype(dtype) if chunk.null_count else values
+        array = batch.column(COLUMN_NAMES[name])
+        if isinstance(array, pa.DictionaryArray):
+            texts[name] = Texts(array.dictionary)
+            array = array.indices
+        if array.null_count or str(array.type) != dtype:
+            raise Corrupt(f"column {COLUMN_NAMES[name]} should be {dtype} without nulls, found {array.type}", file=key)
+        columns[name] = fixed_values(array, dtype)
+    if set(texts) != {"file", "txn"}:
+        raise Corrupt("columns file and txn of a slice table are dictionaries of text", file=key)
+    columns["txn"] = np.where(columns["txn_n"] < 0, np.int32(-1), columns["txn"])
     part = Slices(columns, texts["file"], texts["txn"])
-    return SliceTable(version, (part,), part.paths, part.txn_ids)
+    return SliceTable(version, (part,) if ref.rows else (), part.paths, part.txn_ids)
 
 
-def _dictionary(codes: np.ndarray[tuple[int], np.dtype[np.int32]], texts: Texts) -> pa.DictionaryArray:
-    """Codes as an Arrow dictionary of the texts in use; a negative code is null."""
+def _dictionary(codes: npt.NDArray[Any], texts: Texts) -> pa.DictionaryArray:
+    """Codes as an Arrow dictionary of the texts in use; a negative code is the empty text."""
     import pyarrow as pa
+
+    from sparklog.log.arrow_numpy import fixed_array, text_array
 
     used, inverse = np.unique(codes, return_inverse=True)
     absent = int(np.searchsorted(used, 0))
-    indices = pa.array(inverse.astype(np.int32) - absent, pa.int32(), mask=codes < 0)
-    return pa.DictionaryArray.from_arrays(indices, texts.arrow().take(pa.array(used[absent:], pa.int32())))
+    words = [""] * absent + texts.take(used[absent:])
+    return pa.DictionaryArray.from_arrays(fixed_array(inverse.astype(np.int32), pa.int32()), text_array(words))

@@ -39,7 +39,7 @@ import crc32c
 from sparklog.errors import Corrupt
 from sparklog.log import fields as json_fields
 from sparklog.log.fields import FORMAT, Fields, by_text
-from sparklog.log.names import MAX_VERSION, path_read_version
+from sparklog.log.names import MAX_VERSION, is_sealed, path_read_version
 from sparklog.log.slices import FileSlices
 
 MAX_PARTITIONS = 100_000
@@ -324,6 +324,8 @@ def _file(item: Fields) -> FileSlices:
         append_time=item.integers("appendTime", n, -1) if item.has("appendTime") else (),
         leader_epoch=item.integers("leaderEpoch", n, -1, 2**31 - 1) if item.has("leaderEpoch") else (),
     )
+    if (file.footer_length == 0) != is_sealed(path):
+        raise item.bad("footerLength", "0 in a sealed segment and more in any other file")
     if not file.position and sum(file.nbytes) + file.footer_length > size:
         raise item.bad("bytes", f"at most the file's size {size} together")
     return file

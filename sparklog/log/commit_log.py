@@ -31,7 +31,7 @@ from sparklog.log.checkpoint import (
 )
 from sparklog.log.clock import ClockGuard
 from sparklog.log.commit import Commit, Edit, Resolved, decode_commit, encode_commit, peek_commit_id
-from sparklog.log.conflicts import Intent, Nothing
+from sparklog.log.conflicts import Intent, Nothing, check_features
 from sparklog.log.env import Env, Moment
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.invariants import check_commit
@@ -354,6 +354,7 @@ class CommitLog:
 
     def write_checkpoint(self, state: LogState) -> LogState:
         """Write a checkpoint of this state, unless somebody wrote one meanwhile that makes it unnecessary."""
+        check_features(state.head)
         versions = [version for version in self._checkpoints() if version <= state.head.version]
         if versions and versions[-1] > state.checkpoint_version:
             newest = self._read_checkpoint(versions[-1])

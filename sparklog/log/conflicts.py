@@ -75,11 +75,7 @@ class Draft:
 
     def commit(self, base: Head, commit_id: str, now_ms: int) -> Commit:
         """The commit that follows `base`. `BadRequest` if the log asks for features this release cannot write."""
-        unknown = sorted(set(base.write_features) - KNOWN_WRITE_FEATURES)
-        if unknown:
-            raise BadRequest(
-                f"this topic needs the sparklog features {', '.join(unknown)} to be written; upgrade sparklog"
-            )
+        check_features(base)
         return Commit(
             version=base.version + 1,
             topic_id=base.topic_id if self.topic_id is None else self.topic_id,
@@ -126,6 +122,13 @@ class Intent(Protocol):
     def repeatable(self) -> bool: ...
 
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing: ...
+
+
+def check_features(base: Head) -> None:
+    """`BadRequest` if the log asks for features this release cannot write: a checkpoint of its would lose them, too."""
+    unknown = sorted(set(base.write_features) - KNOWN_WRITE_FEATURES)
+    if unknown:
+        raise BadRequest(f"this topic needs the sparklog features {', '.join(unknown)} to be written; upgrade sparklog")
 
 
 def check_topic(topic: str, base: Head, topic_id: str) -> None:
@@ -238,7 +241,7 @@ class RewriteIntent:
         check_topic(topic, base, self.topic_id)
         if table is None:
             raise BadRequest("a rewrite is checked against the slice table")
-        named = set(table.paths())
+        named = table.paths()
         check_floor(topic, [file for file in self.files if file.path not in named], base.floor)
         removals: list[Removal] = []
         edits: list[Edit] = []

@@ -13,7 +13,7 @@ same offsets are read from where they lie now. Only a log start beyond them is d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 SPAN_BYTES = 8 << 20
+ROWS_AT_ONCE = 512
 LENGTH_POSITION = 8
 
 
@@ -66,10 +67,22 @@ class Cursor:
     """From the first offset still wanted: where reading goes on (later only if that is no error) and its slices."""
     next: int
     at: int = 0
+    _rows: list[PlannedSlice] = field(default_factory=list)
+    _first: int = 0
+    """`_rows` are the slices from this one on, made some at a time."""
 
     def head(self) -> PlannedSlice | None:
         """The slice to fetch next."""
-        return self.slices.row(self.at) if self.at < len(self.slices) else None
+        if self.at >= len(self.slices):
+            return None
+        if not self._first <= self.at < self._first + len(self._rows):
+            self._rows, self._first = self.slices.rows(self.at, self.at + ROWS_AT_ONCE), self.at
+        return self._rows[self.at - self._first]
+
+    def plan(self, start: int, slices: PlannedSlices) -> None:
+        """Go on at offset `start` with other slices."""
+        self.next, self.slices, self.at = start, slices, 0
+        self._rows = []
 
     def cuts(self, found: PlannedSlice) -> bool:
         """Whether only a part of the slice is wanted."""
@@ -133,8 +146,7 @@ class Fetcher:
 
     def _replan(self, cursor: Cursor) -> None:
         self._unlist(cursor)
-        cursor.next, cursor.slices = cursor.replan(cursor.next)
-        cursor.at = 0
+        cursor.plan(*cursor.replan(cursor.next))
         self._list(cursor)
 
     @staticmethod

@@ -15,7 +15,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.commit import CREATE, IMPORT, Commit
 from sparklog.log.head import Head
-from sparklog.log.names import path_read_version
+from sparklog.log.names import is_sealed, path_read_version
 from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable
 
 Check = Callable[[Head, Commit, Head], str | None]
@@ -117,9 +117,15 @@ def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | Non
 
 
 def paths_are_ours(before: Head, commit: Commit, after: Head) -> str | None:
-    """Commits name data files of the known form only, so that no name leads elsewhere."""
-    wrong = [file.path for file in commit.files if path_read_version(file.path) is None]
-    return f"'{wrong[0]}' is no path of a data file" if wrong else None
+    """Commits name data files of the known form only, so that no name leads elsewhere. Only segments lack a footer."""
+    for file in commit.files:
+        if path_read_version(file.path) is None:
+            return f"'{file.path}' is no path of a data file"
+        if (file.footer_length == 0) != is_sealed(file.path):
+            return (
+                f"{file.path} has a footer of {file.footer_length} bytes; segments have none, all other files have one"
+            )
+    return None
 
 
 def floor_and_holds_in_range(before: Head, commit: Commit, after: Head) -> str | None:

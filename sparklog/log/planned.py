@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -57,20 +57,18 @@ class PlannedSlices:
     def __len__(self) -> int:
         return len(self.file)
 
+    def rows(self, low: int, high: int) -> list[PlannedSlice]:
+        """Slices `[low, high)` as plain integers."""
+        files = [self.files[code] for code in self.file[low:high].tolist()]
+        columns = [getattr(self, name)[low:high].tolist() for name in _NUMBERS]
+        return [
+            PlannedSlice(self.topic, self.partition, file, *numbers)
+            for file, *numbers in zip(files, *columns, strict=True)
+        ]
+
     def row(self, i: int) -> PlannedSlice:
         """Slice i as plain integers."""
-        return PlannedSlice(
-            topic=self.topic,
-            partition=self.partition,
-            file=self.files[int(self.file[i])],
-            file_size=int(self.file_size[i]),
-            footer_length=int(self.footer_length[i]),
-            position=int(self.position[i]),
-            size=int(self.size[i]),
-            base=int(self.base[i]),
-            end=int(self.end[i]),
-            shift=int(self.shift[i]),
-            records=int(self.records[i]),
-            crc=int(self.crc[i]),
-            append_time=int(self.append_time[i]),
-        )
+        return self.rows(i, i + 1)[0]
+
+
+_NUMBERS = tuple(each.name for each in fields(PlannedSlice) if each.name not in ("topic", "partition", "file"))

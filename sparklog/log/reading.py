@@ -63,14 +63,15 @@ def _decoded(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[p
     filled = 0.0
     for piece in pieces:
         alone = piece.cut or not piece.verified
-        if run and (alone or filled >= batch_bytes):
+        grown = len(piece.data) * decoder.expansion
+        if run and (alone or filled + grown > batch_bytes):
             yield from decoder.run(run)
             run, filled = [], 0.0
         if alone:
             yield from decoder.one(piece)
         else:
             run.append(piece)
-            filled += len(piece.data) * decoder.expansion
+            filled += grown
     yield from decoder.run(run)
 
 

@@ -158,18 +158,21 @@ def _as_headers(array: pa.Array) -> pa.Array:
     """`HEADERS_TYPE`, checked for null header keys; null lists stay null."""
     if pa.types.is_null(array.type) or array.null_count == len(array):
         return array
-    items = array.flatten()
+    wide = pa.types.is_large_list(array.type)
+    edges = np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)[array.offset :][: len(array) + 1]
+    valid = valid_rows(array)
+    counts = np.where(valid, np.diff(edges), 0)
+    first, last = int(edges[0]), int(edges[-1])
+    # A null list may still have items; only then is there something to leave out.
+    items = array.values.slice(first, last - first) if counts.sum() == last - first else array.flatten()
     keys, values = items.field(0), items.field(1)
     if items.null_count or (len(items) and _flat(keys).null_count):
         raise BadRequest("expected every header to have a key, found a null header key: remove or name it")
     if array.type == HEADERS_TYPE:
         return array
     # Counted anew rather than cast: casts between nested types differ in what nullability they accept.
-    wide = pa.types.is_large_list(array.type)
-    edges = np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)[array.offset :][: len(array) + 1]
-    valid = valid_rows(array)
     offsets = np.zeros(len(array) + 1, np.int32)
-    np.cumsum(np.where(valid, np.diff(edges), 0), out=offsets[1:])
+    np.cumsum(counts, out=offsets[1:])
     flat = pa.StructArray.from_arrays([_text(keys), _narrow(values)], fields=list(HEADERS_TYPE.value_type))
     bits = pa.py_buffer(np.packbits(valid, bitorder="little")) if array.null_count else None
     return pa.ListArray.from_buffers(HEADERS_TYPE, len(array), [bits, pa.py_buffer(offsets)], children=[flat])

@@ -30,7 +30,7 @@ large the table is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,7 @@ COLUMN_TYPES: dict[str, str] = {
     "prepare_version": "int64",
 }
 PENDING_COMMITS = 256
+SPARE_TEXTS = 4096
 _LOG_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 _TIME_FLAGS = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
 Columns = dict[str, npt.NDArray[Any]]
@@ -90,6 +91,15 @@ class Texts:
         self._loaded = loaded
         self._added: list[str] = []
         self._codes: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Texts:
+        """Texts with codes from 0."""
+        found = cls()
+        for text in texts:
+            found._codes.setdefault(text, len(found._added))
+            found._added.append(text)
+        return found
 
     def __len__(self) -> int:
         return (0 if self._loaded is None else len(self._loaded)) + len(self._added)
@@ -110,12 +120,11 @@ class Texts:
                 self._codes[text] = found
             return found
 
-    def arrow(self) -> pa.Array:
-        """All texts in code order."""
-        import pyarrow as pa
-
-        added = pa.array(self._added, pa.string())
-        return added if self._loaded is None else pa.concat_arrays([self._loaded, added])
+    def take(self, codes: npt.NDArray[Any]) -> list[str]:
+        """The texts of these codes, none of which is negative."""
+        loaded: list[str] = [] if self._loaded is None else self._loaded.to_pylist()
+        texts = loaded + self._added
+        return [texts[code] for code in codes.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,11 +168,9 @@ class Slices:
         return slice(rows.start + first, rows.start + max(first, last))
 
     def sealed(self) -> npt.NDArray[np.bool_]:
-        """Which rows lie in sealed segments."""
-        codes, inverse = np.unique(self.columns["file"], return_inverse=True)
-        if not len(codes):
-            return np.zeros(0, np.bool_)
-        return np.array([is_sealed(self.paths[int(code)]) for code in codes], np.bool_)[inverse]
+        """Which rows lie in sealed segments: these have no footer, all other files do (`decode_commit` checks it)."""
+        found: npt.NDArray[np.bool_] = self.columns["footer_length"] == 0
+        return found
 
 
 class SliceTable:
@@ -218,15 +225,10 @@ class SliceTable:
             return _empty(self._paths, self._txn_ids)
         return found[0] if len(found) == 1 else _joined(found)
 
-    def paths(self) -> Iterator[str]:
-        """Every file that some slice lies in, once."""
+    def paths(self) -> set[str]:
+        """Every file that some slice lies in."""
         codes = np.unique(np.concatenate([part.columns["file"] for part in self.parts()] or [np.zeros(0, np.int32)]))
-        seen: set[str] = set()
-        for code in codes.tolist():
-            path = self._paths[code]
-            if path not in seen:
-                seen.add(path)
-                yield path
+        return set(self._paths.take(codes))
 
     # -- the state function
 
@@ -248,7 +250,7 @@ class SliceTable:
         if commit.log_starts or commit.edits:
             # An edit may be re-based over a retention commit that dropped what its outputs cover.
             parts = tuple(_above(part, head.log_start) for part in table.parts())
-            table = SliceTable(commit.version, tuple(part for part in parts if len(part)), self._paths, self._txn_ids)
+            table = _swept(commit.version, tuple(part for part in parts if len(part)), self._paths, self._txn_ids)
         if table is self:
             parts, pending = self._rows
             table = SliceTable(commit.version, parts, self._paths, self._txn_ids, pending)
@@ -295,6 +297,23 @@ class SliceTable:
     def texts(self) -> tuple[Texts, Texts]:
         """Paths and transactional ids by code."""
         return self._paths, self._txn_ids
+
+
+def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts) -> SliceTable:
+    """A table of these parts; texts are collected anew once most of them are of slices long gone."""
+    rows = sum(len(part) for part in parts)
+    if not parts or len(paths) + len(txn_ids) <= SPARE_TEXTS + 2 * rows:
+        return SliceTable(version, parts, paths, txn_ids)
+    whole = _joined(parts)
+    columns = dict(whole.columns)
+    texts = []
+    for name, old in (("file", paths), ("txn", txn_ids)):
+        used, inverse = np.unique(columns[name], return_inverse=True)
+        absent = int(np.searchsorted(used, 0))
+        columns[name] = (inverse - absent).astype(np.int32)
+        texts.append(Texts.of(old.take(used[absent:])))
+    part = Slices(columns, *texts)
+    return SliceTable(version, (part,), part.paths, part.txn_ids)
 
 
 def _appended(commit: Commit) -> tuple[Commit, ...]:

@@ -42,6 +42,10 @@ class CountingStore:
         return getattr(self.inner, "needs_probe", True)
 
     @property
+    def parallel_reads(self) -> int:
+        return getattr(self.inner, "parallel_reads", 1)
+
+    @property
     def location(self) -> str:
         return self.inner.location
 

@@ -123,6 +123,8 @@ class Seeded:
             return None
         if kind in (FaultKind.DELAY, FaultKind.DELAY_AFTER):
             return Fault(kind, self.source.random() * self.max_delay)
+        if kind is FaultKind.FLIP:
+            return Fault(kind, self.source.randrange(1 << 20))
         return Fault(kind, self.source.randint(1, 8))
 
 
@@ -149,6 +151,10 @@ class FaultyStore:
     @property
     def needs_probe(self) -> bool:
         return getattr(self.inner, "needs_probe", True)
+
+    @property
+    def parallel_reads(self) -> int:
+        return getattr(self.inner, "parallel_reads", 1)
 
     @property
     def location(self) -> str:

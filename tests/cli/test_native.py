@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 import sparklog as library
-from sparklog.cli.consume import Tail
-from sparklog.cli.places import open_place
 from sparklog.format.record_batch import scan_headers
 from tests.cli.conftest import Sparklog
 
@@ -229,21 +227,6 @@ def test_following_a_topic_that_is_created_again_is_an_error(sparklog: Sparklog,
     timer.join()
     assert "SPARKLOG_" in outcome.err
     assert "t" in outcome.err
-
-
-def test_a_follower_that_was_too_slow_is_told(sparklog: Sparklog, lines_file: LinesFile, root: Path) -> None:
-    sparklog("topics", "create", "t")
-    sparklog("produce", "t", "--file", lines_file("a\nb\nc\n"))
-    place, warnings = open_place(str(root)), list[str]()
-    tail = Tail(place.view, "t", "read_committed", warn=warnings.append)
-    tail.open()
-    tail.start_at_log_start()
-    library.open(str(root)).topic("t").delete_records({0: 2})
-    tail.refresh()
-    assert not tail.at_end()
-    assert [value.as_py() for batch in tail.poll(("value",)) for value in batch.column(0)] == [b"c"]
-    assert warnings == ["offsets 0 to 1 of t-0 are deleted: going on after them"]
-    assert tail.at_end()
 
 
 def test_deleted_records_are_not_printed(sparklog: Sparklog, lines_file: LinesFile, root: Path) -> None:

@@ -1,8 +1,8 @@
 """Spark for tests: one small session per process, started as cheaply as Spark allows.
 
-Spark's workers import pyspark from `pyspark.zip`, which comes first on their path and holds no compiled code: every one of half
-a dozen processes compiles it anew. A SPARK_HOME of links without that file halves the start (workers then find pyspark where
-pip put it).
+Spark's workers import pyspark from `pyspark.zip`, which comes first on their path and holds no compiled code: every
+one of half a dozen processes compiles it anew. A SPARK_HOME of links without that file halves the start (workers then
+find pyspark where pip put it).
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ def test_sealed_folders_below_a_topic_are_no_kafka_partitions(root: Path) -> Non
     (run / "00000000000000000000.log").write_bytes(b"")
     assert resolve(str(root)).kind == ROOT
     assert resolve(f"{root}/orders").kind == TOPIC
+    assert resolve(str(run)).kind == NOTHING
 
 
 def test_nothing(tmp_path: Path) -> None:

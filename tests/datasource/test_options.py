@@ -10,10 +10,13 @@ from sparklog.errors import BadRequest
 
 
 def message(options: dict[str, str], check: str | None = None) -> str:
-    with pytest.raises(BadRequest) as error:
+    def parse() -> None:
         parsed = parse_options(options)
         if check is not None:
             getattr(parsed, check)()
+
+    with pytest.raises(BadRequest) as error:
+        parse()
     text = str(error.value)
     assert "\n" not in text
     return text

@@ -116,7 +116,9 @@ def test_topics_are_created_only_if_allowed(spark: SparkSession, root: str) -> N
     with pytest.raises(Exception, match="There is no sparklog root at"):
         write(keyed(spark, 1), root, topic="t", **off)
     sparklog.open(root, create=True).create_topic("made", partitions=5)
-    with pytest.raises(Exception, match="'mad' does not exist.*did you mean 'made'.*auto.create.topics.enable=false"):
+    with pytest.raises(
+        Exception, match=r"'mad' does not exist.*did you mean 'made'.*auto\.create\.topics\.enable=false"
+    ):
         write(keyed(spark, 1), root, topic="mad", **off)
     write(keyed(spark, 1), root, topic="made", **off, **{"num.partitions": 2})
     write(keyed(spark, 1), f"{root}/new", **{"num.partitions": 2})
@@ -133,9 +135,8 @@ def test_every_codec(spark: SparkSession, root: str, codec: str) -> None:
 def test_large_arrow_types(spark: SparkSession, root: str) -> None:
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
     try:
-        df = spark.sql(
-            "SELECT 'k' AS key, cast('v' AS binary) AS value, array(struct('h' AS key, binary('x') AS value)) AS headers, 't' AS topic"
-        )
+        headers = "array(struct('h' AS key, binary('x') AS value)) AS headers"
+        df = spark.sql(f"SELECT 'k' AS key, binary('v') AS value, {headers}, 't' AS topic")
         write(df, root)
         row = read(spark, root, subscribe="t", includeHeaders=True).first()
         assert (row.key, row.value, [tuple(h) for h in row.headers]) == (b"k", b"v", [("h", b"x")])

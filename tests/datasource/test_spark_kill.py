@@ -1,4 +1,4 @@
-"""Exactly once under SIGKILL: of the driver at random moments, between the sink's commit and Spark's, of a worker in mid-task."""
+"""Exactly once under SIGKILL: of the driver, also between the sink's commit and Spark's, and of a worker in a task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,10 +73,8 @@ def driver(
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL for the Python driver and its JVM at once."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -138,21 +138,17 @@ def test_two_writes_in_one_foreach_batch_both_land(spark: SparkSession, root: st
 
 
 def test_complete_mode_appends_each_result(spark: SparkSession, root: str, tmp_path: Path) -> None:
-    def run() -> None:
-        counts = (
-            source(spark, f"{root}/in").groupBy().count().selectExpr("'all' AS key", "cast(count AS string) AS value")
-        )
-        finish(copy(counts, root, tmp_path / "c").outputMode("complete"))
+    def query(checkpoint: str, mode: str) -> Any:
+        counts = source(spark, f"{root}/in").groupBy().count()
+        keyed = counts.selectExpr("'all' AS key", "cast(count AS string) AS value")
+        return copy(keyed, root, tmp_path / checkpoint).outputMode(mode)
 
     for numbers in (range(10), range(10, 15)):
         feed(root, "in", numbers)
-        run()
+        finish(query("c", "complete"))
     assert values(root, "out") == [10, 15]
     with pytest.raises(Exception, match="does not support Update mode"):
-        counts = (
-            source(spark, f"{root}/in").groupBy().count().selectExpr("'all' AS key", "cast(count AS string) AS value")
-        )
-        finish(copy(counts, root, tmp_path / "u").outputMode("update"))
+        finish(query("u", "update"))
 
 
 def test_several_topics_exactly_once_each(spark: SparkSession, root: str, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from sparklog.datasource.tasks import PACK_BYTES, SPLIT_BYTES, Piece, pack, plan_tasks, split
@@ -28,7 +30,7 @@ def plan(sizes: list[int], nbytes: list[int], low: int | None = None, most: int 
         parts = covered(tasks)[partition]
         assert parts[0][0] == 100
         assert parts[-1][1] == 100 + size
-        assert all(a[1] == b[0] for a, b in zip(parts, parts[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in pairwise(parts))
         assert all(low_end < high_end for low_end, high_end in parts)
     return tasks
 

@@ -27,7 +27,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("codec", ("none", *CODECS))
+@pytest.mark.parametrize("codec", ["none", *CODECS])
 @pytest.mark.parametrize("name", INPUTS)
 def test_round_trip(codec: str, name: str) -> None:
     data = INPUTS[name]

@@ -300,3 +300,22 @@ def test_one_batch_of_100_000_tiny_records() -> None:
     assert columns.key is not None
     assert columns.key.null_count == 100_000
     assert BatchHeader(0, 0, 0, 0, 0).size == 61
+
+
+def test_headers_of_other_data_are_refused() -> None:
+    data = encode_sample(300, batch_bytes=4096).data
+    headers = scan_headers(data)
+    for check_crc in (True, False):
+        with pytest.raises(Corrupt, match="outside the data"):
+            decode(data[:-1], headers, columns=ALL, check_crc=check_crc)
+    moved = replace(headers, position=headers.position - 100)
+    with pytest.raises(Corrupt, match="impossible place"):
+        decode(data, moved, columns=ALL, check_crc=False)
+
+
+def test_every_second_batch_by_a_slice() -> None:
+    data = encode_sample(900, batch_bytes=4096).data
+    headers = scan_headers(data)
+    columns = decode(data, headers[::2], columns=ALL)
+    assert len(columns) == int(headers.count[::2].sum())
+    assert columns.offset.tolist() == [row[0] for row in rows(columns)]

@@ -203,6 +203,7 @@ def test_more_than_127_headers() -> None:
         ({"value": pa.array([b"a", b"b"])}, "column value has 2 rows, timestamp has 1"),
         ({"order": np.array([1])}, "outside 0 to 0"),
         ({"order": np.array([-1])}, "outside 0 to 0"),
+        ({"order": np.array([True])}, "order must be integers, found bool"),
     ],
 )
 def test_wrong_input(arguments: dict[str, Any], text: str) -> None:

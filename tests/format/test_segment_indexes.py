@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import offset_index, time_index, transaction_index
+from tests.fixture_data import expected_dump
 
 Batch = tuple[int, int, int]
 
@@ -198,11 +200,42 @@ def test_every_index_of_the_sound_fixtures_comes_back_byte_for_byte(fixtures: Pa
     for fixture in ("codecs", "timestamps", "segments", "transactions", "transactions-tv0", "retention/ms"):
         for file in (fixtures / fixture).glob("*/*/*index"):
             data, base = file.read_bytes(), int(file.stem)
-            parse = {
-                ".index": offset_index.parse,
-                ".timeindex": time_index.parse,
-                ".txnindex": transaction_index.parse,
-            }[file.suffix]
-            assert parse(data, base, file=str(file)).to_bytes() == data, file
+            if file.suffix == ".index":
+                again = offset_index.parse(data, base, file=str(file)).to_bytes()
+            elif file.suffix == ".timeindex":
+                again = time_index.parse(data, base, file=str(file)).to_bytes()
+            else:
+                again = transaction_index.parse(data, base, file=str(file)).to_bytes()
+            assert again == data, file
             checked += 1
     assert checked > 100
+
+
+def dumped(text: str) -> list[list[int]]:
+    """The numbers of each line `name: number name: number …` of a dump."""
+    return [[int(number) for number in re.findall(r": (-?\d+)", line)] for line in text.splitlines() if ": " in line]
+
+
+@pytest.mark.parametrize(("fixture", "partition", "interval"), BUILT_BY_RULE)
+def test_entries_are_those_that_kafkas_dump_shows(fixtures: Path, fixture: str, partition: str, interval: int) -> None:
+    folder = fixtures / fixture / "data" / partition
+    bases = [int(log.stem) for log in folder.glob("*.log")]
+    assert bases
+    for base in bases:
+        name = f"{base:020}"
+        offsets = offset_index.parse((folder / f"{name}.index").read_bytes(), base)
+        found = np.column_stack([offsets.offsets, offsets.positions]).tolist()
+        assert found == dumped(expected_dump(fixtures / fixture, partition, f"{name}.index"))
+        times = time_index.parse((folder / f"{name}.timeindex").read_bytes(), base)
+        found = np.column_stack([times.timestamps, times.offsets]).tolist()
+        assert found == dumped(expected_dump(fixtures / fixture, partition, f"{name}.timeindex"))
+
+
+def test_aborted_transactions_are_those_that_kafkas_dump_shows(fixtures: Path) -> None:
+    files = sorted(fixtures.glob("transactions*/data/txn-*/*.txnindex"))
+    assert len(files) > 10
+    for file in files:
+        found = transaction_index.parse(file.read_bytes(), int(file.stem))
+        table = [found.producer_ids, found.first_offsets, found.last_offsets, found.last_stable_offsets]
+        text = expected_dump(file.parents[2], file.parent.name, file.name)
+        assert [[0, *row] for row in np.column_stack(table).tolist()] == dumped(text), file

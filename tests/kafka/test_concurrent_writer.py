@@ -12,7 +12,8 @@ from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import batch, marker, offsets, read, segment, write_partition
 
-SECONDS = 2.5
+SECONDS = 2.0
+ENOUGH = 5
 
 
 class Broker(threading.Thread):
@@ -87,8 +88,11 @@ def test_a_tail_sees_every_record_once_whatever_the_broker_does_meanwhile(tmp_pa
     looks = 0
     broker.start()
     try:
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        # As long as it takes for everything to have happened, on a slow machine too.
+        while (passed := time.monotonic() - began) < SECONDS or (
+            min(looks, broker.swaps, broker.expired) < ENOUGH and passed < 60
+        ):
             view.refresh(["t"])
             bounds = view.bounds("t")[0]
             assert bounds.log_start <= broker.pin <= bounds.last_stable <= bounds.log_end <= broker.next
@@ -103,5 +107,5 @@ def test_a_tail_sees_every_record_once_whatever_the_broker_does_meanwhile(tmp_pa
         broker.join()
     assert offsets(tailed) == expected(0, broker.pin, READ_COMMITTED)
     assert all(record.value == b"%d" % record.offset for record in tailed)
-    assert min(looks, broker.swaps, broker.expired) > 3
+    assert min(looks, broker.swaps, broker.expired) >= ENOUGH
     assert len(tailed) > 200

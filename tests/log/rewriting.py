@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 
 from sparklog.format.append_file import build_index
 from sparklog.format.record_batch import scan_headers
 from sparklog.log.append_output import AppendOutput
 from sparklog.log.append_writer import AppendWriter
-from sparklog.log.commit import MERGE, Edit, Resolved, Txn
+from sparklog.log.commit import MERGE, SEAL, Edit, Resolved, Txn
 from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
-from sparklog.log.names import file_key
+from sparklog.log.names import append_path, file_key, sealed_path
+from sparklog.log.slices import FileSlices
 from sparklog.log.topic import Topic
 from tests.log.data_plane import Place, small
 
@@ -71,3 +73,62 @@ def resolve(place: Place, topic: Topic, transactional_id: str, number: int, *, c
     versions = tuple(item.version for item in head.open if (item.txn.id, item.txn.n) == (transactional_id, number))
     resolved = Resolved(transactional_id, number, versions if committed else ())
     topic.commit(MaintainIntent(resolved=(resolved,)))
+
+
+def appended_by_hand(place: Place, topic: Topic, batches: list[bytes], flags: int = 0) -> None:
+    """Append record batches as they are, offsets counting from 0, as one slice of partition 0."""
+    data = b"".join(batches)
+    headers = scan_headers(data)
+    output = AppendOutput(place.inner, topic.name, append_path(topic.head().version, place.clock.env(31).new_id()))
+    output.add(
+        [data],
+        partition=0,
+        nbytes=len(data),
+        offsets=int(headers.next_offset[-1]),
+        records=int(headers.count[~headers.is_control].sum()),
+        min_ts=int(headers.base_timestamp.min()),
+        max_ts=int(headers.max_timestamp.max()),
+        crc=crc32c(data),
+        flags=flags,
+        index=build_index(headers.position, headers.base_offset, headers.max_timestamp, len(data)),
+    )
+    topic.commit_append([output.close()], topic.append_target())
+
+
+def sealed(place: Place, topic: Topic) -> str:
+    """Seal all of partition 0 into one segment with absolute offsets, as Kafka has them; its key."""
+    snapshot = topic.snapshot()
+    found = snapshot.slices.select(0)
+    data = bytearray()
+    for row in range(len(found)):
+        key = file_key(topic.name, found.path(row))
+        part = bytearray(place.inner.get(key, int(found.position[row]), int(found.size[row])))
+        headers = scan_headers(part)
+        for position, base in zip(headers.position.tolist(), headers.base_offset.tolist(), strict=True):
+            part[position : position + 8] = (base + int(found.shift[row])).to_bytes(8, "big")
+        data += part
+    start, end = int(found.base[0]), int(found.end[-1])
+    path = sealed_path(0, snapshot.version, place.clock.env(32).new_id(), start)
+    place.inner.create(file_key(topic.name, path), bytes(data))
+    file = FileSlices(
+        path=path,
+        size=len(data),
+        footer_length=0,
+        partition=(0,),
+        nbytes=(len(data),),
+        offsets=(end - start,),
+        records=(int(found.records.sum()),),
+        min_ts=(int(found.min_ts.min()),),
+        max_ts=(int(found.max_ts.max()),),
+        crc=(crc32c(data),),
+        flags=(int(found.flags[0]),),
+        base=(start,),
+        shift=(0,),
+    )
+    inputs = tuple(
+        Input(found.path(row), int(found.position[row]), int(found.base[row]), int(found.end[row]))
+        for row in range(len(found))
+    )
+    intent = RewriteIntent(SEAL, snapshot.head.topic_id, (Rewrite(Edit(0, start, end), inputs),), (file,))
+    assert topic.commit(intent).commit is not None
+    return file_key(topic.name, path)

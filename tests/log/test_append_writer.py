@@ -13,8 +13,12 @@ from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
 from sparklog.format.record_batch import CODECS, scan_headers
 from sparklog.log.append_writer import AppendWriter, WriteOptions
-from sparklog.log.slices import SliceFlag
-from sparklog.log.view import COLUMNS
+from sparklog.log.partitioner import sticky_seed
+from sparklog.log.registry import WriterKey
+from sparklog.log.root_view import RootView
+from sparklog.log.scan import read_parts
+from sparklog.log.slices import FileSlices, SliceFlag
+from sparklog.log.view import COLUMNS, READ_COMMITTED, OffsetRange
 from sparklog.storage.memory import MemoryStore
 from tests.log.data_plane import KINDS, START_MS, Place, by_partition, check_schema, rows, small
 
@@ -100,19 +104,36 @@ def test_files_end_at_their_limit(place: Place) -> None:
         assert values == sorted(values)
 
 
-def test_the_upload_is_one_object_and_one_commit(memory: Place) -> None:
-    topic = memory.topic(16)
-    target = topic.append_target()
-    memory.store.counts.clear()
-    writer = AppendWriter(target, env=memory.clock.env(), seed=1)
-    writer.write(rows(500).to_batches()[0])
-    files = writer.finish()
-    topic.commit_append(files, target)
-    counts = memory.store.counts
-    assert len(files) == 1
-    assert counts["writer"] == 1
-    assert counts["create"] == 1
-    assert counts.get("list", 0) == 0
+def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: Place) -> None:
+    topic = place.topic(16)
+    view = RootView(place.root)
+
+    def micro_batch(number: int) -> None:
+        """What driver and tasks do for a batch of a running query."""
+        target = topic.append_target()
+        files: list[FileSlices] = []
+        for task in range(2):
+            writer = AppendWriter(target, env=place.clock.env(100 * number + task), seed=sticky_seed(number, task))
+            writer.write(rows(500, first=task * 500, seed=task).combine_chunks().to_batches()[0])
+            files += writer.finish()
+        key = WriterKey(id="query", batch=number, run="r", mode="stream")
+        assert topic.commit_append(files, target, writer=key).records == 1000
+
+    micro_batch(0)
+    view.refresh(["t"])
+    for number in (1, 2):
+        place.store.reset()
+        micro_batch(number)
+        # Reads: one probe before planning, and each task looks whether it sees the driver's root.
+        place.store.expect(writer=2, create=1, get=3, now_ms=1)
+        assert place.store.by_kind["get", "commit"] == 1
+    place.store.reset()
+    view.refresh(["t"])
+    parts = view.plan([OffsetRange("t", p, 0, b.log_end) for p, b in view.bounds("t").items()], READ_COMMITTED)
+    assert sum(batch.num_rows for batch in read_parts(parts, ["value"])) == 3000
+    # One probe, then a read per append file.
+    assert place.store.by_kind["get", "append"] == 6
+    place.store.expect(get=6 + 1)
 
 
 def test_no_rows_make_no_file_and_no_commit(place: Place) -> None:

@@ -160,6 +160,7 @@ def test_unknown_write_features_do_not_stop_readers() -> None:
         ('"base":[10,0]', '"base":[10]', "base should be a list of 2 whole numbers"),
         ('"base":[10,0]', '"base":[10,true]', "base should be a list of whole numbers"),
         ('"bytes":[100,100]', '"bytes":[100,101]', "bytes should be at most the file's size 240"),
+        ('"footerLength":40', '"footerLength":0', "footerLength should be 0 in a sealed segment and more in any"),
         ('"offsets":[5,1]', '"offsets":[5,0]', "offsets should be a list of whole numbers from 1"),
         ("append/00000000000000000041-abc.slices", "../../00000000000000000041-abc.slices", "path should be a path"),
         ('"logStarts":{"2":1', '"logStarts":{"x":1', "logStarts should be an object whose keys are partitions"),

@@ -205,7 +205,9 @@ def test_exists_then_absent_ends_after_90_seconds() -> None:
 def test_a_store_that_stays_away_gives_up_and_names_the_commit() -> None:
     world, store, _, _ = setup()
     topic = faulty(world, store, {COMMIT: Fault(FaultKind.ERROR_BEFORE), "get:commit": Fault(FaultKind.ERROR_BEFORE)})
-    with pytest.raises(Unavailable, match=r"commit [\w-]{22} to topic 't': .*unknown outcome.*look before you write again"):
+    with pytest.raises(
+        Unavailable, match=r"commit [\w-]{22} to topic 't': .*unknown outcome.*look before you write again"
+    ):
         publish(topic)
     assert topic_records(world, store) == 0
 
@@ -515,7 +517,9 @@ def test_a_damaged_checkpoint_costs_the_one_before(what: str, caplog: pytest.Log
     for _ in range(260):
         publish(topic, 1)
     expected = topic.head()
-    name = next(n for n in checkpoints(store) if n.startswith(f"{255:020d}") and n.endswith("json" if "head" in what else "w"))
+    name = next(
+        n for n in checkpoints(store) if n.startswith(f"{255:020d}") and n.endswith("json" if "head" in what else "w")
+    )
     key = checkpoint_prefix("t") + name
     if "gone" in what:
         store.delete(key)
@@ -678,7 +682,7 @@ def test_an_alter_that_loses_to_the_same_alter() -> None:
     hooked = Hooked(store)
     topic = world.root(hooked).topic("t")
     hooked.before = lambda: rival.alter(configs={"retention.ms": 7}) and None
-    with pytest.raises(Conflict, match="config retention.ms of topic 't' was changed by somebody else"):
+    with pytest.raises(Conflict, match=r"config retention.ms of topic 't' was changed by somebody else"):
         topic.alter(configs={"retention.ms": 5})
     hooked.before = lambda: rival.alter(configs={"segment.ms": 7}) and None
     assert topic.alter(configs={"retention.ms": 5}).configs.retention_ms == 5

@@ -86,7 +86,7 @@ def test_the_message_says_what_is_valid() -> None:
 def test_unknown_names_come_with_the_nearest() -> None:
     with pytest.raises(BadRequest, match=r"^unknown topic config 'retention.mss'; did you mean 'retention.ms'\?$"):
         TopicConfigs.of({"retention.mss": 1})
-    with pytest.raises(BadRequest, match="^unknown topic config 'zzzzzz'$"):
+    with pytest.raises(BadRequest, match=r"^unknown topic config 'zzzzzz'$"):
         TopicConfigs().changed({"zzzzzz": None})
 
 

@@ -118,7 +118,7 @@ def test_an_append_below_the_upload_floor() -> None:
         chain.append((0, 1))
     chain.add(op=MAINTAIN, floor=3)
     draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=3),)), chain)
-    with pytest.raises(Conflict, match="begun at version 2 of topic 't', below the upload floor 3.*upload it again"):
+    with pytest.raises(Conflict, match=r"begun at version 2 of topic 't', below the upload floor 3.*upload it again"):
         draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=2),)), chain)
 
 
@@ -223,7 +223,9 @@ def test_a_cleaning_pass_falls_as_a_whole() -> None:
     chain = Chain(1)
     one, two = (chain.append((0, 10)).files[0].path for _ in range(2))
     whole = Rewrite(Edit(0, 0, 20, 20), (Input(one, 0, 0, 10), Input(two, 0, 10, 20)))
-    half = RewriteIntent(SEAL, "topic-one", (Rewrite(Edit(0, 10, 20), (Input(two, 0, 10, 20),)),), (output_of(0, 10, 20),))
+    half = RewriteIntent(
+        SEAL, "topic-one", (Rewrite(Edit(0, 10, 20), (Input(two, 0, 10, 20),)),), (output_of(0, 10, 20),)
+    )
     land(chain, half)
     found = nothing(RewriteIntent(COMPACT, "topic-one", (whole,), (output_of(0, 0, 20),)), chain)
     assert found.dropped == (whole.edit,)
@@ -306,7 +308,9 @@ def test_a_rewrite_of_a_file_below_the_floor() -> None:
 def test_a_rewrite_above_the_last_stable_offset_is_refused() -> None:
     chain = Chain(1)
     path = chain.append((0, 10), txn=Txn("t", 1)).files[0].path
-    intent = RewriteIntent(SEAL, "topic-one", (Rewrite(Edit(0, 0, 10), (Input(path, 0, 0, 10),)),), (output_of(0, 0, 10),))
+    intent = RewriteIntent(
+        SEAL, "topic-one", (Rewrite(Edit(0, 0, 10), (Input(path, 0, 0, 10),)),), (output_of(0, 0, 10),)
+    )
     with pytest.raises(BadRequest, match="ends at 10, above the last stable offset"):
         land(chain, intent)
 
@@ -339,7 +343,9 @@ def test_altering_the_same_config_at_once() -> None:
     chain.add(op=ALTER, configs={"cleanup.policy": "compact"})
     draft(intent, chain, origin)
     chain.add(op=ALTER, configs={"retention.ms": "6"})
-    with pytest.raises(Conflict, match="config retention.ms of topic 't' was changed by somebody else.*expected 5, found 6"):
+    with pytest.raises(
+        Conflict, match=r"config retention.ms of topic 't' was changed by somebody else.*expected 5, found 6"
+    ):
         draft(intent, chain, origin)
 
 
@@ -387,7 +393,7 @@ def test_maintenance() -> None:
     assert (dict(found.holds), found.floor, dict(found.expired)) == ({"h": Hold(2)}, 2, {})
     assert found.resolved == (Resolved("t", 1),)
     assert nothing(intent, chain).note == "nothing changes"
-    with pytest.raises(Conflict, match="hold 'x' asks for version 1 .* below the upload floor 2"):
+    with pytest.raises(Conflict, match=r"hold 'x' asks for version 1 .* below the upload floor 2"):
         draft(MaintainIntent({"x": Hold(1)}), chain)
     assert dict(draft(MaintainIntent(expired={"q": 3}), chain).expired) == {"q": 3}
 

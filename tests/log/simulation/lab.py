@@ -1,7 +1,7 @@
 """For single interleavings: processes over one memory store and one clock, with hooks between their requests.
 
-A process does nothing by itself; `at` says what others do right before one of its requests, `after` what they do between
-its effect and its answer. The model of `model.py` watches every commit.
+A process does nothing by itself; `at` says what others do right before one of its requests, `after` what they do
+between its effect and its answer. The model of `model.py` watches every commit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Actors that do what the maintenance jobs will do: merge slices, raise the upload floor and delete files, collect commits."""
+"""Actors that do what maintenance does: merge slices, raise the upload floor and delete files, collect commits."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def planned(actor: Actor, snapshot: Snapshot) -> RewriteIntent | None:
 
 
 def vacuum(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """Commits an upload floor, then deletes files begun below it that neither the state there nor a later commit names."""
+    """Commits an upload floor, then deletes files begun below it that neither its state nor a later commit names."""
 
     def body(actor: Actor) -> None:
         store = run.world.store

@@ -1,8 +1,8 @@
-"""An independent model of the log: reads raw objects as they land in the store and judges each commit by the design's rules.
+"""An independent model of the log: reads raw objects as they land in the store and judges each commit by the rules.
 
-It shares no code with what it judges: commits are parsed with `json`, state is lists and dicts, and the rules of who may
-write what are written down once more. Whatever the log's own code says (an answer, a snapshot, a checkpoint) is compared with
-the model at that version.
+It shares no code with what it judges: commits are parsed with `json`, state is lists and dicts, and the rules of who
+may write what are written down once more. Whatever the log's own code says (an answer, a snapshot, a checkpoint) is
+compared with the model at that version.
 """
 
 from __future__ import annotations
@@ -221,16 +221,20 @@ class Model:
                 removed.setdefault(p, []).append(found)
         for file in doc.get("files", []):
             self._name_file(topic, state, version, file["path"], where)
-            at = 0
-            for p, base, size, offsets, records in zip(
-                file["partition"], file["base"], file["bytes"], file["offsets"], file["records"], strict=True
+            at = [sum(file["bytes"][:row]) for row in range(len(file["bytes"]))]
+            for p, base, position, offsets, records in zip(
+                file["partition"],
+                file["base"],
+                file.get("position", at),
+                file["offsets"],
+                file["records"],
+                strict=True,
             ):
                 expect(
                     any(start <= base and base + offsets <= end for start, end in ranges.get(p, [])),
                     f"{where}: puts a slice outside its edit",
                 )
-                slices[file["path"], p, base] = Slice(p, base, base + offsets, file["path"], at, records, version)
-                at += size
+                slices[file["path"], p, base] = Slice(p, base, base + offsets, file["path"], position, records, version)
         return replace(state, slices=tuple(sorted(slices.values())))
 
     def _write(self, topic: TopicModel, state: State, version: int, doc: dict[str, Any], where: str) -> State:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparklog.log import commit_log, conflicts, numbered
-from sparklog.log.commit import Commit
+from sparklog.log.commit import Commit, Removal
 from sparklog.log.head import Head
 from sparklog.log.registry import Entry, Verdict, WriterKey
 from tests.log.simulation.seeds import run_seed
@@ -63,6 +63,21 @@ def no_topic_id(patch: Patch) -> None:
     patch.setattr(conflicts, "check_topic", any_topic)
 
 
+def no_upload_floor(patch: Patch) -> None:
+    """Files that the vacuum may have deleted are let through."""
+    patch.setattr(conflicts, "check_floor", lambda topic, files, floor: None)
+
+
+def edits_always_stand(patch: Patch) -> None:
+    """A rewrite is not compared with what came since it was planned: its outputs go in whatever is there."""
+
+    def what_is_left(rewrite: Any, base: Head, table: Any) -> list[Any]:
+        one = [Removal(item.path, (rewrite.edit.partition,), (item.base,), (item.position,)) for item in rewrite.inputs]
+        return [removal for removal in one if table.find(removal)[0] >= 0]
+
+    patch.setattr(conflicts, "_standing", what_is_left)
+
+
 def offsets_not_assigned_again(patch: Patch) -> None:
     """A loser keeps the offsets of its first attempt."""
     real = conflicts.assign
@@ -108,7 +123,9 @@ def head_of_another_version(patch: Patch) -> None:
         (registry_on_first_attempt_only, "calm", 60),
         (no_age_test_on_the_answer, "collector", 100),
         (no_age_test_for_readers, "collector", 100),
-        (no_topic_id, "calm", 100),
+        (no_topic_id, "calm", 300),
+        (no_upload_floor, "calm", 200),
+        (edits_always_stand, "calm", 200),
         (offsets_not_assigned_again, "calm", 20),
         (commit_time_is_the_clock, "calm", 20),
         (head_of_another_version, "calm", 20),

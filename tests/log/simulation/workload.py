@@ -188,7 +188,7 @@ def batch_records(query: str, batch: int) -> int:
 
 
 def stream_driver(run: Run, decide: Decide, query: str, batches: int, pace_s: float = 0.0) -> Callable[[Actor], None]:
-    """A streaming query's driver: plans the batch after its checkpoint, writes it, then its checkpoint. Several may run."""
+    """A streaming query's driver: writes the batch after its checkpoint, then its checkpoint. Several may run."""
 
     def body(actor: Actor) -> None:
         def life() -> None:

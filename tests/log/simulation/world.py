@@ -1,7 +1,8 @@
 """A deterministic world: actors as threads of which one runs at a time, a virtual clock, and a shared memory store.
 
-An actor runs until it calls its store or sleeps; there it hands the baton to an actor that the seed picks. So a seed names
-one interleaving of requests, faults and pauses, and running it again gives the same run. Nothing waits in real time.
+An actor runs until it calls its store or sleeps; there it hands the baton to an actor that the seed picks. So a seed
+names one interleaving of requests, faults and pauses, and running it again gives the same run. Nothing waits in real
+time.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class _Stop(BaseException):
 class World:
     """Clock, store and scheduler of one run.
 
-    `spawn` adds actors, `run` runs them until all have ended. `latency_ms` is the most a request takes; `max_steps` bounds the
-    run, and passing it is a failure of liveness.
+    `spawn` adds actors, `run` runs them until all have ended. `latency_ms` is the most a request takes; `max_steps`
+    bounds the run, and passing it is a failure of liveness.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Actor:
             pass
         except Crash as crash:
             self.note(f"dead ({crash})")
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             self.note(f"failed: {type(error).__name__}: {error}")
             self.world.fail(error)
         finally:

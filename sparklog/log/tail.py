@@ -1,0 +1,105 @@
+"""Following a topic in plain Python: what is there, then what comes. Works on every `LogView`, Kafka's directories too.
+
+    tail = Tail(view, "orders", READ_COMMITTED)
+    tail.open()
+    tail.start_at_end()
+    while True:
+        tail.refresh()
+        for batch in tail.poll(("key", "value")):
+            ...
+
+A topic that is deleted and created again is an error, never silence; offsets that retention took away before they were
+read are skipped, and `warn` is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from sparklog.errors import Conflict, NotFound
+from sparklog.log.view import LogView, OffsetRange
+
+
+def _nobody(message: str) -> None:
+    """Where warnings go if nobody asks for them."""
+
+
+@dataclass
+class Tail:
+    """Where a reader of one topic stands: next offset per partition. `poll` reads on from there."""
+
+    view: LogView
+    topic: str
+    isolation: str
+    partition: int | None = None
+    warn: Callable[[str], None] = _nobody
+    positions: dict[int, int] = field(default_factory=dict)
+    topic_id: str = ""
+
+    def open(self) -> None:
+        """Take the first snapshot; `NotFound` if the topic or the partition does not exist."""
+        self.topic_id = self.view.topic_id(self.topic)
+        self.view.refresh([self.topic])
+        found = self.view.bounds(self.topic)
+        if self.partition is not None and self.partition not in found:
+            raise NotFound(f"{self.topic} has no partition {self.partition}, its last one is {max(found, default=-1)}")
+
+    def start_at_log_start(self) -> None:
+        bounds = self.view.bounds(self.topic)
+        self.positions = {partition: bounds[partition].log_start for partition in self._partitions()}
+
+    def start_at_end(self) -> None:
+        bounds = self.view.bounds(self.topic)
+        self.positions = {partition: bounds[partition].end(self.isolation) for partition in self._partitions()}
+
+    def start_at_offset(self, offset: int) -> None:
+        """At one offset of every partition read; `NotFound` if it is not between log start and end."""
+        for partition in self._partitions():
+            bounds = self.view.bounds(self.topic)[partition]
+            start, end = bounds.log_start, bounds.end(self.isolation)
+            if not start <= offset <= end:
+                raise NotFound(f"offset {offset} of {self.topic}-{partition} is out of range: it has {start} to {end}")
+            self.positions[partition] = offset
+
+    def start_at_time(self, timestamp_ms: int) -> None:
+        """At the first record of each partition that is not older; at the end where there is none."""
+        self.start_at_end()
+        targets = dict.fromkeys(self.positions, timestamp_ms)
+        found = self.view.offsets_for_timestamps(self.topic, targets, self.isolation)
+        self.positions.update({partition: answer.offset for partition, answer in found.items() if answer is not None})
+
+    def poll(self, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+        """Batches from the positions to the end of the snapshot. A partition's position moves when it is read up."""
+        bounds = self.view.bounds(self.topic)
+        for partition in self._partitions():
+            start, log_start = self.positions.get(partition, bounds[partition].log_start), bounds[partition].log_start
+            if start < log_start:
+                self.warn(
+                    f"offsets {start} to {log_start - 1} of {self.topic}-{partition} are deleted: going on after them"
+                )
+                start = log_start
+            end = max(start, bounds[partition].end(self.isolation))
+            for part in self.view.plan([OffsetRange(self.topic, partition, start, end)], self.isolation):
+                yield from part.read(columns)
+            self.positions[partition] = end
+
+    def refresh(self) -> None:
+        """Look for what is new; `Conflict` if the topic was deleted and created again."""
+        self.view.refresh([self.topic])
+        if self.view.topic_id(self.topic) != self.topic_id:
+            raise Conflict(f"topic {self.topic} was deleted and created again while it was read: start again")
+
+    def at_end(self) -> bool:
+        """Whether the snapshot has nothing that was not read."""
+        bounds = self.view.bounds(self.topic)
+        return all(
+            partition in self.positions and self.positions[partition] >= bounds[partition].end(self.isolation)
+            for partition in self._partitions()
+        )
+
+    def _partitions(self) -> list[int]:
+        every = sorted(self.view.bounds(self.topic))
+        return every if self.partition is None else [partition for partition in every if partition == self.partition]

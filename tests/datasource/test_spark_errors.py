@@ -1,0 +1,186 @@
+"""Wrong input through Spark: one clear line each, without a Python traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sparklog
+from sparklog.log.fields import decode, encode
+from tests.datasource.streams import feed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    found = str(tmp_path_factory.mktemp("errors") / "log")
+    feed(found, "orders", range(10), partitions=1)
+    feed(found, "payments", range(3), partitions=1)
+    return found
+
+
+def line(action: Callable[[], Any]) -> str:
+    """The message that Spark shows, up to the SQLSTATE; a traceback or a second line of ours fails."""
+    with pytest.raises(Exception) as error:
+        action()
+    text = str(error.value)
+    assert "Traceback" not in text
+    assert 'File "' not in text
+    (found,) = (part for part in text.splitlines() if "[SPARKLOG_" in part)
+    return found[found.index("[SPARKLOG_") :]
+
+
+def load(spark: SparkSession, path: str | None, **options: str) -> Any:
+    reader = spark.read.format("sparklog").options(**options)
+    return reader.load(path) if path else reader.load()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"subscribe": "orders", "startingOffset": "earliest"},
+            "[SPARKLOG_BAD_REQUEST]: Unknown option 'startingoffset': did you mean 'startingOffsets'?",
+        ),
+        (
+            {"subscribe": "orders", "startingOffsets": "erliest"},
+            (
+                "[SPARKLOG_BAD_REQUEST]: Option 'startingOffsets' must be 'earliest', 'latest' or JSON like "
+                "{\"topic\":{\"0\":23}}: found 'erliest'. Did you mean 'earliest'?"
+            ),
+        ),
+        (
+            {"subscribe": "orders", "startingOffsets": "earliest", "startingTimestamp": "5"},
+            (
+                "[SPARKLOG_BAD_REQUEST]: Give one of 'startingTimestamp' and 'startingOffsets': 'startingTimestamp' would "
+                "hide 'startingOffsets'"
+            ),
+        ),
+        (
+            {"subscribe": "orders", "subscribePattern": "o.*"},
+            (
+                "[SPARKLOG_BAD_REQUEST]: Give one of 'subscribe', 'subscribePattern' and 'assign', not 'subscribe' and "
+                "'subscribePattern'"
+            ),
+        ),
+        ({"topic": "orders"}, "[SPARKLOG_BAD_REQUEST]: Option 'topic' is for writing; name the topics to read with"),
+    ],
+)
+def test_options_are_checked_at_load(spark: SparkSession, root: str, options: dict[str, str], expected: str) -> None:
+    assert line(lambda: load(spark, root, **options)).startswith(expected)
+
+
+def test_paths_are_checked_at_load(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "is a file: give the root" in line(lambda: load(spark, str(tmp_path / "file")))
+    assert "[SPARKLOG_NOT_FOUND]: There is no log at" in line(lambda: load(spark, str(tmp_path / "none")))
+    assert "No path: give the root" in line(lambda: load(spark, None))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"subscribe": "order"}, "[SPARKLOG_NOT_FOUND]: There is no topic 'order' at"),
+        ({}, "is a root with the topics orders, payments: name those to read with 'subscribe'"),
+        (
+            {"assign": '{"orders":[4]}'},
+            "Option 'assign' names partition 4 of topic 'orders', which has partition 0 only",
+        ),
+        (
+            {"subscribe": "orders", "startingOffsets": '{"orders":{"0":99}}'},
+            "[SPARKLOG_NOT_FOUND]: Offset 99 of orders-0 is out of range: the log ends at 10",
+        ),
+        (
+            {"subscribe": "orders", "endingOffsets": '{"orders":{"0":11}}'},
+            "[SPARKLOG_NOT_FOUND]: Offset 11 of orders-0 is out of range: the log ends at 10",
+        ),
+        (
+            {"subscribe": "orders", "startingOffsets": '{"orders":{"1":0}}'},
+            "startingOffsets names partitions that are not read: orders-1",
+        ),
+        ({"subscribe": "orders", "startingOffsets": "latest"}, "startingOffsets=latest is for streams"),
+    ],
+)
+def test_what_the_topics_do_not_have(spark: SparkSession, root: str, options: dict[str, str], expected: str) -> None:
+    assert expected in line(lambda: load(spark, root, **options).count())
+
+
+def test_schemas_of_reads(spark: SparkSession, root: str) -> None:
+    def read(schema: str) -> Any:
+        return spark.read.format("sparklog").schema(schema).option("subscribe", "orders").load(root).count()
+
+    assert "names a column 'offsett' (did you mean 'offset'?)" in line(lambda: read("offsett long"))
+    assert "Column 'offset' must have the type bigint; the schema says int" in line(lambda: read("offset int"))
+    assert "Column 'key' may hold nulls" in line(lambda: read("key binary NOT NULL"))
+
+
+def test_what_cannot_be_written(spark: SparkSession, root: str, fixtures: Path) -> None:
+    def write(sql: str, mode: str = "append", path: str = root, **options: str) -> Any:
+        return spark.sql(sql).write.format("sparklog").mode(mode).options(**options).save(path)
+
+    wrong_type = line(lambda: write("SELECT 5 AS value", topic="orders"))
+    assert wrong_type.startswith("[SPARKLOG_BAD_REQUEST]: Column 'value' must be string or binary but is int: cast it")
+    assert "A column 'value' (string or binary) is required" in line(lambda: write("SELECT 'k' AS key", topic="orders"))
+    assert "No topic: give the option 'topic'" in line(lambda: write("SELECT 'v' AS value"))
+    assert "A log is append-only" in line(lambda: write("SELECT 'v' AS value", "overwrite", topic="orders"))
+    assert "expected partitions 0 to 0, found 5" in line(
+        lambda: write("SELECT 'v' AS value, 5 AS partition", topic="orders")
+    )
+    assert "txnAppId is given without txnVersion" in line(
+        lambda: write("SELECT 'v' AS value", topic="orders", txnAppId="a")
+    )
+    kafka = str(fixtures / "codecs" / "data")
+    assert "is a Kafka log directory, which is read-only" in line(
+        lambda: write("SELECT 'v' AS value", path=kafka, topic="t")
+    )
+    assert "name the topic to write with 'topic'" in line(lambda: write("SELECT 'v' AS value", subscribe="orders"))
+    assert sparklog.open(root).topic("orders").head().log_end.tolist() == [10]
+
+
+def test_a_newer_format(spark: SparkSession, tmp_path: Path) -> None:
+    feed(tmp_path / "log", "t", range(3))
+    path = tmp_path / "log" / "_root.json"
+    document = dict(decode(path.read_bytes(), "_root.json", "root").document)
+    document.pop("crc")
+    path.write_bytes(encode({**document, "readFeatures": ["teleport"]}))
+    message = line(lambda: load(spark, str(tmp_path / "log"), subscribe="t").count())
+    assert message.startswith("[SPARKLOG_BAD_REQUEST]: root _root.json needs the sparklog features teleport to be read")
+    path.write_bytes(encode({**document, "format": 2}))
+    message = line(lambda: load(spark, str(tmp_path / "log"), subscribe="t").count())
+    assert "has format 2, this sparklog reads format 1; upgrade sparklog" in message
+
+
+def test_a_damaged_commit_and_damaged_data(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    feed(root, "t", range(30))
+    (data,) = (root / "t" / "append").glob("*.slices")
+    whole = data.read_bytes()
+    data.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    message = line(lambda: load(spark, str(root), subscribe="t").collect())
+    assert message.startswith("[SPARKLOG_CORRUPT]: ")
+    assert data.name in message
+    commit = root / "t" / "_log" / "00000000000000000001.json"
+    commit.write_bytes(commit.read_bytes().replace(b'"timeMs"', b'"timeMz"'))
+    message = line(lambda: load(spark, str(root), subscribe="t").count())
+    assert message.startswith("[SPARKLOG_CORRUPT]: ")
+    assert commit.name in message
+
+
+def test_streams(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    def start(**options: str) -> Any:
+        stream = spark.readStream.format("sparklog").options(**options).load(root)
+        query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    assert "Option 'endingOffsets' is for batch reads" in line(
+        lambda: start(subscribe="orders", endingOffsets="latest")
+    )
+    assert "There is no topic 'nope'" in line(lambda: start(subscribe="nope"))

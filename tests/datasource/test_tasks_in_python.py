@@ -1,0 +1,272 @@
+"""What runs in tasks and at the commit, called directly."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.datasource.location import resolve
+from sparklog.datasource.options import parse_options
+from sparklog.datasource.user_errors import HIDE_TRACEBACK, guard_iterator, user_errors
+from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.log.append_writer import AppendWriter
+from sparklog.log.view import OffsetRange
+from tests.datasource.memory_view import MemoryPart
+from tests.datasource.streams import feed, values
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import StructType
+
+from sparklog.datasource.publish import BatchKey, StreamKey, publish
+from sparklog.datasource.read_task import BATCH_BYTES, LogPartition, ReadTask, merge_small
+from sparklog.datasource.schema import projection
+from sparklog.datasource.source import SparklogDataSource
+from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
+from sparklog.datasource.writer import plan_write
+
+
+@pytest.fixture(autouse=True)
+def _keep_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HIDE_TRACEBACK, "")
+
+
+def test_small_batches_are_put_together() -> None:
+    def batches(count: int, size: int) -> Iterator[pa.RecordBatch]:
+        for _ in range(count):
+            yield pa.RecordBatch.from_pydict({"v": [b"x" * size]})
+
+    merged = list(merge_small(batches(1000, 1000)))
+    assert [batch.num_rows for batch in merged] == [1000]
+    merged = list(merge_small(batches(10, BATCH_BYTES // 4)))
+    assert sum(batch.num_rows for batch in merged) == 10
+    assert max(batch.nbytes for batch in merged) <= BATCH_BYTES
+    empty = pa.RecordBatch.from_pydict({"v": pa.array([], pa.binary())})
+    assert list(merge_small([empty, empty])) == []
+
+
+def test_an_error_on_purpose_is_one_line_under_its_code() -> None:
+    @user_errors
+    def fail() -> None:
+        raise NotFound("there is\nno topic")
+
+    with pytest.raises(Exception, match="there is no topic") as error:
+        fail()
+    assert type(error.value).__qualname__ == "[SPARKLOG_NOT_FOUND]"
+    assert type(error.value).__module__ == "builtins"
+    assert os.environ[HIDE_TRACEBACK] == "1"
+
+
+def test_an_error_nobody_meant_keeps_its_kind() -> None:
+    @user_errors
+    def fail() -> None:
+        raise KeyError("bug")
+
+    def items() -> Iterator[int]:
+        yield 1
+        raise Conflict("in the middle")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert os.environ[HIDE_TRACEBACK] == ""
+    found = guard_iterator(items())
+    assert next(found) == 1
+    with pytest.raises(Exception, match="in the middle"):
+        next(found)
+
+
+def test_importing_the_source_pulls_no_heavy_module() -> None:
+    program = (
+        "import sys, pyspark_sparklog, sparklog.datasource.stream_reader, sparklog.datasource.batch_reader, "
+        "sparklog.datasource.writer, sparklog.log.root_view, sparklog.kafka.view\n"
+        "print([name for name in ('numba', 'pandas', 'zstandard', 'lz4', 'snappy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+class PartOfALog:
+    """A part whose log start has moved past its beginning after it was planned."""
+
+    range = OffsetRange("in", 0, 0, 10)
+    records = 10
+    nbytes = 100
+
+    def read(self, columns: Any, *, batch_bytes: int = 0) -> Iterator[pa.RecordBatch]:
+        yield from MemoryPart(OffsetRange("in", 0, 0, 2), (1, 1)).read(columns)
+        raise NotFound("offsets 2 to 9 of in-0 are gone")
+
+
+def read_task(root: str, **options: str) -> ReadTask:
+    from pyspark.sql.types import LongType, StructField
+
+    schema = projection(StructType([StructField("offset", LongType())]))
+    task = ReadTask(resolve(root), parse_options(options).read, schema)
+    found: ReadTask = pickle.loads(pickle.dumps(task))
+    return found
+
+
+def test_records_deleted_while_a_task_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = str(tmp_path / "log")
+    feed(root, "in", range(10), partitions=1)
+    sparklog.open(root).topic("in").delete_records({0: 6})
+    partition = LogPartition([PartOfALog()])
+    with pytest.raises(Exception, match="offsets 2 to 9 of in-0 are gone"):
+        list(read_task(root).read(partition))
+    found = [row for batch in read_task(root, failondataloss="false").read(partition) for row in batch.to_pylist()]
+    assert [row["offset"] for row in found] == [0, 1, 6, 7, 8, 9]
+    assert "reading goes on with what is left" in caplog.text
+
+
+def test_a_missing_record_that_was_not_deleted_is_an_error_even_then(tmp_path: Path) -> None:
+    root = str(tmp_path / "log")
+    feed(root, "in", range(10), partitions=1)
+    with pytest.raises(Exception, match="offsets 2 to 9 of in-0 are gone"):
+        list(read_task(root, failondataloss="false").read(LogPartition([PartOfALog()])))
+
+
+def test_a_partition_without_value_is_empty(tmp_path: Path) -> None:
+    from pyspark.sql.datasource import InputPartition
+
+    feed(tmp_path / "log", "in", range(1))
+    assert list(read_task(str(tmp_path / "log")).read(InputPartition(None))) == []
+
+
+# Writing without Spark
+
+
+def plan(root: str, schema: str = "key string, value string", **options: str) -> SinkPlan:
+    from pyspark.sql.types import IntegerType, StringType, StructField
+
+    kinds = {"string": StringType(), "int": IntegerType()}
+    fields = [StructField(*(part.split()[0], kinds[part.split()[1]])) for part in schema.split(", ")]
+    given = {"path": root, **options}
+    parsed = parse_options({name.replace("_", "."): value for name, value in given.items()})
+    found: SinkPlan = pickle.loads(pickle.dumps(plan_write(resolve(root), parsed, StructType(fields))))
+    return found
+
+
+def rows(values: range, topics: list[str] | None = None) -> pa.RecordBatch:
+    texts = [str(value) for value in values]
+    columns: dict[str, Any] = {"key": texts, "value": texts}
+    if topics is not None:
+        columns["topic"] = [topics[value % len(topics)] for value in values]
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def sent(message: SparklogCommitMessage) -> SparklogCommitMessage:
+    found: SparklogCommitMessage = pickle.loads(pickle.dumps(message))
+    return found
+
+
+def test_tasks_and_commit(tmp_path: Path) -> None:
+    root = str(tmp_path / "log")
+    sink = plan(root, topic="t", num_partitions="3")
+    messages = [sent(write_task(sink, [rows(range(50)), rows(range(50, 60))], "a")), write_task(sink, [], "a")]
+    messages.append(write_task(sink, [rows(range(60, 90))], "b"))
+    assert [message.topics[0].records for message in messages] == [60, 0, 30]
+    assert sparklog.open(root).topic("t").head().log_end.sum() == 0
+    publish(sink, messages, None)
+    assert values(root, "t") == list(range(90))
+    publish(sink, [], None)
+    publish(sink, [write_task(sink, [], "c")], None)
+    assert sparklog.open(root).topic("t").head().version == 1
+
+
+def test_keys_of_batches_and_streams(tmp_path: Path) -> None:
+    root = str(tmp_path / "log")
+    sink = plan(root, topic="t")
+
+    def write(first: int, key: BatchKey | StreamKey) -> None:
+        publish(sink, [write_task(sink, [rows(range(first, first + 10))], "a")], key)
+
+    write(0, StreamKey("q", 0, "run-1"))
+    write(0, StreamKey("q", 0, "run-1"))
+    write(10, StreamKey("q", 1, "run-1"))
+    with pytest.raises(Conflict, match="checkpoint older than the log"):
+        write(20, StreamKey("q", 0, "run-1"))
+    write(10, StreamKey("q", 1, "run-2"))
+    with pytest.raises(sparklog.Fenced):
+        write(20, StreamKey("q", 2, "run-1"))
+    write(20, BatchKey("app", 5))
+    write(20, BatchKey("app", 5))
+    write(20, BatchKey("app", 4))
+    assert values(root, "t") == list(range(30))
+
+
+def test_several_topics_share_one_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = str(tmp_path / "log")
+    limit = 2000
+    sink = plan(root, "key string, value string, topic string", write_buffer_bytes=str(limit))
+    held: dict[int, int] = {}
+    most = 0
+    write, flush = AppendWriter.write, AppendWriter.flush
+
+    def counted(self: AppendWriter, batch: pa.RecordBatch) -> None:
+        nonlocal most
+        write(self, batch)
+        held[id(self)] = self._pending_bytes
+        most = max(most, sum(held.values()) - batch.nbytes)
+
+    def flushed(self: AppendWriter) -> None:
+        flush(self)
+        held[id(self)] = 0
+
+    monkeypatch.setattr(AppendWriter, "write", counted)
+    monkeypatch.setattr(AppendWriter, "flush", flushed)
+    topics = [f"t{number}" for number in range(20)]
+    batches = [rows(range(first, first + 40), topics) for first in range(0, 2000, 40)]
+    message = write_task(sink, batches, "a")
+    publish(sink, [message], StreamKey("q", 0, "run"))
+    assert 0 < most <= limit
+    assert sum(len(values(root, topic)) for topic in topics) == 2000
+    assert values(root, "t7") == list(range(7, 2000, 20))
+
+
+def test_a_replay_that_leaves_a_topic_out(tmp_path: Path) -> None:
+    root = str(tmp_path / "log")
+    sink = plan(root, "key string, value string, topic string")
+    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], StreamKey("q", 0, "r1"))
+    with pytest.raises(Conflict, match="replay mismatch"):
+        publish(sink, [write_task(sink, [rows(range(5), ["a"])], "x")], StreamKey("q", 0, "r2"))
+    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], StreamKey("q", 0, "r3"))
+    assert values(root, "b") == [1, 3, 5, 7, 9]
+
+
+def test_a_topic_created_again_between_tasks(tmp_path: Path) -> None:
+    root = str(tmp_path / "log")
+    sink = plan(root, "key string, value string, topic string")
+    first = write_task(sink, [rows(range(4), ["t"])], "x")
+    sparklog.open(root).delete_topic("t")
+    second = write_task(sink, [rows(range(4), ["t"])], "x")
+    with pytest.raises(Conflict, match="was deleted and created again while this write ran"):
+        publish(sink, [first, second], None)
+
+
+def test_a_root_made_again_between_plan_and_commit(tmp_path: Path) -> None:
+    import shutil
+
+    root = str(tmp_path / "log")
+    sink = plan(root, topic="t")
+    message = write_task(sink, [rows(range(4))], "x")
+    shutil.rmtree(root)
+    plan(root, topic="t")
+    with pytest.raises(Conflict, match="changed its id"):
+        publish(sink, [message], None)
+    with pytest.raises(BadRequest, match="expected the root"):
+        write_task(sink, [rows(range(4))], "x")
+
+
+def test_the_source_checks_options_when_it_is_made() -> None:
+    with pytest.raises(Exception, match="Unknown option 'startingoffset'"):
+        SparklogDataSource({"startingoffset": "x"})
+    assert SparklogDataSource({}).name() == "sparklog"

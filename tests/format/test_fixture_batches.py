@@ -1,0 +1,98 @@
+"""Every batch that Kafka and its clients wrote into the fixtures: decoded, compared with Kafka's consumer, encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparklog.format.decode import decode
+from sparklog.format.encode import encode_batch
+from sparklog.format.record_batch import BatchHeaders, concat_headers, crc_failures, scan_headers
+from tests.fixture_data import expected_records
+from tests.format.batch_samples import ALL, rows
+
+NAMES = ("codecs", "timestamps", "segments", "transactions", "transactions-tv0", "preallocated-running")
+
+
+def logs(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.log"))
+
+
+def sound_batches(folder: Path) -> Iterator[tuple[Path, bytes, BatchHeaders]]:
+    """Per log file, its batches of magic 2 up to the first that is damaged."""
+    for path in logs(folder):
+        data = path.read_bytes()
+        headers = scan_headers(data, whole=False)
+        wrong = crc_failures(data, headers)
+        yield path, data, headers[: int(wrong[0])] if len(wrong) else headers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_records_are_those_of_kafkas_consumer(fixtures: Path, name: str) -> None:
+    compared = 0
+    for folder in sorted({path.parent for path in logs(fixtures / name / "data")}):
+        if folder.name.startswith("__"):  # Kafka's internal topics have expectations of another form
+            continue
+        found = []
+        for path in logs(folder):
+            data = path.read_bytes()
+            headers = scan_headers(data, whole=False)
+            assert headers.stop in ("end", "zeros")
+            columns = decode(data, headers, columns=ALL, select=~headers.is_control)
+            epochs = headers.leader_epoch[columns.batch].tolist()
+            kinds = columns.timestamp_type.tolist()
+            found += [(*row, kind, epoch) for row, kind, epoch in zip(rows(columns), kinds, epochs, strict=True)]
+        expected = [
+            (r.offset, r.timestamp, r.key, r.value, list(r.headers) or None, r.timestamp_type, r.leader_epoch)
+            for r in expected_records(fixtures / name, folder.name)
+        ]
+        assert found == expected
+        compared += len(found)
+    assert compared >= 90
+
+
+def test_plain_batches_are_encoded_to_the_same_bytes(fixtures: Path) -> None:
+    batches = records = 0
+    for path, data, headers in sound_batches(fixtures):
+        if not len(headers):
+            continue
+        columns = decode(data, headers, columns=ALL, raw_timestamps=True)
+        ends = np.cumsum(columns.batch_rows).tolist()
+        for index in np.flatnonzero(headers.codec == 0).tolist():
+            end, count = ends[index], int(columns.batch_rows[index])
+            one = decode(data, headers[index : index + 1], columns=ALL, raw_timestamps=True)
+            position, size = int(headers.position[index]), int(headers.size[index])
+            assert encode_batch(one, headers.row(index)) == data[position : position + size], f"{path} {position}"
+            assert columns.offset[end - count : end].tolist() == one.offset.tolist()
+            batches += 1
+            records += count
+    assert batches > 1000
+    assert records > batches
+
+
+def test_compressed_batches_keep_their_records_when_encoded_again(fixtures: Path) -> None:
+    batches = 0
+    for _, data, headers in sound_batches(fixtures / "codecs"):
+        for index in np.flatnonzero(headers.codec != 0).tolist():
+            one = decode(data, headers[index : index + 1], columns=ALL, raw_timestamps=True)
+            again = encode_batch(one, headers.row(index))
+            found = scan_headers(again)
+            assert (found.attributes[0], found.count[0]) == (headers.attributes[index], headers.count[index])
+            assert rows(decode(again, found, columns=ALL, raw_timestamps=True)) == rows(one)
+            batches += 1
+    assert batches > 50
+
+
+def test_whole_files_and_single_batches_decode_alike(fixtures: Path) -> None:
+    files = 0
+    for _, data, headers in sound_batches(fixtures / "codecs"):
+        together = rows(decode(data, headers, columns=ALL))
+        parts = [rows(decode(data, headers[index : index + 1], columns=ALL)) for index in range(len(headers))]
+        assert together == [row for part in parts for row in part]
+        both = concat_headers([headers[:2], headers[2:]])
+        assert rows(decode(data, both, columns=ALL)) == together
+        files += 1
+    assert files >= 10

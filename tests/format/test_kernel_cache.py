@@ -1,0 +1,73 @@
+"""Where compiled kernels are kept, and that loading the format stays light."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sparklog.format import _kernels_memory
+from sparklog.format.warm import KERNEL_MODULES, warm_up
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_warm_up_compiles_every_kernel_module() -> None:
+    place = warm_up()
+    assert place is not None
+    kept = {file.name.split(".")[0] for file in Path(place).rglob("*.nbi")}
+    assert kept == set(KERNEL_MODULES)
+    sources = {file.stem for file in (REPOSITORY / "sparklog" / "format").glob("_kernels_*.py")}
+    assert sources - {"_kernels_memory"} == set(KERNEL_MODULES)
+
+
+def test_the_package_is_the_first_choice(tmp_path: Path) -> None:
+    place = _kernels_memory.cache_directory(tmp_path)
+    assert place is not None
+    assert Path(place).parent == tmp_path / "__pycache__"
+
+
+def test_a_read_only_package_falls_back_to_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    blocked = tmp_path / "package"
+    blocked.write_text("a file where a folder would be: nothing can be made below it")
+    place = _kernels_memory.cache_directory(blocked)
+    assert place is not None
+    folder = Path(place).parent
+    assert folder.parent == tmp_path / "temporary"
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    open_folder = tmp_path / f"sparklog-kernels-{os.getuid()}"
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    blocked = tmp_path / "package"
+    blocked.write_text("")
+    place = _kernels_memory.cache_directory(blocked)
+    assert place is not None
+    assert not place.startswith(str(open_folder) + "/")
+
+
+def test_importing_the_format_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; import sparklog.format.record_batch; light = set(sys.modules);"
+        "import sparklog.format.decode, sparklog.format.encode, sparklog.format.control, sparklog.format.murmur2;"
+        "heavy = {'numba', 'zstandard', 'lz4', 'lz4.frame', 'snappy', 'pandas', 'pyspark'};"
+        "print(sorted(heavy & set(sys.modules)), sorted({'pyarrow', 'crc32c'} & light))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[] []", done.stderr
+
+
+def test_set_up_can_warm_from_the_command_line() -> None:
+    command = [sys.executable, "-m", "sparklog.format.warm"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("kernels are kept in "), done.stderr
+    assert done.stderr == ""

@@ -1,0 +1,117 @@
+"""A process dies before and after each of its requests, one by one; another takes over: all is there, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from sparklog.errors import Conflict
+from sparklog.log import commit_log
+from sparklog.log.registry import WriterKey
+from sparklog.storage.faulty import Call, Crash, Fault, FaultKind
+from tests.log.simulation.lab import Lab, Process
+
+BATCHES = 7
+CONFIG = {"retention.ms": "123456"}
+
+
+@pytest.fixture(autouse=True)
+def _few_commits_per_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "CHECKPOINT_COMMITS", 3)
+
+
+@dataclass
+class Job:
+    """Steps that are each done once; `done` is what the job itself has written down, as a streaming checkpoint is."""
+
+    lab: Lab = field(default_factory=Lab)
+    done: int = 0
+    runs: int = 0
+
+    def run(self, process: Process) -> None:
+        self.runs += 1
+        run_id = f"run-{self.runs}"
+        steps = [lambda batch=batch: self.batch(process, batch, run_id) for batch in range(BATCHES)]
+        steps.insert(3, lambda: self.configure(process))
+        steps.insert(5, lambda: self.expire(process))
+        steps.append(lambda: self.create_again(process))
+        for number, step in enumerate(steps):
+            if number == self.done:
+                step()
+                self.done += 1
+
+    def batch(self, process: Process, batch: int, run_id: str) -> None:
+        process.append({0: batch + 1, 1: 1}, process.target(), WriterKey("q", batch, run_id))
+
+    def configure(self, process: Process) -> None:
+        process.topic().alter(configs=CONFIG)
+
+    def expire(self, process: Process) -> None:
+        process.topic().delete_records({1: 2})
+
+    def create_again(self, process: Process) -> None:
+        process.root.ensure_topic("other", partitions=4)
+
+    def check(self) -> None:
+        state = self.lab.log.state
+        batches = sorted((batch, version) for (_, _, batch), version in self.lab.log.batch_versions.items())
+        assert [batch for batch, _ in batches] == list(range(BATCHES))
+        assert [version for _, version in batches] == sorted(version for _, version in batches)
+        assert state.log_end == (sum(range(1, BATCHES + 1)), BATCHES)
+        assert state.log_start == (0, 2)
+        assert dict(state.configs) == CONFIG
+        assert len(self.lab.model.topic("other").state.log_end) == 4
+        snapshot = self.lab.process().topic().snapshot()
+        rows = snapshot.slices.all()
+        assert snapshot.version == state.version
+        assert list(zip(rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), strict=True)) == [
+            (piece.partition, piece.base, piece.end) for piece in state.slices
+        ]
+
+
+def labels_of_a_whole_run() -> list[str]:
+    """Every request of the job when nothing fails."""
+    job = Job()
+    process = job.lab.process()
+    labels: list[str] = []
+
+    def watch(call: Call) -> Fault | None:
+        labels.append(call.label)
+        return None
+
+    process.store.decide = watch
+    job.run(process)
+    job.check()
+    return labels
+
+
+def test_nothing_is_lost_or_doubled_at_any_crash_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = labels_of_a_whole_run()
+    assert len(labels) > 40
+    assert {"create:commit", "get:commit", "create:checkpoint"} <= set(labels)
+    for kind in (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER):
+        for point in range(len(labels)):
+            crash_at(point, kind)
+
+
+def crash_at(point: int, kind: FaultKind) -> None:
+    job = Job()
+    process = job.lab.process()
+    first = process.store._number
+    struck: list[str] = []
+
+    def strike(call: Call) -> Fault | None:
+        if call.number - first == point:
+            struck.append(call.label)
+            return Fault(kind)
+        return None
+
+    process.store.decide = strike
+    try:
+        job.run(process)
+    except (Crash, OSError, Conflict):
+        # Died, or gave up with an error: started again, as a scheduler does.
+        job.run(job.lab.process())
+    assert struck, f"no request number {point}"
+    job.check()

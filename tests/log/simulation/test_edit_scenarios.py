@@ -1,0 +1,322 @@
+"""Single interleavings of rewrites, log starts, configs and transactions with everything else, each by name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from sparklog.errors import BadRequest, Conflict
+from sparklog.log import commit_log, conflicts, fields
+from sparklog.log.commit import COMPACT, MERGE, Edit, Resolved, Txn
+from sparklog.log.commit_log import Outcome
+from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
+from sparklog.log.names import append_path
+from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN
+from sparklog.log.slices import FileSlices
+from sparklog.log.topic import Snapshot
+from tests.log.simulation.lab import Lab, Process
+
+
+@pytest.fixture(autouse=True)
+def _few_commits_per_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "CHECKPOINT_COMMITS", 4)
+
+
+def merge(snapshot: Snapshot, process: Process, spans: Mapping[int, tuple[int, int]], op: str = MERGE) -> RewriteIntent:
+    """A rewrite of offsets `[start, end)` of some partitions, one output slice each, planned on a snapshot."""
+    rewrites = []
+    rows = snapshot.slices.all()
+    for partition, (start, end) in spans.items():
+        chosen = range(*rows.overlapping(partition, start, end).indices(len(rows)))
+        inputs = [Input(rows.path(r), int(rows.position[r]), int(rows.base[r]), int(rows.end[r])) for r in chosen]
+        rewrites.append(Rewrite(Edit(partition, start, end), tuple(inputs)))
+    n = len(spans)
+    path = append_path(snapshot.version, process.env.new_id())
+    process.lab.store.create(f"t/{path}", b"merged")
+    file = FileSlices(
+        path=path,
+        size=10 * n + 5,
+        footer_length=5,
+        partition=tuple(spans),
+        nbytes=(10,) * n,
+        offsets=tuple(end - start for start, end in spans.values()),
+        records=tuple(end - start for start, end in spans.values()),
+        min_ts=(1,) * n,
+        max_ts=(2,) * n,
+        crc=(3,) * n,
+        flags=(0,) * n,
+        base=tuple(start for start, _ in spans.values()),
+    )
+    return RewriteIntent(op, snapshot.head.topic_id, tuple(rewrites), (file,))
+
+
+def layout(lab: Lab, partition: int) -> list[tuple[int, int]]:
+    """Slices of a partition as the model has them, compared with what a new reader sees."""
+    snapshot = lab.process().topic().snapshot()
+    rows = snapshot.slices.select(partition)
+    found = list(zip(rows.base.tolist(), rows.end.tolist(), strict=True))
+    assert found == [(s.base, s.end) for s in lab.log.state.slices if s.partition == partition]
+    return found
+
+
+class TestFinding7Edits:
+    """Four appends, each one file with a slice of both partitions: every file is shared."""
+
+    @pytest.fixture
+    def lab(self) -> Lab:
+        lab = Lab()
+        writer = lab.process()
+        for _ in range(4):
+            writer.append({0: 2, 1: 3})
+        return lab
+
+    def run(self, process: Process, intent: RewriteIntent) -> Outcome:
+        return process.root.topic_handle("t").commit(intent)
+
+    def test_two_rewrites_of_a_shared_file_in_different_partitions_stand(self, lab: Lab) -> None:
+        first, second = lab.process(), lab.process()
+        plans = (
+            merge(first.topic().snapshot(), first, {0: (0, 8)}),
+            merge(second.topic().snapshot(), second, {1: (0, 12)}),
+        )
+        second.at("create:commit", lambda: self.run(first, plans[0]))
+        assert self.run(second, plans[1]).dropped == ()
+        assert layout(lab, 0) == [(0, 8)]
+        assert layout(lab, 1) == [(0, 12)]
+
+    def test_of_two_rewrites_of_one_range_the_second_is_dropped_and_the_rest_stands(self, lab: Lab) -> None:
+        first, second = lab.process(), lab.process()
+        one = merge(first.topic().snapshot(), first, {0: (2, 8)})
+        two = merge(second.topic().snapshot(), second, {0: (0, 4), 1: (0, 12)})
+        second.at("create:commit", lambda: self.run(first, one))
+        outcome = self.run(second, two)
+        assert [edit.partition for edit in outcome.dropped] == [0]
+        assert layout(lab, 0) == [(0, 2), (2, 8)]
+        assert layout(lab, 1) == [(0, 12)]
+
+    def test_appends_commute_with_rewrites(self, lab: Lab) -> None:
+        sealer = lab.process()
+        plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)})
+        sealer.at("create:commit", lambda: lab.commits(3))
+        assert self.run(sealer, plan).dropped == ()
+        assert layout(lab, 0) == [(0, 8), (8, 9), (9, 10), (10, 11)]
+
+    @pytest.mark.parametrize(("start", "left"), [(2, [(0, 8)]), (3, [(0, 8)]), (8, [])])
+    def test_a_rewrite_stands_over_inputs_that_the_log_start_passed(
+        self, lab: Lab, start: int, left: list[tuple[int, int]]
+    ) -> None:
+        sealer, admin = lab.process(), lab.process()
+        plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)})
+        sealer.at("create:commit", lambda: admin.topic().delete_records({0: start}))
+        assert self.run(sealer, plan).dropped == ()
+        assert layout(lab, 0) == left
+        assert lab.log.state.log_end == (8, 12)
+
+    def test_a_compaction_of_a_topic_that_was_created_again_is_refused(self, lab: Lab) -> None:
+        sealer, admin = lab.process(), lab.process()
+        plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)}, COMPACT)
+
+        def again() -> None:
+            admin.root.delete_topic("t")
+            admin.root.create_topic("t", partitions=2)
+
+        sealer.at("create:commit", again)
+        with pytest.raises(Conflict, match="created again"):
+            self.run(sealer, plan)
+        assert lab.log.state.slices == ()
+
+    def test_a_rewrite_planned_below_the_floor_is_refused(self, lab: Lab) -> None:
+        sealer = lab.process()
+        plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)})
+        lab.commits(3)
+        lab.process().topic().commit(MaintainIntent(floor=6))
+        with pytest.raises(Conflict, match="upload floor"):
+            self.run(sealer, plan)
+        assert len(layout(lab, 0)) == 7
+
+    def test_append_retain_and_seal_commute_in_all_orders(self) -> None:
+        """The result does not depend on the order in which three commits, planned at once, get their numbers."""
+        results = set()
+        for order in itertools.permutations(range(3)):
+            lab = Lab()
+            writer = lab.process()
+            for _ in range(4):
+                writer.append({0: 2})
+            appender, retainer, sealer = lab.process(), lab.process(), lab.process()
+            target = appender.target()
+            topic = retainer.topic()
+            plan = merge(sealer.topic().snapshot(), sealer, {0: (2, 8)})
+            steps: Sequence[Callable[[], object]] = (
+                lambda a=appender, t=target: a.append({0: 5}, t),  # type: ignore[misc]
+                lambda t=topic: t.delete_records({0: 5}),  # type: ignore[misc]
+                lambda s=sealer, p=plan: self.run(s, p),  # type: ignore[misc]
+            )
+            for step in order:
+                steps[step]()
+            state = lab.log.state
+            results.add((tuple(layout(lab, 0)), state.log_start, state.log_end))
+        assert results == {(((2, 8), (8, 13)), (5, 0), (13, 0))}
+
+
+class TestFinding7Admin:
+    def test_log_starts_are_a_maximum(self) -> None:
+        lab = Lab()
+        lab.process().append({0: 10})
+        low, high = lab.process(), lab.process()
+        low.topic()
+        topic = low.root.topic_handle("t")
+        low.at("create:commit", lambda: high.topic().delete_records({0: 7}))
+        assert topic.delete_records({0: 3}) == {0: 7}
+        assert lab.log.state.log_start == (7, 0)
+
+    def test_the_same_config_is_a_conflict_and_another_is_not(self) -> None:
+        lab = Lab()
+        one, two = lab.process(), lab.process()
+        topic = two.topic()
+        two.at("create:commit", lambda: one.topic().alter(configs={"retention.ms": "1000000"}))
+        with pytest.raises(Conflict, match=r"retention.ms .* changed by somebody else"):
+            topic.alter(configs={"retention.ms": "2000000"})
+        two.at("create:commit", lambda: one.topic().alter(configs={"segment.bytes": "1000000"}))
+        topic.alter(configs={"retention.ms": "3000000"})
+        assert dict(lab.log.state.configs) == {"retention.ms": "3000000", "segment.bytes": "1000000"}
+
+    def test_the_partition_count_is_a_conflict_and_appends_go_on(self) -> None:
+        lab = Lab()
+        one, two, writer = lab.process(), lab.process(), lab.process()
+        topic, target = two.topic(), writer.target()
+        two.at("create:commit", lambda: one.topic().alter(partitions=3))
+        with pytest.raises(Conflict, match=r"partitions .* changed by somebody else"):
+            topic.alter(partitions=4)
+        assert writer.append({1: 2}, target).base == {1: 0}
+        assert lab.log.state.log_end == (0, 2, 0)
+
+    def test_an_append_during_a_log_start_change(self) -> None:
+        lab = Lab()
+        writer, admin = lab.process(), lab.process()
+        writer.append({0: 4})
+        target = writer.target()
+        writer.at("create:commit", lambda: admin.topic().delete_records({0: -1}))
+        assert writer.append({0: 2}, target).base == {0: 4}
+        assert lab.log.state.log_start == (4, 0)
+        assert layout(lab, 0) == [(4, 6)]
+
+
+class TestFindings4And5Transactions:
+    """The state function: what a decision names is committed, everything else of that number is aborted."""
+
+    def prepare(self, process: Process, n: int, records: Mapping[int, int]) -> int:
+        target = process.target()
+        file = process.upload(target, records)
+        return process.topic().commit_append([file], target, txn=Txn("tx", n)).version
+
+    def statuses(self, lab: Lab) -> list[int]:
+        rows = lab.process().topic().snapshot().slices.all()
+        return rows.status.tolist()
+
+    def test_a_late_marker_does_not_decide_the_next_transaction(self) -> None:
+        lab = Lab()
+        owner, helper = lab.process(), lab.process()
+        first = self.prepare(owner, 1, {0: 2})
+        marker = MaintainIntent(resolved=(Resolved("tx", 1, (first,)),))
+        late = helper.topic()
+
+        def owner_goes_on() -> None:
+            owner.topic().commit(marker)
+            self.prepare(owner, 2, {0: 3})
+
+        helper.at("create:commit", owner_goes_on)
+        assert late.commit(marker).commit is None, "what it wanted to say has been said"
+        assert self.statuses(lab) == [COMMITTED, OPEN]
+        head = lab.process().topic().head()
+        assert (head.log_end[0], head.last_stable()[0]) == (5, 2)
+
+    def test_a_zombie_slice_does_not_join_a_committed_transaction(self) -> None:
+        lab = Lab()
+        owner, zombie = lab.process(), lab.process()
+        named = self.prepare(owner, 1, {0: 2})
+        self.prepare(zombie, 1, {0: 2})
+        lab.process().topic().commit(MaintainIntent(resolved=(Resolved("tx", 1, (named,)),)))
+        assert self.statuses(lab) == [COMMITTED, ABORTED]
+        assert lab.process().topic().head().last_stable().tolist() == [4, 0]
+
+    def test_the_last_stable_offset_stops_at_the_first_open_slice(self) -> None:
+        lab = Lab()
+        writer = lab.process()
+        writer.append({0: 1, 1: 1})
+        version = self.prepare(writer, 1, {0: 2})
+        writer.append({0: 1, 1: 1})
+        assert lab.process().topic().head().last_stable().tolist() == [1, 2]
+        lab.commits(6)
+        assert lab.process().topic().head().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
+        lab.process().topic().commit(MaintainIntent(resolved=(Resolved("tx", 1, ()),)))
+        assert lab.process().topic().head().last_stable().tolist() == [10, 2]
+        rows = lab.process().topic().snapshot().slices.all()
+        assert rows.status[rows.prepare_version == version].tolist() == [ABORTED]
+
+    def test_retention_past_an_open_slice_forgets_it(self) -> None:
+        lab = Lab()
+        writer = lab.process()
+        self.prepare(writer, 1, {0: 2})
+        writer.append({0: 1})
+        writer.topic().delete_records({0: 2})
+        head = lab.process().topic().head()
+        assert head.open == ()
+        assert head.last_stable().tolist() == [3, 0]
+
+    def test_nothing_above_the_last_stable_offset_is_rewritten(self) -> None:
+        lab = Lab()
+        writer = lab.process()
+        writer.append({0: 1})
+        self.prepare(writer, 1, {0: 2})
+        writer.append({0: 1})
+        plan = merge(writer.topic().snapshot(), writer, {0: (0, 4)})
+        with pytest.raises(BadRequest, match="above the last stable offset"):
+            writer.topic().commit(plan)
+        assert lab.log.state.version == 3
+
+
+class TestFinding21Features:
+    def test_who_does_not_know_a_write_feature_neither_commits_nor_checkpoints(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lab = Lab()
+        newer = lab.process()
+        with monkeypatch.context() as patch:
+            patch.setattr(conflicts, "KNOWN_WRITE_FEATURES", frozenset({"novel"}))
+            real = conflicts.Draft.commit
+
+            def novel(self: conflicts.Draft, *args: object) -> object:
+                from dataclasses import replace
+
+                return replace(real(self, *args), write_features=("novel",))  # type: ignore[arg-type]
+
+            patch.setattr(conflicts.Draft, "commit", novel)
+            newer.append({0: 1})
+        older = lab.process()
+        with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):
+            older.append({0: 1})
+        assert older.topic().snapshot().head.log_end.tolist() == [1, 0], "reading goes on"
+        before = len(list(lab.store.list("t/_log/checkpoints/")))
+        topic = older.topic()
+        with pytest.raises(BadRequest, match="novel"):
+            topic.log.write_checkpoint(topic.log.refresh())
+        assert len(list(lab.store.list("t/_log/checkpoints/"))) == before
+
+    def test_who_does_not_know_a_read_feature_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        lab = Lab()
+        newer = lab.process()
+        real = conflicts.Draft.commit
+
+        def novel(self: conflicts.Draft, *args: object) -> object:
+            from dataclasses import replace
+
+            return replace(real(self, *args), read_features=("novel",))  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(conflicts.Draft, "commit", novel)
+            patch.setattr(fields, "KNOWN_READ_FEATURES", frozenset({"novel"}))
+            newer.append({0: 1})
+        with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):
+            lab.process().topic()

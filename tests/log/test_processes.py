@@ -1,0 +1,120 @@
+"""Real processes on a real directory: they race for commits, and some are killed in the middle."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparklog.log.invariants import check_state
+from sparklog.log.root import open_root
+from sparklog.storage.local import TEMPORARY_PREFIX
+
+APPENDER = """
+import sys
+import pyarrow as pa
+from sparklog.log.root import open_root
+topic = open_root(sys.argv[1]).topic("t")
+for number in range(int(sys.argv[3])):
+    value = f"{sys.argv[2]}/{number}".encode()
+    topic.append(pa.table({"value": [value], "partition": pa.array([number % 2], pa.int32())}))
+"""
+
+STREAM = """
+import os, sys, uuid
+import pyarrow as pa
+from sparklog.log.root import open_root
+from sparklog.log.topic import WriterKey
+root, checkpoint, batches, run = sys.argv[1], sys.argv[2], int(sys.argv[3]), uuid.uuid4().hex
+topic = open_root(root).topic("t")
+while (batch := len(os.listdir(checkpoint))) < batches:
+    values = [f"{batch}/{row}".encode() for row in range(batch % 4 + 1)]
+    table = pa.table({"value": values, "partition": pa.array([row % 2 for row in range(len(values))], pa.int32())})
+    topic.append(table, writer=WriterKey("query", batch, run))
+    open(os.path.join(checkpoint, str(batch)), "w").close()
+"""
+
+
+def start(program: str, *arguments: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)], stderr=subprocess.PIPE)
+
+
+def values_of(root: Path) -> dict[int, list[str]]:
+    """Values per partition in offset order, after checking the whole state."""
+    topic = open_root(root).topic("t")
+    snapshot = topic.snapshot()
+    check_state(snapshot.head, snapshot.slices)
+    table = topic.scan(columns=("partition", "offset", "value")).to_table()
+    found: dict[int, list[tuple[int, str]]] = {}
+    for partition, offset, value in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
+        found.setdefault(partition, []).append((offset, value.decode()))
+    for partition, records in found.items():
+        assert [offset for offset, _ in records] == list(range(int(snapshot.head.log_end[partition])))
+    return {partition: [value for _, value in records] for partition, records in found.items()}
+
+
+def race(root: Path, writers: int, appends: int) -> None:
+    open_root(root, create=True).create_topic("t", partitions=2)
+    processes = [start(APPENDER, root, f"writer-{number}", appends) for number in range(writers)]
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors.decode()
+    values = values_of(root)
+    everything = [value for partition in values.values() for value in partition]
+    assert sorted(everything) == sorted(f"writer-{w}/{n}" for w in range(writers) for n in range(appends))
+    for partition, records in values.items():
+        for number in range(writers):
+            own = [int(value.split("/")[1]) for value in records if value.startswith(f"writer-{number}/")]
+            assert own == list(range(partition, appends, 2)), "a writer's appends lie in its order"
+    assert open_root(root).topic("t").head().version == writers * appends
+
+
+def test_processes_race_for_commits(tmp_path: Path) -> None:
+    race(tmp_path / "root", 3, 20)
+
+
+@pytest.mark.slow
+def test_many_processes_race_for_commits(tmp_path: Path) -> None:
+    race(tmp_path / "root", 16, 200)
+
+
+def kill_and_restart(folder: Path, seed: int, batches: int) -> int:
+    source = random.Random(seed)
+    root, checkpoint = folder / "root", folder / "checkpoint"
+    checkpoint.mkdir(parents=True)
+    open_root(root, create=True).create_topic("t", partitions=2)
+    kills = 0
+    while len(list(checkpoint.iterdir())) < batches:
+        process = start(STREAM, root, checkpoint, batches)
+        before = len(list(checkpoint.iterdir()))
+        # Imports take most of a process' life: wait until it has begun to work, then a moment.
+        while process.poll() is None and len(list(checkpoint.iterdir())) == before:
+            time.sleep(0.002)
+        time.sleep(source.random() * 0.05)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+    values = values_of(root)
+    expected = [(batch, row) for batch in range(batches) for row in range(batch % 4 + 1)]
+    for partition in (0, 1):
+        assert values[partition] == [f"{batch}/{row}" for batch, row in expected if row % 2 == partition]
+    return kills
+
+
+def test_a_killed_stream_writes_every_batch_once(tmp_path: Path) -> None:
+    assert kill_and_restart(tmp_path, 1, 40) >= 1
+
+
+@pytest.mark.slow
+def test_a_stream_killed_many_times_writes_every_batch_once(tmp_path: Path) -> None:
+    kills = sum(kill_and_restart(tmp_path / str(seed), seed, 200) for seed in range(10))
+    assert kills > 30
+    leftovers = list(tmp_path.rglob(f"{TEMPORARY_PREFIX}*"))
+    assert all(path.is_file() for path in leftovers)

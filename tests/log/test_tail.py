@@ -1,0 +1,110 @@
+"""Following a topic: where it starts, what it sees, and what it says when records or the topic are gone."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import Conflict, NotFound
+from sparklog.log.root import Root, open_root
+from sparklog.log.root_view import RootView
+from sparklog.log.tail import Tail
+from sparklog.log.view import READ_COMMITTED
+from sparklog.storage.memory import MemoryStore
+
+
+@pytest.fixture
+def root() -> Root:
+    return open_root(MemoryStore(lambda: time.time_ns() // 1_000_000), create=True)
+
+
+def tailed(root: Root, partition: int | None = None, warnings: list[str] | None = None) -> Tail:
+    """A tail of topic `t`, opened."""
+    tail = Tail(RootView(root), "t", READ_COMMITTED, partition, (warnings if warnings is not None else []).append)
+    tail.open()
+    return tail
+
+
+def append(root: Root, *values: bytes, partition: int = 0) -> None:
+    columns = {"value": pa.array(values, pa.binary()), "partition": pa.array([partition] * len(values), pa.int32())}
+    root.topic("t").append(pa.table(columns))
+
+
+def values(tail: Tail) -> list[bytes]:
+    return [value for batch in tail.poll(("value",)) for value in batch.column(0).to_pylist()]
+
+
+def test_from_the_start_from_the_end_and_on(root: Root) -> None:
+    root.create_topic("t", partitions=2)
+    append(root, b"a", b"b")
+    first, last = tailed(root), tailed(root)
+    first.start_at_log_start()
+    last.start_at_end()
+    assert (values(first), values(last)) == ([b"a", b"b"], [])
+    assert first.at_end()
+    append(root, b"c", partition=1)
+    for tail in (first, last):
+        tail.refresh()
+        assert not tail.at_end()
+        assert values(tail) == [b"c"]
+        assert tail.at_end()
+
+
+def test_from_an_offset_or_a_time(root: Root) -> None:
+    root.create_topic("t")
+    times = pa.array([10, 20, 30], pa.int64())
+    root.topic("t").append(pa.table({"value": [b"a", b"b", b"c"], "timestamp": times}))
+    tail = tailed(root)
+    tail.start_at_offset(1)
+    assert values(tail) == [b"b", b"c"]
+    tail.start_at_time(21)
+    assert values(tail) == [b"c"]
+    tail.start_at_time(31)
+    assert values(tail) == []
+    with pytest.raises(NotFound, match="offset 4 of t-0 is out of range: it has 0 to 3"):
+        tail.start_at_offset(4)
+
+
+def test_one_partition_only(root: Root) -> None:
+    root.create_topic("t", partitions=2)
+    append(root, b"a", partition=0)
+    append(root, b"b", partition=1)
+    tail = tailed(root, partition=1)
+    tail.start_at_log_start()
+    assert values(tail) == [b"b"]
+    with pytest.raises(NotFound, match="t has no partition 2, its last one is 1"):
+        tailed(root, partition=2)
+
+
+def test_a_partition_that_is_added_is_read_from_its_beginning(root: Root) -> None:
+    topic = root.create_topic("t")
+    tail = tailed(root)
+    tail.start_at_end()
+    topic.alter(partitions=2)
+    append(root, b"new", partition=1)
+    tail.refresh()
+    assert values(tail) == [b"new"]
+
+
+def test_records_deleted_before_they_were_read(root: Root) -> None:
+    topic = root.create_topic("t")
+    append(root, b"a", b"b", b"c")
+    warnings: list[str] = []
+    tail = tailed(root, warnings=warnings)
+    tail.start_at_log_start()
+    topic.delete_records({0: 2})
+    tail.refresh()
+    assert values(tail) == [b"c"]
+    assert warnings == ["offsets 0 to 1 of t-0 are deleted: going on after them"]
+
+
+def test_a_topic_created_again_is_another_topic(root: Root) -> None:
+    root.create_topic("t")
+    tail = tailed(root)
+    tail.start_at_end()
+    root.delete_topic("t")
+    root.create_topic("t")
+    with pytest.raises(Conflict, match="deleted and created again"):
+        tail.refresh()
