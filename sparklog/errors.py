@@ -9,8 +9,8 @@
 | Corrupt     | repair or restore: bytes are not what their checksum or format says         |
 | Unavailable | retry later: the store failed, or the outcome of a write is unknown         |
 
-Each message is one line that says what was expected, what was found and what to do. Kinds stay few; detail goes into the
-message. A class inherits the built-in error that plain Python callers already catch for the same situation.
+Each message is one line that says what was expected, what was found and what to do. Kinds stay few; detail goes into
+the message. A class inherits the built-in error that plain Python callers already catch for the same situation.
 """
 
 from __future__ import annotations

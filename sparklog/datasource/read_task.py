@@ -48,19 +48,23 @@ class ReadTask:
         self._projection = projection
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of a task's parts, part by part, in offset order within each."""
+        """The records of a task's parts, in offset order within each."""
         parts: Sequence[ReadPart] = partition.value or ()
         return guard_iterator(self._batches(parts))
 
     def _batches(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
         freeze_gc()
-        for batch in merge_small(batch for part in parts for batch in self._part(part)):
+        for batch in merge_small(self._records(parts)):
             yield self._projection.to_spark(batch)
 
-    def _part(self, part: ReadPart) -> Iterator[pa.RecordBatch]:
+    def _records(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
         if self._fail_on_data_loss:
-            yield from part.read(self._projection.columns, batch_bytes=BATCH_BYTES)
-        else:
+            from sparklog.log.scan import read_parts
+
+            # Together: what lies side by side in a file is fetched once for all partitions of the task.
+            yield from read_parts(parts, self._projection.columns, batch_bytes=BATCH_BYTES)
+            return
+        for part in parts:
             yield from self._what_is_left(part)
 
     def _what_is_left(self, part: ReadPart) -> Iterator[pa.RecordBatch]:

@@ -83,19 +83,16 @@ class Projection:
 
 
 def _microseconds(column: pa.Array) -> pa.Array:
-    import numpy as np
+    import pyarrow.compute as pc
 
     if column.type == _ARROW_TYPES["timestamp"]:
         return column
     milliseconds = column.cast(pa.int64())
-    values = milliseconds.to_numpy(zero_copy_only=False) if milliseconds.null_count == 0 else None
-    if values is None:
-        import pyarrow.compute as pc
-
-        bounded = pc.min_element_wise(pc.max_element_wise(milliseconds, SMALLEST_MS, skip_nulls=False), LARGEST_MS)
-        return pc.multiply(bounded, 1000).cast(_ARROW_TYPES["timestamp"])
-    micro = np.clip(values, SMALLEST_MS, LARGEST_MS) * 1000
-    return pa.Array.from_buffers(_ARROW_TYPES["timestamp"], len(micro), [None, pa.py_buffer(micro)])
+    ends = pc.min_max(milliseconds).as_py()
+    if ends["max"] is not None and (ends["max"] > LARGEST_MS or ends["min"] < SMALLEST_MS):
+        milliseconds = pc.max_element_wise(milliseconds, SMALLEST_MS, skip_nulls=False)
+        milliseconds = pc.min_element_wise(milliseconds, LARGEST_MS, skip_nulls=False)
+    return pc.multiply(milliseconds, 1000).cast(_ARROW_TYPES["timestamp"])
 
 
 def projection(schema: StructType) -> Projection:

@@ -1,8 +1,9 @@
 """How much one Spark task reads: small ranges are packed into one task, big ones split.
 
 A task costs 15 to 30 ms in Python however little it reads, so a thousand partitions of a few records are a few tasks.
-A range is split where it is larger than `SPLIT_BYTES`, where `maxRecordsPerPartition` asks for it, and where fewer
-ranges than `minPartitions` would leave tasks unused. Pieces keep the order of the ranges and of their offsets.
+A range is split where it is larger than `SPLIT_BYTES` or `SPLIT_OFFSETS`, where `maxRecordsPerPartition` asks for it,
+and where fewer ranges than `minPartitions` would leave tasks unused. Pieces keep the order of the ranges and of their
+offsets.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from itertools import pairwise
 
 from sparklog.log.view import LogView, OffsetRange, ReadPart
 
-PACK_BYTES = 4 << 20
-"""Stored bytes that are worth a task of their own: about what Python reads in the time a task costs."""
+PACK_BYTES = 16 << 20
+PACK_OFFSETS = 100_000
+"""Stored bytes, or offsets (compressed bytes say little), that are worth a task of their own: some 50 to 100 ms of
+work."""
 
 PACK_PIECES = 512
 """Ranges in one task at most: each one costs at least a request."""
 
 SPLIT_BYTES = 128 << 20
-"""Stored bytes beyond which a range is split, as Spark splits files."""
+SPLIT_OFFSETS = 1_000_000
+"""Stored bytes, or offsets, beyond which a range is split. Tasks keep the order of offsets, and so does a sink's
+commit."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ def split(
     pieces: list[Piece] = []
     for found, size in zip(ranges, nbytes, strict=True):
         offsets = found.end - found.start
-        count = -(-size // SPLIT_BYTES)
+        count = max(-(-size // SPLIT_BYTES), -(-offsets // SPLIT_OFFSETS))
         if max_records is not None:
             count = max(count, -(-offsets // max_records))
         if min_partitions is not None and len(ranges) < min_partitions:
@@ -79,7 +84,7 @@ def pack(
             not tasks
             or len(tasks[-1]) >= PACK_PIECES
             or nbytes + piece.nbytes > PACK_BYTES
-            or offsets + piece.offsets > offsets_each
+            or offsets + piece.offsets > min(offsets_each, PACK_OFFSETS)
         )
         if full:
             tasks.append([])

@@ -34,7 +34,7 @@ __all__ = ["CODECS", "AppendWriter", "WriteOptions"]
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 FILE_BYTES = 1 << 30
 MAX_BUFFER_BYTES = 1 << 30
-"""Arrow's 32-bit offsets reach 2 GiB; a buffer ends at the batch that fills it."""
+"""Arrow's 32-bit offsets reach 2 GiB: a buffer must stay well below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,8 @@ class AppendWriter:
         if batch.num_rows == 0:
             return
         for piece in _pieces(batch, self._options.buffer_bytes):
+            if self._pending and self._pending_bytes + piece.nbytes > self._options.buffer_bytes:
+                self._flush()
             self._pending.append(piece)
             self._pending_bytes += piece.nbytes
             if self._pending_bytes >= self._options.buffer_bytes:

@@ -167,6 +167,9 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
         columns[name] = fixed_values(array, dtype)
     if set(texts) != {"file", "txn"}:
         raise Corrupt("columns file and txn of a slice table are dictionaries of text", file=key)
+    for name, words in texts.items():
+        if ref.rows and not 0 <= int(columns[name].min()) <= int(columns[name].max()) < len(words):
+            raise Corrupt(f"column {name} of a slice table names texts it does not have; delete it", file=key)
     columns["txn"] = np.where(columns["txn_n"] < 0, np.int32(-1), columns["txn"])
     part = Slices(columns, texts["file"], texts["txn"])
     return SliceTable(version, (part,) if ref.rows else (), part.paths, part.txn_ids)

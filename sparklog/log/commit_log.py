@@ -178,7 +178,14 @@ class CommitLog:
             state = state.extended(commits, seen)
         except Corrupt as error:
             raise error if error.file else Corrupt(error.message, file=f"{self.topic}/_log") from None
-        return self.with_table(state) if len(state.tail) > LONG_TAIL else state
+        if len(state.tail) <= LONG_TAIL:
+            return state
+        try:
+            return self.with_table(state)
+        except (SparklogError, OSError) as error:
+            # Only to save memory: the commits that led here must not fail for it.
+            _LOG.warning("the slice table of topic %s is not loaded: %s", self.topic, error)
+            return state
 
     def _decode(self, found: Sequence[bytes], first: int) -> list[Commit]:
         commits = []
@@ -252,12 +259,20 @@ class CommitLog:
         commit_id = self.env.new_id()
         state = self.current()
         origin = state.head if origin is None else origin
-        tries = 0
+        tries, looked = 0, False
         while True:
             tries += 1
             if intent.needs_table:
                 state = self.with_table(state)
-            draft = intent.draft(self.topic, state.head, origin, state.table)
+            try:
+                draft = intent.draft(self.topic, state.head, origin, state.table)
+            except SparklogError:
+                if looked:
+                    raise
+                # Judged on the newest state known here; see whether the newest there is says the same.
+                state, looked = self._forward(state)[0], True
+                continue
+            looked = True
             if isinstance(draft, Nothing):
                 return Outcome(None, state.head, draft, draft.dropped, tries)
             if self._resolver is not None and state.head.open and not draft.resolved:
@@ -286,7 +301,13 @@ class CommitLog:
         except Unavailable as error:
             raise Unavailable(f"commit {commit.commit_id} to topic '{self.topic}': {error}") from error
         if answer is Answer.STALLED or found is None:
-            return self._trace(commit, intent)
+            try:
+                return self._trace(commit, intent)
+            except (Corrupt, Unavailable) as error:
+                raise Unavailable(
+                    f"commit {commit.commit_id} to topic '{self.topic}' stalled for over an hour and its outcome is "
+                    f"unknown: {error}; look before you write again"
+                ) from error
         if answer is Answer.OURS:
             # An earlier attempt at this number, drawn up before a stall, may have landed late: what lies there counts.
             written = commit if found == data else self._decode([found], commit.version)[0]
@@ -310,10 +331,7 @@ class CommitLog:
             if intent.repeatable:
                 # Tried again it changes nothing if it has landed: the state itself knows.
                 return None, state
-            raise Unavailable(
-                f"commit {commit.commit_id} to topic '{self.topic}' stalled for over an hour and {error} is no longer "
-                "kept: its outcome is unknown; look before you write again"
-            ) from None
+            raise Unavailable(f"{error} is no longer kept") from None
 
     def _in_chain(self, commit: Commit, newest: Checkpoint) -> Commit | None:
         """Our commit if the chain of CRCs, walked back from a checkpoint after it, says that it is in the log.

@@ -37,7 +37,7 @@ def appends_are_dense(before: Head, commit: Commit, after: Head) -> str | None:
     """Appended slices begin where the log ends (an import may leave gaps); offsets are never reused."""
     if commit.edits:
         return None
-    end = {partition: int(offset) for partition, offset in enumerate(before.log_end)}
+    end = dict(enumerate(before.log_end.tolist()))
     for file in commit.files:
         for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
             expected = end.get(partition, 0)

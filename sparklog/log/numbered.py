@@ -104,12 +104,11 @@ class Numbered:
             tries += 1
             settled = now.elapsed_ms(begun) > SETTLE_MS or tries >= MAX_TRIES
             id_found = None if found is None else owner(found)
-            if found is not None and (id_found is not None or settled):
-                if id_found != ours:
-                    return Answer.LOST, found
-                return Answer.STALLED if now.elapsed_ms(seen) > STALE_MS else Answer.OURS, found
             if now.elapsed_ms(seen) > STALE_MS:
-                return Answer.STALLED, None
+                # Whoever lies there: ours may have come first and been collected, and another sleeper's come after.
+                return Answer.STALLED, found
+            if found is not None and (id_found is not None or settled):
+                return Answer.OURS if id_found == ours else Answer.LOST, found
             if settled:
                 raise Unavailable(
                     f"creating {self.key(number)} has an unknown outcome: {failure}; look before you write again"

@@ -30,6 +30,8 @@ BATCH_BYTES = 4 << 20
 DECODED = {"key", "value", "headers"}
 ROW_BYTES = 40
 """What a record takes in Arrow beside its key, value and headers: offset, time, type, partition, three offsets."""
+BATCHES_AT_ONCE = 256
+"""Decoded together at most: what was learned says little where compressible data follows incompressible."""
 FIRST_EXPANSION = 4.0
 """Decoded bytes per stored byte, until the first decoding tells."""
 
@@ -162,7 +164,8 @@ class _Decoder:
             # The first decoding, of one batch, tells how much stored bytes grow.
             room = self._batch_bytes / self.expansion if self._learned else 0.0
             reached = (int(stored[low - 1]) if low else 0) + room
-            high = max(low + 1, int(np.searchsorted(stored, reached, side="right")))
+            high = int(np.searchsorted(stored, reached, side="right"))
+            high = min(max(low + 1, high), low + BATCHES_AT_ONCE)
             batch = self._batch(run.rows(low, high))
             if batch.num_rows:
                 yield batch

@@ -1,8 +1,9 @@
 """Slices: runs of record batches of one partition in one append file, as writers hand them up and commits list them.
 
-A `FileSlices` is one append file with its slices as parallel arrays, exactly as a commit lists them (the commit adds `base`,
-the offset at which each slice starts). Slices lie back to back from byte 0 in array order, so positions follow by summation,
-unless `position` says otherwise (where a rewrite keeps only some slices of a file, or a part of one).
+A `FileSlices` is one append file with its slices as parallel arrays, exactly as a commit lists them (the commit adds
+`base`, the offset at which each slice starts). Slices lie back to back from byte 0 in array order, so positions
+follow by summation, unless `position` says otherwise (where a rewrite keeps only some slices of a file, or a part of
+one).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class FileSlices:
     Set by merging, sealing and imports only (empty: the rule in brackets):
     * `position`: where each slice starts in the file (sums of `nbytes`)
     * `shift`: what to add to a batch header's base offset to get the offset in the log (`base`; 0 in sealed segments)
-    * `append_time`: LogAppendTime of slices whose batches do not carry it (the commit's time if LOG_APPEND_TIME is set and
-      TIMES_IN_BATCHES is not; -1: none)
+    * `append_time`: LogAppendTime of slices whose batches do not carry it (the commit's time if LOG_APPEND_TIME is
+      set and TIMES_IN_BATCHES is not; -1: none)
     * `leader_epoch`: -1 where the batches carry it (the commit's leader epoch)
     """
 

@@ -1,7 +1,8 @@
-"""What every readable log looks like to its readers: the sparklog root and the Kafka directory implement the same protocol.
+"""What every readable log looks like to its readers: a sparklog root and a Kafka directory implement the same protocol.
 
-The Spark adapter and the command line speak only to `LogView`. A view answers from a snapshot taken by `refresh`; offsets are
-Kafka's: inclusive start, exclusive end. `ReadPart`s are picklable and carry all that a task needs to read them.
+The Spark adapter and the command line speak only to `LogView`. A view answers from a snapshot taken by `refresh`;
+offsets are Kafka's: inclusive start, exclusive end. `ReadPart`s are picklable and carry all that a task needs to read
+them.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class ReadPart(Protocol):
     def nbytes(self) -> int: ...
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = 4 << 20) -> Iterator[pa.RecordBatch]:
-        """The part's records in offset order, as batches of about `batch_bytes` with exactly `columns` (of `COLUMNS`)."""
+        """The part's records in offset order, batches of about `batch_bytes` with exactly `columns` of `COLUMNS`."""
         ...
 
 
@@ -111,7 +112,7 @@ class LogView(Protocol):
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
-        """Per partition, the first record below the isolation bound with timestamp >= target (ms); None if there is none."""
+        """Per partition, the first record below the isolation bound with timestamp >= target (ms); None: no such."""
         ...
 
     def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:

@@ -11,6 +11,10 @@ Three promises carry the whole commit protocol, and a store that cannot keep the
 
 Errors: `NotFound` (get, of a key that does not exist), `Unavailable` (the store failed; **the effect of a create is
 then unknown**), `BadRequest` (a key that is no key).
+
+Attributes that a store may have beside the protocol: `needs_probe` (False: its promises hold by construction, see
+`probe.py`), `self_check()` (what a probe cannot see through keys), `parallel_reads` (more than 1: each request costs a
+round trip, so reading ahead in parallel pays).
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def load(spark: SparkSession, path: str | None, **options: str) -> Any:
         (
             {"subscribe": "orders", "startingOffsets": "earliest", "startingTimestamp": "5"},
             (
-                "[SPARKLOG_BAD_REQUEST]: Give one of 'startingTimestamp' and 'startingOffsets': 'startingTimestamp' would "
-                "hide 'startingOffsets'"
+                "[SPARKLOG_BAD_REQUEST]: Give one of 'startingTimestamp' and 'startingOffsets': 'startingTimestamp' "
+                "would hide 'startingOffsets'"
             ),
         ),
         (

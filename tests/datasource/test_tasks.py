@@ -6,7 +6,16 @@ from itertools import pairwise
 
 import pytest
 
-from sparklog.datasource.tasks import PACK_BYTES, SPLIT_BYTES, Piece, pack, plan_tasks, split
+from sparklog.datasource.tasks import (
+    PACK_BYTES,
+    PACK_OFFSETS,
+    SPLIT_BYTES,
+    SPLIT_OFFSETS,
+    Piece,
+    pack,
+    plan_tasks,
+    split,
+)
 from sparklog.log.view import OffsetRange
 from tests.datasource.memory_view import MemoryView
 
@@ -47,6 +56,11 @@ def test_a_big_partition_is_split() -> None:
     tasks = plan([1000], [10 * SPLIT_BYTES])
     assert len(tasks) == 10
     assert {task[0].offsets for task in tasks} == {100}
+    assert len(plan([3 * SPLIT_OFFSETS], [1000])) == 3
+
+
+def test_well_compressed_partitions_are_not_one_task() -> None:
+    assert len(plan([PACK_OFFSETS // 2] * 8, [10] * 8)) == 4
 
 
 @pytest.mark.parametrize("sizes", [[10], [3, 2], [1000, 1, 1], [5, 5, 5], [1] * 100])

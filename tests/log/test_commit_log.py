@@ -1,78 +1,29 @@
-"""The commit protocol, opening and following a log, one rule at a time."""
+"""The commit protocol, one rule at a time: races, lost answers, stalls, clocks."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
+from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
 from sparklog.log import fields
 from sparklog.log.commit import TAKEOVER, Resolved, Txn, decode_commit, encode_commit
-from sparklog.log.names import checkpoint_key, checkpoint_prefix, commit_key
+from sparklog.log.invariants import check_state
+from sparklog.log.names import commit_key
 from sparklog.log.registry import WriterKey
-from sparklog.log.root import Root
-from sparklog.log.topic import AppendOutcome, Topic
+from sparklog.log.root import open_root
+from sparklog.log.topic import AppendOutcome
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
-from sparklog.storage.memory import MemoryStore
-from sparklog.storage.store import Store
-from tests.log.topics import HOUR_MS, World, append, file_of
+from sparklog.storage.local import LocalStore
+from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
+from tests.log.topics import HOUR_MS, append, file_of
 
 COMMIT = "create:commit"
-
-
-class Hooked(FaultyStore):
-    """A store that runs something once, just before or after the next create of a commit."""
-
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner, lambda call: None)
-        self.before: Callable[[], None] | None = None
-        self.after: Callable[[], None] | None = None
-
-    def create(self, key: str, data: bytes) -> bool:
-        if "/_log/0" not in key:
-            return super().create(key, data)
-        before, self.before = self.before, None
-        if before:
-            before()
-        created = super().create(key, data)
-        after, self.after = self.after, None
-        if after:
-            after()
-        return created
-
-
-def setup(partitions: int = 2) -> tuple[World, MemoryStore, Root, Topic]:
-    world = World()
-    store = world.store()
-    root = world.root(store)
-    return world, store, root, root.create_topic("t", partitions=partitions)
-
-
-def other(world: World, store: Store) -> Topic:
-    """The same topic in another process."""
-    return world.root(store).topic("t")
-
-
-def publish(
-    topic: Topic, records: int = 3, key: WriterKey | None = None, txn: Txn | None = None, name: str = "x"
-) -> AppendOutcome:
-    target = topic.append_target(refresh=False)
-    file = file_of([(0, records)], read_version=target.read_version, name=name)
-    return topic.commit_append([file], target, writer=key, txn=txn)
-
-
-def faulty(world: World, store: Store, faults: dict[str | tuple[str, int], Fault]) -> Topic:
-    """The topic seen through a store that fails, opened before it begins to."""
-    script: dict[str | tuple[str, int], Fault] = {}
-    through = FaultyStore(store, Script(script), world.sleep)
-    topic = world.root(through).topic("t")
-    through.calls.clear()
-    through.decide = Script(faults)
-    return topic
 
 
 # -- races
@@ -127,10 +78,6 @@ def test_a_rival_with_the_same_batch_is_found_on_the_new_base() -> None:
     assert topic_records(world, store) == 3
 
 
-def topic_records(world: World, store: Store) -> int:
-    return int(other(world, store).head().log_end[0])
-
-
 def test_fencing_a_zombie_that_loses_a_race() -> None:
     world, store, _, _ = setup()
     zombie, restarted = other(world, store), other(world, store)
@@ -142,7 +89,7 @@ def test_fencing_a_zombie_that_loses_a_race() -> None:
 
 
 def test_a_skipped_replay_by_a_new_run_is_one_commit_without_slices() -> None:
-    world, store, _, topic = setup()
+    _, store, _, topic = setup()
     publish(topic, 3, WriterKey("q", 1, "old"))
     outcome = publish(topic, 3, WriterKey("q", 1, "new"))
     assert (outcome.skipped, outcome.records, topic.head().version) == (True, 0, 2)
@@ -260,12 +207,6 @@ def test_a_writer_that_dies_and_comes_back(when: FaultKind) -> None:
 # -- stalls
 
 
-def collect(store: MemoryStore, below: int) -> None:
-    """What a vacuum does with commits below a checkpoint."""
-    for version in range(below):
-        store.delete(commit_key("t", version))
-
-
 @pytest.mark.parametrize("collected", [2, 3])
 def test_a_stalled_create_at_a_collected_number_is_not_acknowledged(collected: int) -> None:
     world, store, _, _ = setup()
@@ -287,7 +228,7 @@ def test_a_stalled_create_at_a_collected_number_is_not_acknowledged(collected: i
         assert topic_records(world, store) == 14
     else:
         # Nothing is left that would tell.
-        with pytest.raises(Unavailable, match="its outcome is unknown; look before you write again"):
+        with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; look before"):
             publish(topic, 5)
         assert topic_records(world, store) == 9
 
@@ -349,11 +290,48 @@ def test_a_stall_after_which_the_commit_is_gone() -> None:
         hooked.after = stall
         return publish(topic, 5, key)
 
-    with pytest.raises(Unavailable, match="its outcome is unknown; look before you write again"):
+    with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; look before"):
         stalled(None)
     # With an idempotency key the state itself knows.
     assert stalled(WriterKey("q", 1, "r")).skipped
     assert topic_records(world, store) == 22
+
+
+def test_a_store_that_fails_while_looking_after_a_stall() -> None:
+    world, store, _, _ = setup()
+    hooked = Hooked(store)
+    topic = world.root(hooked).topic("t")
+
+    def stall() -> None:
+        world.pass_ms(2 * HOUR_MS)
+        hooked.decide = Script({"list:other": Fault(FaultKind.ERROR_BEFORE)})
+
+    hooked.after = stall
+    with pytest.raises(
+        Unavailable, match=r"commit [\w-]{22} to topic 't' stalled .* outcome is unknown: .*injected fault"
+    ):
+        publish(topic)
+
+
+def test_a_long_tail_loads_the_table_and_failing_to_does_not_matter() -> None:
+    world, store, _, topic = setup()
+    for _ in range(128):
+        publish(topic, 1)
+    small = pytest.MonkeyPatch()
+    small.setattr("sparklog.log.commit_log.LONG_TAIL", 3)
+    try:
+        failing = faulty(world, store, {"get:checkpoint": Fault(FaultKind.ERROR_BEFORE)})
+        failing.log._state = replace(failing.log.current(), table=None)
+        for _ in range(5):
+            publish(failing, 1)
+        assert failing.log.current().table is None
+        failing.store.decide = lambda call: None  # type: ignore[attr-defined]
+        publish(failing, 1)
+        table = failing.log.current().table
+        assert table is not None
+        assert table.all().base.tolist() == list(range(134))
+    finally:
+        small.undo()
 
 
 def test_a_reader_that_slept_opens_afresh() -> None:
@@ -431,229 +409,6 @@ def test_commit_time_goes_on_when_a_clock_is_behind() -> None:
     assert late.head().time_ms == topic.head().time_ms == world.wall
 
 
-# -- checkpoints and opening
-
-
-def checkpoints(store: Store) -> list[str]:
-    return [info.key.rsplit("/", 1)[-1] for info in store.list(checkpoint_prefix("t"))]
-
-
-def test_a_checkpoint_every_128_commits() -> None:
-    _, store, _, topic = setup()
-    for _ in range(260):
-        publish(topic, 1)
-    heads = [name for name in checkpoints(store) if name.endswith(".json")]
-    assert heads == [f"{127:020d}.json", f"{255:020d}.json"]
-    assert len(checkpoints(store)) == 4
-
-
-def test_a_checkpoint_after_a_mebibyte_of_commits() -> None:
-    _, store, _, topic = setup()
-    target = topic.append_target()
-    for number in range(3):
-        many = file_of([(0, 1)] * 12_000, name=f"n{number}")
-        topic.commit_append([many], target)
-    assert [name for name in checkpoints(store) if name.endswith(".json")] == [f"{3:020d}.json"]
-
-
-def test_opening_costs_a_listing_a_checkpoint_and_the_tail() -> None:
-    world, store, _, topic = setup()
-    for _ in range(135):
-        publish(topic, 1)
-    counting = CountingStore(store)
-    root = world.root(counting)
-    counting.reset()
-    opened = root.topic("t")
-    # The head of the checkpoint at 127, commits 128 to 135, and 136 that is missing.
-    assert counting.counts == {"list": 1, "get": 10}
-    counting.reset()
-    assert opened.head() == topic.head()
-    assert counting.counts == {"get": 1}
-    counting.reset()
-    snapshot = opened.snapshot()
-    assert counting.counts == {"get": 2}
-    assert snapshot.slices.all().base.tolist() == list(range(135))
-
-
-def test_a_store_with_round_trips_is_asked_for_16_numbers_at_once() -> None:
-    world, store, _, topic = setup()
-    for _ in range(40):
-        publish(topic, 1)
-    counting = CountingStore(store)
-    counting.parallel_reads = 16  # type: ignore[attr-defined]
-    root = world.root(counting)
-    counting.reset()
-    opened = root.topic("t")
-    assert opened.head(refresh=False) == topic.head()
-    # Asked at once, some of the last 16 are not begun any more when the first missing one is known.
-    assert counting.counts["list"] == 1
-    assert 42 <= counting.counts["get"] <= 48
-    for _ in range(20):
-        publish(topic, 1)
-    counting.reset()
-    assert opened.head().version == 60
-    assert 21 <= counting.counts["get"] <= 33
-    counting.reset()
-    assert opened.head().version == 60
-    assert counting.counts == {"get": 1}
-
-
-def test_a_commit_in_steady_state_costs_one_request() -> None:
-    world, store, _, _ = setup()
-    counting = CountingStore(store)
-    topic = world.root(counting).topic("t")
-    publish(topic)
-    counting.reset()
-    publish(topic)
-    assert counting.counts == {"create": 1}
-    counting.reset()
-    topic.append_target()
-    assert counting.counts == {"get": 1}
-
-
-@pytest.mark.parametrize("what", ["head", "table", "head gone", "table gone"])
-def test_a_damaged_checkpoint_costs_the_one_before(what: str, caplog: pytest.LogCaptureFixture) -> None:
-    world, store, _, topic = setup()
-    for _ in range(260):
-        publish(topic, 1)
-    expected = topic.head()
-    name = next(
-        n for n in checkpoints(store) if n.startswith(f"{255:020d}") and n.endswith("json" if "head" in what else "w")
-    )
-    key = checkpoint_prefix("t") + name
-    if "gone" in what:
-        store.delete(key)
-    else:
-        data = bytearray(store.get(key))
-        data[len(data) // 2] ^= 1
-        store.replace(key, bytes(data))
-    with caplog.at_level(logging.WARNING, "sparklog.log"):
-        if what == "table gone":
-            store.delete(checkpoint_key("t", 255))
-        opened = other(world, store)
-        assert opened.head() == expected
-        assert opened.snapshot().slices.all().base.tolist() == list(range(260))
-    assert ("checkpoint" in caplog.text) == ("gone" not in what)
-
-
-def test_without_a_readable_checkpoint_and_without_commits_the_topic_is_corrupt() -> None:
-    world, store, _, topic = setup()
-    for _ in range(130):
-        publish(topic, 1)
-    collect(store, 128)
-    assert other(world, store).head().version == 130
-    key = checkpoint_key("t", 127)
-    store.replace(key, store.get(key)[:-5])
-    with pytest.raises(Corrupt, match=r"commit 0 of topic 't' is missing, and no checkpoint up to version 127"):
-        other(world, store)
-
-
-def test_a_checkpoint_from_a_newer_release_is_not_passed_over() -> None:
-    world, store, _, topic = setup()
-    for _ in range(130):
-        publish(topic, 1)
-    key = checkpoint_key("t", 127)
-    body = store.get(key).replace(b'"format":1', b'"format":9')
-    store.replace(key, body)
-    with pytest.raises(BadRequest, match="has format 9, this sparklog reads format 1"):
-        other(world, store)
-
-
-@pytest.mark.parametrize("label", ["create:checkpoint", "list:checkpoint", "list:other"])
-@pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
-def test_failing_to_write_a_checkpoint_does_not_fail_the_commit(label: str, kind: FaultKind) -> None:
-    world, store, _, topic = setup()
-    for _ in range(126):
-        publish(topic, 1)
-    failing = faulty(world, store, {label: Fault(kind)})
-    assert publish(failing, 1).version == 127
-    assert publish(failing, 1).version == 128
-    assert topic_records(world, store) == 128
-
-
-def test_a_table_written_and_its_head_lost_is_only_an_orphan() -> None:
-    world, store, _, topic = setup()
-    for _ in range(126):
-        publish(topic, 1)
-    failing = faulty(world, store, {("create:checkpoint", 1): Fault(FaultKind.CRASH_BEFORE)})
-    with pytest.raises(Crash):
-        publish(failing, 1)
-    assert [name[-6:] for name in checkpoints(store)] == [".arrow"]
-    survivor = other(world, store)
-    assert publish(survivor, 1).version == 128
-    assert len(checkpoints(store)) == 3
-    assert other(world, store).snapshot().slices.all().base.tolist() == list(range(128))
-
-
-def test_two_committers_write_one_checkpoint() -> None:
-    world, store, _, topic = setup()
-    for _ in range(120):
-        publish(topic, 1)
-    one, two = other(world, store), other(world, store)
-    for _ in range(10):
-        publish(one, 1)
-        publish(two, 1)
-    assert len([name for name in checkpoints(store) if name.endswith(".json")]) == 1
-    assert one.head() == two.head()
-    assert two.snapshot().slices.all().base.tolist() == list(range(140))
-
-
-def test_a_reader_whose_checkpoint_was_removed_opens_afresh() -> None:
-    world, store, _, topic = setup()
-    for _ in range(130):
-        publish(topic, 1)
-    reader = other(world, store)
-    for _ in range(130):
-        publish(topic, 1)
-    for name in checkpoints(store):
-        if name.startswith(f"{127:020d}"):
-            store.delete(checkpoint_prefix("t") + name)
-    collect(store, 200)
-    assert reader.head(refresh=False).version == 130
-    assert reader.snapshot().slices.all().base.tolist() == list(range(260))
-
-
-# -- damage
-
-
-def damage(store: MemoryStore, version: int, change: Callable[[bytes], bytes]) -> str:
-    key = commit_key("t", version)
-    store.replace(key, change(store.get(key)))
-    return key
-
-
-@pytest.mark.parametrize("version", [0, 2, 3])
-def test_a_damaged_commit_names_its_key(version: int) -> None:
-    world, store, _, topic = setup()
-    for _ in range(3):
-        publish(topic)
-    key = damage(store, version, lambda data: data.replace(b'"timeMs":1', b'"timeMs":2'))
-    with pytest.raises(Corrupt, match="does not match its own CRC-32C; restore it") as error:
-        other(world, store)
-    assert error.value.file == key
-
-
-def test_a_replaced_commit_breaks_the_chain() -> None:
-    world, store, _, topic = setup()
-    for _ in range(3):
-        publish(topic)
-    forged = replace(decode_commit(store.get(commit_key("t", 2)), "k", 2), commit_id="forged")
-    damage(store, 2, lambda data: encode_commit(forged))
-    with pytest.raises(Corrupt, match=r"the chain of commits is broken: commit 3 .*\(file t/_log"):
-        other(world, store)
-
-
-def test_a_commit_from_a_newer_release() -> None:
-    world, store, _, topic = setup()
-    publish(topic)
-    body = store.get(commit_key("t", 1))
-    store.create(commit_key("t", 2), body.replace(b'"format":1', b'"format":2'))
-    with pytest.raises(BadRequest, match="has format 2"):
-        topic.head()
-    with pytest.raises(BadRequest, match="has format 2"):
-        publish(topic)
-
-
 # -- transactions and other intents
 
 
@@ -717,6 +472,41 @@ def test_an_append_to_a_topic_deleted_meanwhile() -> None:
     root.create_topic("t")
     with pytest.raises(Conflict, match="deleted and created again"):
         late.commit_append([file_of([(0, 1)])], target)
+
+
+def test_a_refusal_is_never_based_on_an_old_state() -> None:
+    """A cached state says no, the newest says yes."""
+    world, store, _, topic = setup()
+    topic.alter(configs={"cleanup.policy": "compact"})
+    late = other(world, store)
+    topic.alter(configs={"cleanup.policy": None})
+    target = late.append_target(refresh=False)
+    assert target.configs.is_compacted
+    late.commit_append([file_of([(0, 3)], read_version=1, flags=1)], target)
+    assert topic_records(world, store) == 3
+
+
+def test_threads_that_share_a_topic(tmp_path: Path) -> None:
+    topic = open_root(LocalStore(tmp_path, durable=False), create=True).create_topic("t", partitions=2)
+
+    def work(number: int) -> list[int]:
+        versions = []
+        for turn in range(15):
+            target = topic.append_target()
+            file = file_of([(0, 2), (1, 1)], read_version=target.read_version, name=f"w{number}-{turn}")
+            versions.append(topic.commit_append([file], target).version)
+            assert len(topic.snapshot().slices.all()) % 2 == 0
+        return versions
+
+    with ThreadPoolExecutor(6) as pool:
+        versions = sorted(version for found in pool.map(work, range(6)) for version in found)
+    assert versions == list(range(1, 91))
+    head = topic.head()
+    assert head.log_end.tolist() == [180, 90]
+    check_state(head, topic.snapshot().slices)
+    again = open_root(LocalStore(tmp_path, durable=False)).topic("t")
+    assert again.head() == head
+    assert again.snapshot().slices.select(0).base.tolist() == list(range(0, 180, 2))
 
 
 def test_crcs_of_the_chain() -> None:

@@ -75,7 +75,7 @@ def race(root: Path, writers: int, appends: int) -> None:
 
 
 def test_processes_race_for_commits(tmp_path: Path) -> None:
-    race(tmp_path / "root", 3, 20)
+    race(tmp_path / "root", 3, 10)
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def kill_and_restart(folder: Path, seed: int, batches: int) -> int:
 
 
 def test_a_killed_stream_writes_every_batch_once(tmp_path: Path) -> None:
-    assert kill_and_restart(tmp_path, 1, 40) >= 1
+    assert kill_and_restart(tmp_path, 1, 16) >= 1
 
 
 @pytest.mark.slow

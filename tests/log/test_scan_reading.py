@@ -143,6 +143,16 @@ def test_large_results_come_in_batches_of_the_size_asked_for(memory: Place) -> N
     assert min(sizes[:-1]) >= 1 << 19
 
 
+def test_compressible_records_behind_incompressible_ones_stay_bounded(memory: Place) -> None:
+    topic = memory.topic(1)
+    noise = random.Random(1).randbytes(200_000)
+    plain = [noise[i : i + 1000] for i in range(0, len(noise), 1000)]
+    topic.append(pa.table({"value": plain + [bytes(100_000)] * 600}), options=WriteOptions(batch_bytes=100_000))
+    sizes = [batch.nbytes for batch in topic.scan(columns=["value"], batch_bytes=1 << 20)]
+    assert max(sizes) <= 2 << 20
+    assert sum(sizes) > 60_000_000
+
+
 def test_partitions_that_lie_together_are_fetched_together(place: Place) -> None:
     topic = place.topic(8)
     for first in range(5):

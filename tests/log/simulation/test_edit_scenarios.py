@@ -61,7 +61,7 @@ def layout(lab: Lab, partition: int) -> list[tuple[int, int]]:
     return found
 
 
-class TestFinding7Edits:
+class TestEdits:
     """Four appends, each one file with a slice of both partitions: every file is shared."""
 
     @pytest.fixture
@@ -160,7 +160,7 @@ class TestFinding7Edits:
         assert results == {(((2, 8), (8, 13)), (5, 0), (13, 0))}
 
 
-class TestFinding7Admin:
+class TestAdmin:
     def test_log_starts_are_a_maximum(self) -> None:
         lab = Lab()
         lab.process().append({0: 10})
@@ -203,7 +203,7 @@ class TestFinding7Admin:
         assert layout(lab, 0) == [(4, 6)]
 
 
-class TestFindings4And5Transactions:
+class TestTransactions:
     """The state function: what a decision names is committed, everything else of that number is aborted."""
 
     def prepare(self, process: Process, n: int, records: Mapping[int, int]) -> int:
@@ -277,7 +277,7 @@ class TestFindings4And5Transactions:
         assert lab.log.state.version == 3
 
 
-class TestFinding21Features:
+class TestFeatures:
     def test_who_does_not_know_a_write_feature_neither_commits_nor_checkpoints(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

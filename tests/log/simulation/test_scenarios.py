@@ -72,7 +72,7 @@ class TestLostAnswers:
         assert lab.log.state.log_end == (2, 0)
 
 
-class TestFinding1RegistryOnEveryBase:
+class TestRegistryOnEveryBase:
     def test_a_zombie_and_its_successor_write_a_batch_once(self) -> None:
         lab = Lab()
         zombie, driver = lab.process(), lab.process()
@@ -95,7 +95,7 @@ class TestFinding1RegistryOnEveryBase:
         assert lab.log.state.log_end == (2, 0)
 
 
-class TestFinding2UploadFloor:
+class TestUploadFloor:
     def raise_floor(self, lab: Lab, version: int) -> None:
         lab.process().topic().commit(MaintainIntent(floor=version))
 
@@ -150,7 +150,7 @@ class TestFinding2UploadFloor:
         assert topic.head().holds == {"clone": Hold(3)}
 
 
-class TestFinding3Stalls:
+class TestStalls:
     """A number that was collected and is used again (SIGSTOP, a laptop's lid, retries below us)."""
 
     @pytest.mark.parametrize("collected", [2, 5])
@@ -171,7 +171,7 @@ class TestFinding3Stalls:
         file = sleeper.upload(target, {1: 5})
         if collected == 5 and key is None:
             # The commits that would tell are gone: never a false yes, never a second copy.
-            with pytest.raises(Unavailable, match="its outcome is unknown"):
+            with pytest.raises(Unavailable, match="outcome is unknown"):
                 sleeper.commit([file], target, key)
             assert lab.times_named(file) == 0
         else:
@@ -236,6 +236,29 @@ class TestFinding3Stalls:
         assert outcome.version == 1
         assert lab.log.state.log_end == (15, 1)
 
+    def test_a_lost_answer_and_a_zombie_under_the_same_number(self) -> None:
+        """The answer was lost, we fell asleep, and when we look another sleeper's create has taken the number."""
+        lab = Lab()
+        sleeper, other = lab.process(), lab.process()
+        target = sleeper.target()
+        others_target = other.target()
+
+        def meanwhile() -> None:
+            lab.commits(10)
+            lab.sleep(8 * DAY)
+            lab.collect(2)
+
+        def away() -> None:
+            other.at("create:commit", meanwhile)
+            other.append({1: 1}, others_target)
+
+        sleeper.fail("create:commit", FaultKind.ERROR_AFTER)
+        sleeper.at("get:commit", away)
+        outcome = sleeper.append({0: 5}, target)
+        assert lab.log.zombies
+        assert outcome.version == 1
+        assert lab.log.state.log_end == (15, 1)
+
     def test_an_outcome_that_nobody_can_tell_any_more_is_unknown(self) -> None:
         lab = Lab()
         sleeper = lab.process()
@@ -249,7 +272,7 @@ class TestFinding3Stalls:
                 lab.store.delete(info.key)
 
         sleeper.after("create:commit", away)
-        with pytest.raises(Unavailable, match="its outcome is unknown; look before you write again"):
+        with pytest.raises(Unavailable, match=r"outcome is unknown.*look before you write again"):
             sleeper.append({0: 5}, target)
         assert lab.log.state.log_end == (17, 0)
 
@@ -324,7 +347,7 @@ class TestFinding3Stalls:
         assert topic.head().version == 2
 
 
-class TestFinding6Registry:
+class TestRegistry:
     def test_replays_gaps_and_old_checkpoints(self) -> None:
         lab = Lab()
         driver = lab.process()
@@ -380,6 +403,19 @@ class TestFinding6Registry:
         driver.append({}, driver.target(), WriterKey("q", 0, "run-1"))
         assert lab.log.state.version == 0
 
+    def test_an_entry_that_was_used_again_does_not_expire(self) -> None:
+        lab = Lab()
+        driver, keeper = lab.process(), lab.process()
+        driver.append({0: 1}, driver.target(), WriterKey("idle", 0))
+        driver.append({0: 1}, driver.target(), WriterKey("q", 0))
+        topic = keeper.topic()
+        idle = {name: entry.version for name, entry in topic.head().registry.items()}
+        keeper.at("create:commit", lambda: driver.append({0: 1}, driver.target(), WriterKey("q", 1)))
+        topic.commit(MaintainIntent(expired=idle))
+        assert set(lab.process().topic().head().registry) == {"q"}
+        assert driver.append({0: 1}, driver.target(), WriterKey("q", 1)).skipped
+        assert lab.log.state.log_end == (3, 0)
+
     def test_the_registry_survives_checkpoints_and_collection(self) -> None:
         lab = Lab()
         driver = lab.process()
@@ -390,7 +426,7 @@ class TestFinding6Registry:
         assert again.append({0: 2}, again.target(), WriterKey("q", 0, "run-2")).skipped
 
 
-class TestFinding10Opening:
+class TestOpening:
     def test_a_damaged_checkpoint_costs_the_one_before(self) -> None:
         lab = Lab()
         lab.commits(9)
@@ -462,7 +498,7 @@ class TestFinding10Opening:
             lab.process().topic()
 
 
-def test_finding_11_sixteen_writers_do_not_starve() -> None:
+def test_sixteen_writers_do_not_starve() -> None:
     """At 50 ms a request: every writer gets its commits in, none needs more than 64 tries for one."""
     world = World(11, latency_ms=6)
     commits = 8
@@ -489,7 +525,7 @@ def test_finding_11_sixteen_writers_do_not_starve() -> None:
     assert sum(most_tries) / len(most_tries) < 12
 
 
-class TestFinding14Clocks:
+class TestClocks:
     def test_a_writer_far_ahead_refuses(self) -> None:
         lab = Lab()
         fast = lab.process(skew_ms=6 * 60_000)
@@ -517,7 +553,7 @@ class TestFinding14Clocks:
         assert times[2] == times[1] > times[0]
 
 
-class TestFinding20Caches:
+class TestCaches:
     def test_exists_then_absent_is_waited_for(self) -> None:
         """A directory cache of a network file system hides the winner for half a minute."""
         lab = Lab()
@@ -542,7 +578,7 @@ class TestFinding20Caches:
         assert 90_000 <= lab.now_ms - began < 300_000
 
 
-class TestFinding21PureState:
+class TestPureState:
     def test_state_does_not_depend_on_the_reader(self) -> None:
         lab = Lab()
         driver = lab.process()
@@ -561,7 +597,7 @@ class TestFinding21PureState:
             assert getattr(replayed.slices.all(), name).tolist() == getattr(soon.slices.all(), name).tolist()
 
 
-class TestFinding22Creating:
+class TestCreating:
     def test_create_create(self) -> None:
         for explicit in (True, False):
             lab = Lab()

@@ -7,10 +7,12 @@ sweeps more.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 
 import pytest
 
+from sparklog.log import commit_log
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.workload import Run
 from tests.log.simulation.world import World
@@ -46,6 +48,14 @@ def test_one_seed() -> None:
     if "SPARKLOG_SEED" in os.environ:
         print("\n".join(run.world.trace))
         print(dict(run.counters))
+
+
+def test_a_failing_seed_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "peek_commit_id", lambda data: 1 // 0)
+    with pytest.raises(AssertionError) as caught:
+        for seed in range(20):
+            check(seed)
+    assert re.search(r"seed (\d+): ZeroDivisionError.*\nreplay: SPARKLOG_SEED=\1 python -m pytest ", str(caught.value))
 
 
 def test_a_seed_is_one_run() -> None:

@@ -1,0 +1,76 @@
+"""A topic, the same topic in other processes, and stores that fail or run something at the worst moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparklog.log.commit import Txn
+from sparklog.log.names import commit_key
+from sparklog.log.registry import WriterKey
+from sparklog.log.root import Root
+from sparklog.log.topic import AppendOutcome, Topic
+from sparklog.storage.faulty import Fault, FaultyStore, Script
+from sparklog.storage.memory import MemoryStore
+from sparklog.storage.store import Store
+from tests.log.topics import World, file_of
+
+
+class Hooked(FaultyStore):
+    """A store that runs something once, just before or after the next create of a commit."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner, lambda call: None)
+        self.before: Callable[[], None] | None = None
+        self.after: Callable[[], None] | None = None
+
+    def create(self, key: str, data: bytes) -> bool:
+        if "/_log/0" not in key:
+            return super().create(key, data)
+        before, self.before = self.before, None
+        if before:
+            before()
+        created = super().create(key, data)
+        after, self.after = self.after, None
+        if after:
+            after()
+        return created
+
+
+def setup(partitions: int = 2) -> tuple[World, MemoryStore, Root, Topic]:
+    world = World()
+    store = world.store()
+    root = world.root(store)
+    return world, store, root, root.create_topic("t", partitions=partitions)
+
+
+def other(world: World, store: Store) -> Topic:
+    """The same topic in another process."""
+    return world.root(store).topic("t")
+
+
+def publish(
+    topic: Topic, records: int = 3, key: WriterKey | None = None, txn: Txn | None = None, name: str = "x"
+) -> AppendOutcome:
+    target = topic.append_target(refresh=False)
+    file = file_of([(0, records)], read_version=target.read_version, name=name)
+    return topic.commit_append([file], target, writer=key, txn=txn)
+
+
+def faulty(world: World, store: Store, faults: dict[str | tuple[str, int], Fault]) -> Topic:
+    """The topic seen through a store that fails, opened before it begins to."""
+    script: dict[str | tuple[str, int], Fault] = {}
+    through = FaultyStore(store, Script(script), world.sleep)
+    topic = world.root(through).topic("t")
+    through.calls.clear()
+    through.decide = Script(faults)
+    return topic
+
+
+def topic_records(world: World, store: Store) -> int:
+    return int(other(world, store).head().log_end[0])
+
+
+def collect(store: MemoryStore, below: int) -> None:
+    """What a vacuum does with commits below a checkpoint."""
+    for version in range(below):
+        store.delete(commit_key("t", version))

@@ -1,0 +1,131 @@
+"""Power loss: only what was fsynced survives, of files and of directories alike.
+
+`Disk` watches the local store's system calls and keeps what a disk that writes nothing by itself would hold: a file's
+bytes as of its last fsync, a directory's names as of its own. Whatever the store has acknowledged must be found there.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklog.storage import LocalStore
+
+
+class Disk:
+    """What survives: directories and files by inode."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
+        self.base = base
+        self.names: dict[int, dict[str, int]] = {os.stat(base).st_ino: {}}
+        self.contents: dict[int, bytes] = {}
+        real_open, real_mkdir, real_fsync = os.open, os.mkdir, os.fsync
+
+        def opened(path: Any, flags: int, mode: int = 0o777) -> int:
+            fd = real_open(path, flags, mode)
+            if flags & os.O_CREAT:
+                self.contents.pop(os.fstat(fd).st_ino, None)
+            return fd
+
+        def made(path: Any, mode: int = 0o777) -> None:
+            real_mkdir(path, mode)
+            self.names.pop(os.stat(path).st_ino, None)
+
+        def synced(fd: int) -> None:
+            real_fsync(fd)
+            found = os.fstat(fd)
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            if os.path.isdir(path):
+                self.names[found.st_ino] = {name: os.stat(os.path.join(path, name)).st_ino for name in os.listdir(path)}
+            else:
+                with open(path, "rb") as file:
+                    self.contents[found.st_ino] = file.read()
+
+        monkeypatch.setattr(os, "open", opened)
+        monkeypatch.setattr(os, "mkdir", made)
+        monkeypatch.setattr(os, "fsync", synced)
+
+    def after_power_loss(self, path: Path) -> bytes | None:
+        """The file's bytes, None if its name or the name of a directory above it is gone."""
+        inode = os.stat(self.base).st_ino
+        for name in path.relative_to(self.base).parts:
+            found = self.names.get(inode, {}).get(name)
+            if found is None:
+                return None
+            inode = found
+        return self.contents.get(inode)
+
+
+def run(disk: Disk, base: Path, seed: int, steps: int) -> int:
+    """Two processes create, write and delete at random; every acknowledged object survives after each step."""
+    source = random.Random(seed)
+    root = base / "new" / "root"
+    processes = [LocalStore(root), LocalStore(root)]
+    there: dict[str, bytes] = {}
+    for step in range(steps):
+        store = source.choice(processes)
+        key = f"{source.choice('ab')}/{source.choice(['_log', 'append', 'x/y'])}/{source.randrange(4)}"
+        body = b"%d" % step
+        what = source.random()
+        if what < 0.5:
+            if store.create(key, body):
+                there[key] = body
+        elif what < 0.7:
+            if key not in there:
+                writer = store.writer(key)
+                writer.write(body)
+                writer.close()
+                there[key] = body
+        else:
+            store.delete(key)
+            there.pop(key, None)
+        if source.random() < 0.1:
+            processes[source.randrange(2)] = LocalStore(root)
+        for kept, expected in there.items():
+            survived = disk.after_power_loss(root / kept)
+            assert survived == expected, f"step {step}: {kept} was acknowledged and would be lost ({survived!r})"
+    return len(there)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to follow descriptors")
+class TestPowerLoss:
+    def test_what_was_acknowledged_survives(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for seed in range(10):
+            base = tmp_path / str(seed)
+            base.mkdir()
+            with monkeypatch.context() as patch:
+                assert run(Disk(patch, base), base, seed, 60) > 0
+
+    @pytest.mark.parametrize("forgotten", ["_sync", "_sync_folder", "_settle"])
+    def test_a_forgotten_fsync_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: str) -> None:
+        monkeypatch.setattr(LocalStore, forgotten, lambda *args, **how: 0)
+        disk = Disk(monkeypatch, tmp_path)
+        with pytest.raises(AssertionError, match="would be lost"):
+            run(disk, tmp_path, 1, 60)
+
+    def test_a_folder_that_another_process_made_and_did_not_settle(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        disk = Disk(monkeypatch, tmp_path)
+        store = LocalStore(tmp_path / "root")
+        store.create("first", b"x")
+        os.makedirs(tmp_path / "root" / "a" / "b")
+        assert store.create("a/b/c", b"1")
+        assert disk.after_power_loss(tmp_path / "root" / "a" / "b" / "c") == b"1"
+
+    def test_a_name_that_another_process_has_not_made_durable_yet(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It died between link and fsync: who is told "exists" goes on from that object."""
+        disk = Disk(monkeypatch, tmp_path)
+        store = LocalStore(tmp_path / "root")
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "_settle", lambda *args: None)
+            assert store.create("a", b"1")
+        assert disk.after_power_loss(tmp_path / "root" / "a") is None
+        assert store.create("a", b"2") is False
+        assert disk.after_power_loss(tmp_path / "root" / "a") == b"1"
