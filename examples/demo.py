@@ -19,6 +19,7 @@ from pyspark.sql.functions import col, count, lit
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
+LOG_SETTINGS = REPOSITORY / "examples" / "log4j2.properties"
 DEMO = REPOSITORY / ".demo"
 ROOT = DEMO / "root"
 SOURCE_TOPICS = "txn-a,txn-b"
@@ -31,20 +32,20 @@ def say(number: int, text: str) -> None:
 
 def start_spark() -> SparkSession:
     """A small local Spark with the two settings of conf/spark-defaults.conf."""
-    spark = (
+    return (
         SparkSession.builder.master("local[2]")
         .appName("sparklog demo")
         .config("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.driver.memory", "2g")
+        .config("spark.driver.extraJavaOptions", f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"')
+        .config("spark.log.level", "ERROR")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
 
 
 def scan_kafka(spark: SparkSession) -> DataFrame:
@@ -128,7 +129,8 @@ def main() -> None:
     say(1, f"A directory that a Kafka broker wrote, scanned where it lies: {KAFKA.relative_to(REPOSITORY)}")
     records = scan_kafka(spark)
     records.groupBy("topic", "partition").agg(count(lit(1)).alias("records")).orderBy("topic", "partition").show()
-    records.select("topic", "partition", "offset", "timestamp", col("key").cast("string"), "value").show(5)
+    text = [col(name).cast("string") for name in ("key", "value")]
+    records.orderBy("topic", "partition", "offset").select("topic", "partition", "offset", *text).show(5, truncate=40)
     total = records.count()
     everything = (
         spark.read.format("sparklog")

@@ -34,8 +34,8 @@ def root_at(location: Location, *, create: bool = False) -> Root:
         del _roots[location.root]
     if location.kind == NOTHING and not create:
         raise NotFound(
-            f"There is no sparklog root at {location.root}, and auto.create.topics.enable=false: "
-            "create root and topic first"
+            f"There is no sparklog root at {location.root}: create root and topic first, or leave "
+            "auto.create.topics.enable on"
         )
     _roots[location.root] = open_log(location, create=create)
     return _roots[location.root]

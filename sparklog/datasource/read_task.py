@@ -53,9 +53,10 @@ class ReadTask:
         return guard_iterator(self._batches(parts))
 
     def _batches(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
-        freeze_gc()
         for batch in merge_small(self._records(parts)):
-            yield self._projection.to_spark(batch)
+            shown = self._projection.to_spark(batch)
+            freeze_gc("read")
+            yield shown
 
     def _records(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
         if self._fail_on_data_loss:

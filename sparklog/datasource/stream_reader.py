@@ -48,7 +48,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._view = open_view(self._location, tailing=True)
             subscriber = Subscriber(self._view, self._location, self._options.read.subscription)
             self._planner = StreamPlanner(self._view, subscriber, self._options.read)
-            freeze_gc()
+            freeze_gc("plan")
         return self._view, self._planner
 
     @user_errors

@@ -71,7 +71,6 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
 
     from sparklog.log.partitioner import sticky_seed
 
-    freeze_gc()
     context = TaskContext.get()
     query_id, run_id, batch_id, task = None, None, None, 0
     if context is not None:
@@ -84,7 +83,9 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
     try:
         for batch in batches:
             sink.write(batch)
-        return SparklogCommitMessage(tuple(sink.finish()), query_id, run_id)
+        message = SparklogCommitMessage(tuple(sink.finish()), query_id, run_id)
+        freeze_gc("write")
+        return message
     except BaseException:
         sink.discard()
         raise

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 def plan_write(location: Location, options: Options, schema: StructType) -> SinkPlan:
     """Check the DataFrame's schema, open or create root and topic. Raises BadRequest and NotFound."""
-    freeze_gc()
     sink = options.write
     topic = _topic(location, sink.topic)
     columns = write_columns(schema, topic)
@@ -40,12 +39,12 @@ def plan_write(location: Location, options: Options, schema: StructType) -> Sink
     if location.kind == NOTHING:
         location = Location(ROOT, location.path, location.root)
     target = None if topic is None else topic_at(root, topic, sink).append_target(refresh=False)
+    freeze_gc("plan")
     return SinkPlan(location, root.id, sink, columns, topic, target)
 
 
 def plan_commit(location: Location, options: Options) -> SinkPlan:
     """What the commit of a micro-batch needs: the tasks' messages say the rest."""
-    freeze_gc()
     root = root_at(location)
     return SinkPlan(location, root.id, options.write, WriteColumns(()), _topic(location, options.write.topic), None)
 
@@ -106,6 +105,7 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if writer is None:
             raise BadRequest("The tasks of this micro-batch know no streaming query id: give the option 'txnAppId'")
         publish(self._plan, ours, StreamKey(writer, batchId, run))
+        freeze_gc("commit")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Deletes nothing: Spark also calls this after a commit that may have succeeded. The vacuum removes what is

@@ -25,6 +25,10 @@ root, checkpoint = sys.argv[1:]
 df = spark.range(50).selectExpr("concat('k', id) AS key", "cast(id AS string) AS value")
 df.write.format("sparklog").mode("append").option("topic", "t").option("num.partitions", 2).save(root)
 assert spark.read.format("sparklog").load(root + "/t").count() == 50
+import sparklog
+shuffled = sparklog.partitioned(spark.read.format("sparklog").load(root + "/t").select("key", "value"), 2)
+shuffled.write.format("sparklog").mode("append").option("topic", "u").option("num.partitions", 2).save(root)
+assert spark.read.format("sparklog").load(root + "/u").count() == 50
 stream = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(root + "/t")
 writer = stream.select("key", "value").writeStream.format("sparklog").option("topic", "copy")
 query = writer.option("path", root).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()

@@ -270,3 +270,68 @@ def test_the_source_checks_options_when_it_is_made() -> None:
     with pytest.raises(Exception, match="Unknown option 'startingoffset'"):
         SparklogDataSource({"startingoffset": "x"})
     assert SparklogDataSource({}).name() == "sparklog"
+
+
+def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparklog.datasource import handles
+    from sparklog.datasource.location import TOPIC, Location
+    from sparklog.datasource.stream_plan import Clock, StreamPlanner
+    from sparklog.datasource.subscription import Subscriber
+    from sparklog.log.root import Root
+    from sparklog.log.root_view import RootView
+    from sparklog.storage.counting import CountingStore
+
+    path = str(tmp_path / "log")
+    opened = sparklog.open(path, create=True)
+    opened.create_topic("t", partitions=16)
+    store = CountingStore(opened.store)
+    root = Root(store, opened.id)
+    monkeypatch.setitem(handles._roots, path, root)
+
+    def micro_batch(number: int) -> None:
+        sink = plan_without_pickling(path)
+        messages = [write_task(sink, [rows(range(500))], "stream") for _ in range(2)]
+        publish(sink, messages, StreamKey("query", number, "run"))
+
+    def requests(verb: str) -> int:
+        return sum(count for name, count in store.counts.items() if name.startswith(verb))
+
+    for number in range(3):
+        store.counts.clear()
+        micro_batch(number)
+    assert requests("list") == 0
+    assert requests("create") == 1
+    assert requests("writer") == 2
+    assert requests("get") <= 6
+
+    location = Location(TOPIC, f"{path}/t", path, "t")
+    view = RootView(root)
+    planner = StreamPlanner(
+        view, Subscriber(view, location, None), parse_options({}).read, Clock(lambda: 0.0, lambda seconds: None)
+    )
+    end = planner.latest(planner.initial(), limited=True)
+    for _ in range(3):
+        store.counts.clear()
+        assert planner.latest(end, limited=True) is end
+        assert sum(store.counts.values()) == 1
+
+
+def plan_without_pickling(path: str) -> SinkPlan:
+    from pyspark.sql.types import StringType, StructField
+
+    schema = StructType([StructField(name, StringType()) for name in ("key", "value")])
+    return plan_write(resolve(path), parse_options({"path": path, "topic": "t"}), schema)
+
+
+def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+
+    from sparklog.datasource import gc_freeze
+
+    calls: list[str] = []
+    monkeypatch.setattr(gc_freeze, "_done", set())
+    monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    for after in ("read", "read", "write"):
+        gc_freeze.freeze_gc(after)
+    assert calls == ["collect", "freeze"] * 2

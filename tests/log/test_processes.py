@@ -6,9 +6,11 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from sparklog.log.invariants import check_state
@@ -17,6 +19,7 @@ from sparklog.storage.local import TEMPORARY_PREFIX
 
 APPENDER = """
 import sys
+import threading
 import pyarrow as pa
 from sparklog.log.root import open_root
 topic = open_root(sys.argv[1]).topic("t")
@@ -118,3 +121,33 @@ def test_a_stream_killed_many_times_writes_every_batch_once(tmp_path: Path) -> N
     assert kills > 30
     leftovers = list(tmp_path.rglob(f"{TEMPORARY_PREFIX}*"))
     assert all(path.is_file() for path in leftovers)
+
+
+def test_threads_share_one_handle(tmp_path: Path) -> None:
+    """One root and topic in one process, used by many threads at once, with checkpoints in between."""
+    root = open_root(tmp_path / "root", create=True)
+    topic = root.create_topic("t", partitions=2)
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for row in range(25):
+                if number == 0:
+                    snapshot = topic.snapshot()
+                    check_state(snapshot.head, snapshot.slices)
+                else:
+                    partition = pa.array([row % 2], pa.int32())
+                    topic.append(pa.table({"value": [f"thread-{number}/{row}".encode()], "partition": partition}))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    everything = [value for partition in values_of(tmp_path / "root").values() for value in partition]
+    assert sorted(everything) == sorted(f"thread-{n}/{row}" for n in range(1, 7) for row in range(25))
+    assert topic.head().version == 6 * 25

@@ -293,7 +293,7 @@ def check_table(state: State, data: bytes, where: str) -> None:
 
 
 def check_slices(state: State, where: str) -> None:
-    """Rule 7: ordered, disjoint, within the log; every slice ends above the log start."""
+    """Slices are ordered, disjoint and within the log; every slice ends above the log start."""
     for p, (start, end) in enumerate(zip(state.log_start, state.log_end, strict=True)):
         expect(0 <= start <= end, f"{where}: partition {p} starts at {start} and ends at {end}")
     last: dict[int, int] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from sparklog.errors import BadRequest, Conflict
-from sparklog.log import commit_log, conflicts, fields
+from sparklog.log import conflicts, fields
 from sparklog.log.commit import COMPACT, MERGE, Edit, Resolved, Txn
 from sparklog.log.commit_log import Outcome
 from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
@@ -17,11 +17,6 @@ from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN
 from sparklog.log.slices import FileSlices
 from sparklog.log.topic import Snapshot
 from tests.log.simulation.lab import Lab, Process
-
-
-@pytest.fixture(autouse=True)
-def _few_commits_per_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_log, "CHECKPOINT_COMMITS", 4)
 
 
 def merge(snapshot: Snapshot, process: Process, spans: Mapping[int, tuple[int, int]], op: str = MERGE) -> RewriteIntent:

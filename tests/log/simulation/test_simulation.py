@@ -52,7 +52,7 @@ def test_one_seed() -> None:
 
 def test_a_failing_seed_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_log, "peek_commit_id", lambda data: 1 // 0)
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(AssertionError) as caught:  # noqa: PT012
         for seed in range(20):
             check(seed)
     assert re.search(r"seed (\d+): ZeroDivisionError.*\nreplay: SPARKLOG_SEED=\1 python -m pytest ", str(caught.value))
