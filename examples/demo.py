@@ -39,7 +39,6 @@ def start_spark() -> SparkSession:
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.driver.memory", "2g")
         .config("spark.driver.extraJavaOptions", f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"')
-        .config("spark.log.level", "ERROR")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")

@@ -83,16 +83,13 @@ class Projection:
 
 
 def _microseconds(column: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
+    """Milliseconds to microseconds through numpy: `pyarrow.compute` takes long to import in each worker."""
     if column.type == _ARROW_TYPES["timestamp"]:
         return column
-    milliseconds = column.cast(pa.int64())
-    ends = pc.min_max(milliseconds).as_py()
-    if ends["max"] is not None and (ends["max"] > LARGEST_MS or ends["min"] < SMALLEST_MS):
-        milliseconds = pc.max_element_wise(milliseconds, SMALLEST_MS, skip_nulls=False)
-        milliseconds = pc.min_element_wise(milliseconds, LARGEST_MS, skip_nulls=False)
-    return pc.multiply(milliseconds, 1000).cast(_ARROW_TYPES["timestamp"])
+    from sparklog.log.arrow_numpy import fixed_array, fixed_values
+
+    milliseconds = fixed_values(column, "int64").clip(SMALLEST_MS, LARGEST_MS)
+    return fixed_array(milliseconds * 1000, _ARROW_TYPES["timestamp"])
 
 
 def projection(schema: StructType) -> Projection:

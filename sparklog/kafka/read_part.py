@@ -20,6 +20,7 @@ from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.directory import SegmentName, settled_segments
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window, seek
+from sparklog.log.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.view import COLUMNS, RECORD_SCHEMA, OffsetRange
 
 if TYPE_CHECKING:
@@ -197,15 +198,15 @@ def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange)
     arrays = []
     for name in columns:
         if name == "topic":
-            array = pa.repeat(pa.scalar(part.topic, pa.string()), rows)
+            array = repeated_text(part.topic, rows)
         elif name == "partition":
-            array = pa.array(np.full(rows, part.partition, np.int32))
+            array = fixed_array(np.full(rows, part.partition, np.int32), pa.int32())
         elif name == "offset":
-            array = pa.array(decoded.offset)
+            array = fixed_array(decoded.offset, pa.int64())
         elif name == "timestamp":
-            array = pa.array(decoded.timestamp).view(RECORD_SCHEMA.field("timestamp").type)
+            array = fixed_array(decoded.timestamp, RECORD_SCHEMA.field("timestamp").type)
         elif name == "timestampType":
-            array = pa.array(decoded.timestamp_type.astype(np.int32))
+            array = fixed_array(decoded.timestamp_type.astype(np.int32), pa.int32())
         else:
             array = getattr(decoded, name)
         arrays.append(array)
