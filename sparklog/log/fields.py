@@ -48,12 +48,10 @@ def decode(data: bytes, key: str, what: str) -> Fields:
         raise Corrupt(f"{what} should be a JSON object, found {type(document).__name__}; restore it", file=key)
     fields = Fields(document, key, what)
     version = fields.integer("format", 0)
-    # All bytes count, the last newline too: the next commit's prevCrc covers them.
-    whole = cut >= 0 and data[cut:] == b"%s%d}\n" % (_TRAILER, crc32c.crc32c(data[:cut]))
-    if version != FORMAT and whole:
+    if version != FORMAT:
         raise BadRequest(f"{what} {key} has format {version}, this sparklog reads format {FORMAT}; upgrade sparklog")
-    if not whole:
-        # A later format ends in its CRC, too: only what is whole can be believed to be one.
+    # All bytes count, the last newline too: the next commit's prevCrc covers them.
+    if cut < 0 or data[cut:] != b"%s%d}\n" % (_TRAILER, crc32c.crc32c(data[:cut])):
         raise Corrupt(f"{what} does not match its own CRC-32C; restore it", file=key)
     unknown = sorted(set(fields.texts("readFeatures")) - KNOWN_READ_FEATURES)
     if unknown:

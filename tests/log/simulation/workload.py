@@ -148,6 +148,11 @@ def process(actor: Actor, life: Callable[[], None]) -> None:
         except Crash as crash:
             actor.note(f"dies ({crash}) and starts again")
             actor.sleep(actor.random.random() * 5)
+        except BadRequest as error:
+            # A flipped bit in a format's number: nothing else about such bytes is believed.
+            if "upgrade sparklog" not in str(error):
+                raise
+            actor.sleep(actor.random.random())
 
 
 def plain_appender(run: Run, decide: Decide, appends: int, pace_s: float = 0.0) -> Callable[[Actor], None]:
