@@ -40,6 +40,7 @@ test-slow: venv
 	$(PY) -m pytest -m "slow or not slow"
 
 demo: venv
+	@$(PY) scripts/check_machine.py
 	@$(PY) examples/demo.py
 
 lint: venv

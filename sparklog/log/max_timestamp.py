@@ -1,8 +1,9 @@
 """The record with the largest timestamp: Kafka's ListOffsets for MAX_TIMESTAMP (`kafka-get-offsets --time -3`).
 
-Every `LogView` answers "the first record at or after a time", and the largest timestamp is the last time that has an
-answer: it is searched for, all partitions of a topic at once. Each answer lifts the search to its own timestamp, so that
-a day of milliseconds takes some thirty steps up and as many down, most of which metadata answers.
+Every `LogView` answers "the first record at or after a time", and the largest timestamp is the last time that has
+an answer: it is searched for, all partitions of a topic at once. Each answer lifts the search to its own
+timestamp, so that a day of milliseconds takes some thirty steps up and as many down, most of which metadata
+answers.
 """
 
 from __future__ import annotations
