@@ -18,6 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, count, lit
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "jobs"))
+import stream  # noqa: E402
+
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
 LOG_SETTINGS = REPOSITORY / "examples" / "log4j2.properties"
 DEMO = REPOSITORY / ".demo"
@@ -53,23 +56,10 @@ def scan_kafka(spark: SparkSession) -> DataFrame:
 
 
 def stream_into_topic(spark: SparkSession) -> int:
-    """Stream what is there into our topic, then end. Returns how many records this run wrote."""
-    source = (
-        spark.readStream.format("sparklog")
-        .option("subscribe", SOURCE_TOPICS)
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", 100)
-        .load(str(KAFKA))
-    )
-    query = (
-        source.select("key", "value", "timestamp")
-        .writeStream.format("sparklog")
-        .option("topic", TOPIC)
-        .option("num.partitions", 4)
-        .option("checkpointLocation", str(DEMO / "checkpoints" / "archive"))
-        .trigger(availableNow=True)
-        .start(str(ROOT))
-    )
+    """The job a team would run, `jobs/stream.py`, until it has written what is there. How many records it wrote."""
+    checkpoint = str(DEMO / "checkpoints" / "archive")
+    topics = ("subscribe", SOURCE_TOPICS)
+    query = stream.start(spark, stream.Copy(str(KAFKA), str(ROOT), checkpoint, topics, TOPIC, partitions=4, most=100))
     query.awaitTermination()
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 

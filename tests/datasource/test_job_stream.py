@@ -1,0 +1,71 @@
+"""The job that streams a Kafka directory or a root into a root, run in the shared session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sparklog
+from jobs import stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOPICS = ("txn-a", "txn-b")
+
+
+def copied(tmp_path: Path, fixtures: Path, *more: str) -> stream.Copy:
+    given = ["--source", str(fixtures / "transactions" / "data"), "--subscribe", ",".join(TOPICS)]
+    given += ["--root", str(tmp_path / "root"), "--checkpoint", str(tmp_path / "checkpoint"), *more]
+    return stream.arguments(given)
+
+
+def test_topics_keep_their_names_and_records_and_a_second_run_writes_nothing(
+    spark: SparkSession, tmp_path: Path, fixtures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = copied(tmp_path, fixtures)
+    for _ in range(2):
+        assert stream.run(spark, copy) == 0
+        assert f"written to {copy.root}" in capsys.readouterr().out
+        for topic in TOPICS:
+            read = (
+                spark.read.format("sparklog")
+                .option("includeHeaders", True)
+                .schema("key binary, value binary, timestamp timestamp, headers array<struct<key:string,value:binary>>")
+            )
+            source = read.option("subscribe", topic).load(copy.source).collect()
+            target = read.option("subscribe", topic).load(copy.root).collect()
+            assert sorted(map(str, target)) == sorted(map(str, source))
+            assert len(source) > 0
+
+
+def test_one_topic_takes_all_records(spark: SparkSession, tmp_path: Path, fixtures: Path) -> None:
+    copy = copied(tmp_path, fixtures, "--topic", "archive", "--num-partitions", "3", "--max-offsets-per-trigger", "50")
+    assert stream.run(spark, copy) == 0
+    root = sparklog.open(copy.root)
+    assert root.topics() == ["archive"]
+    expected = spark.read.format("sparklog").option("subscribe", ",".join(TOPICS)).load(copy.source).count()
+    assert root.topic("archive").scan().to_table().num_rows == expected
+    assert root.topic("archive").head().partitions == 3
+
+
+def test_a_failing_query_is_one_line_and_exit_code_1(
+    spark: SparkSession, tmp_path: Path, fixtures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--source", str(tmp_path / "nowhere"), "--root", str(tmp_path / "root"), "--checkpoint", str(tmp_path)]
+    assert stream.run(spark, stream.arguments(given)) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "nowhere" in said[0]
+
+
+def test_wrong_usage_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SPARKLOG_ROOT", raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        stream.arguments(["--source", str(tmp_path), "--checkpoint", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert "--root" in capsys.readouterr().err
