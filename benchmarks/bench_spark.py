@@ -101,8 +101,15 @@ def append_variants(source: DataFrame, folder: Path) -> dict[str, Callable[[], o
         return lambda: source.write.option("compression", codec).mode("overwrite").parquet(path)
 
     def log(codec: str) -> Callable[[], object]:
-        options = {"topic": f"events-{codec}", "num.partitions": str(PARTITIONS), "compression.type": codec}
-        return lambda: source.write.format("sparklog").mode("append").options(**options).save(str(folder / "root"))
+        options = {"topic": "events", "num.partitions": str(PARTITIONS), "compression.type": codec}
+        root = folder / f"root-{codec}"
+
+        def append() -> None:
+            # As Parquet's overwrite does: what the run before wrote makes room for what this one writes.
+            shutil.rmtree(root, ignore_errors=True)
+            source.write.format("sparklog").mode("append").options(**options).save(str(root))
+
+        return append
 
     return {
         "noop": lambda: source.write.format("noop").mode("overwrite").save(),

@@ -30,11 +30,14 @@ from sparklog.errors import BadRequest, Unavailable
 from sparklog.storage.keys import check_key, check_prefix, is_part
 from sparklog.storage.local_errors import refuse, store_error
 from sparklog.storage.store import ObjectInfo, ObjectWriter
+from sparklog.storage.writeback import start_writeback
 
 __all__ = ["TEMPORARY_PREFIX", "LocalStore"]
 
 TEMPORARY_PREFIX = "~"
 _WRITE_BUFFER = 1 << 20
+_WRITEBACK_BYTES = 16 << 20
+"""A file being written is handed to the disk in pieces of this size, while its writer goes on."""
 _READ_AT_ONCE = 1 << 30
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
@@ -336,12 +339,18 @@ class _LocalWriter:
         self._path = path
         self._temporary = temporary
         self._file = open(fd, "wb", buffering=_WRITE_BUFFER)  # noqa: SIM115
+        self._written = 0
+        self._handed_over = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
             self._file.write(data)
         except OSError as error:
             self._store._fail(error, "write", self._key)
+        self._written += len(data)
+        if self._store.durable and self._written - self._handed_over >= _WRITEBACK_BYTES:
+            start_writeback(self._file.fileno(), self._handed_over, self._written - self._handed_over)
+            self._handed_over = self._written
 
     def close(self) -> None:
         if self._file.closed:
