@@ -11,10 +11,10 @@ from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, Topi
 from sparklog.errors import Conflict
 
 if TYPE_CHECKING:
+    from sparklog.log.append_target import AppendTarget
     from sparklog.log.registry import WriterKey
     from sparklog.log.root import Root
     from sparklog.log.slices import FileSlices
-    from sparklog.log.topic import AppendTarget
 
 MAX_SEEN_RUNS = 1000
 

@@ -23,8 +23,8 @@ from sparklog.log.slices import FileSlices
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sparklog.log.append_target import AppendTarget
     from sparklog.log.append_writer import AppendWriter, WriteOptions
-    from sparklog.log.topic import AppendTarget
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"

@@ -27,7 +27,7 @@ from sparklog.log.rows import Rows, check_columns, rows_of
 from sparklog.log.slices import FileSlices, SliceFlag
 
 if TYPE_CHECKING:
-    from sparklog.log.topic import AppendTarget
+    from sparklog.log.append_target import AppendTarget
 
 __all__ = ["CODECS", "AppendWriter", "WriteOptions"]
 
@@ -168,7 +168,7 @@ def check_root(target: AppendTarget) -> None:
 
     `NotFound` without a root, `BadRequest` with another one.
     """
-    from sparklog.log.root import read_root_id
+    from sparklog.log.root_id import read_root_id
 
     where = target.store.location
     try:

@@ -13,8 +13,9 @@ from sparklog.log.partitioner import sticky_seed
 from sparklog.log.rows import ROW_COLUMNS
 
 if TYPE_CHECKING:
+    from sparklog.log.append_target import AppendOutcome
     from sparklog.log.registry import WriterKey
-    from sparklog.log.topic import AppendOutcome, Topic
+    from sparklog.log.topic import Topic
 
 __all__ = ["ArrowData", "append"]
 

@@ -319,3 +319,14 @@ class TopicConfigs:
     def _bound(self, name: str) -> int:
         value = self.integer(name)
         return self.integer("message.timestamp.difference.max.ms") if value == LONG_MAX else value
+
+
+def check_delete_delay(changes: Mapping[str, object | None], force: bool) -> None:
+    """`BadRequest` for a `file.delete.delay.ms` below one hour, unless forced."""
+    value = changes.get("file.delete.delay.ms")
+    if value is not None and not force and int(canonical("file.delete.delay.ms", value)) < LEAST_DELETE_DELAY_MS:
+        raise BadRequest(
+            f"file.delete.delay.ms below {LEAST_DELETE_DELAY_MS} (one hour) takes files away from "
+            "jobs that planned to read "
+            f"them, found {value}; raise it, or force it"
+        )

@@ -21,7 +21,8 @@ from sparklog.log.view import READ_UNCOMMITTED, TimestampOffset
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from sparklog.log.topic import Snapshot, Topic
+    from sparklog.log.snapshot import Snapshot
+    from sparklog.log.topic import Topic
 
 __all__ = ["offsets_for_timestamps"]
 

@@ -11,23 +11,20 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log import fields as json_fields
 from sparklog.log.clock import ClockGuard
 from sparklog.log.commit import MAX_PARTITIONS, Resolved
 from sparklog.log.commit_log import CommitLog, Resolver
-from sparklog.log.configs import TopicConfigs
+from sparklog.log.configs import TopicConfigs, check_delete_delay
 from sparklog.log.conflicts import CreateIntent
 from sparklog.log.env import SYSTEM, Env
-from sparklog.log.fields import FORMAT
 from sparklog.log.head import Head
-from sparklog.log.names import ROOT_KEY, check_topic_name, is_topic_name, nearest
-from sparklog.log.topic import Topic, check_delete_delay
+from sparklog.log.names import check_topic_name, is_topic_name, nearest
+from sparklog.log.root_id import create_root_id, read_root_id
+from sparklog.log.topic import Topic
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT_FIELDS = ("format", "readFeatures", "rootId", "createdMs", "crc")
 
 
 class Root:
@@ -158,27 +155,5 @@ def open_root(location: str | os.PathLike[str] | Store, *, create: bool = False,
     except NotFound:
         if not create:
             raise
-        root_id = _create_id(store, env)
+        root_id = create_root_id(store, env)
     return Root(store, root_id, env)
-
-
-def read_root_id(store: Store) -> str:
-    """The id of the root in this store (one request). `NotFound` if there is none."""
-    try:
-        data = store.get(ROOT_KEY)
-    except NotFound:
-        raise NotFound(
-            f"{store.location} is no sparklog root: it has no {ROOT_KEY}; create one or check the path"
-        ) from None
-    return json_fields.decode(data, ROOT_KEY, "root").text("rootId")
-
-
-def _create_id(store: Store, env: Env) -> str:
-    from sparklog.storage.probe import ensure_probed
-
-    ensure_probed(store)
-    root_id = env.new_id()
-    document = {"format": FORMAT, "readFeatures": [], "rootId": root_id, "createdMs": env.wall_ms()}
-    if store.create(ROOT_KEY, json_fields.encode(document)):
-        return root_id
-    return read_root_id(store)

@@ -14,7 +14,8 @@ from sparklog.errors import NotFound
 from sparklog.log.lookup import offsets_for_timestamps
 from sparklog.log.root import Root
 from sparklog.log.scan import bounds_of, plan_parts, stored_bytes
-from sparklog.log.topic import Snapshot, Topic
+from sparklog.log.snapshot import Snapshot
+from sparklog.log.topic import Topic
 from sparklog.log.view import READ_UNCOMMITTED, Bounds, OffsetRange, ReadPart, TimestampOffset
 
 __all__ = ["RootView"]

@@ -23,7 +23,8 @@ from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRa
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from sparklog.log.topic import Snapshot, Topic
+    from sparklog.log.snapshot import Snapshot
+    from sparklog.log.topic import Topic
 
 __all__ = [
     "NativeReadPart",

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.commit import Commit, Txn
+from sparklog.log.append_target import AppendOutcome, AppendTarget, appended
+from sparklog.log.commit import Txn
 from sparklog.log.commit_log import CommitLog, LogState, Outcome
-from sparklog.log.configs import CONFIGS, LEAST_DELETE_DELAY_MS, TopicConfigs, canonical
+from sparklog.log.configs import check_delete_delay
 from sparklog.log.conflicts import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent
+from sparklog.log.description import TopicDescription, describe
 from sparklog.log.head import Head
 from sparklog.log.registry import WriterKey
-from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import FileSlices
+from sparklog.log.snapshot import Snapshot
 from sparklog.log.view import COLUMNS, READ_COMMITTED, TimestampOffset
 from sparklog.storage.store import Store
 
@@ -29,85 +30,6 @@ if TYPE_CHECKING:
 
 MANY_UNSEALED = 300_000
 _LOG = logging.getLogger("sparklog.log")
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A topic at one version: its head and all its slices."""
-
-    topic: str
-    store: Store
-    head: Head
-    slices: SliceTable
-
-    @property
-    def version(self) -> int:
-        return self.head.version
-
-
-@dataclass(frozen=True, slots=True)
-class AppendTarget:
-    """All that a task needs to write files for a topic: picklable, carried from the driver to the tasks."""
-
-    store: Store
-    root_id: str
-    topic: str
-    topic_id: str
-    partitions: int
-    configs: TopicConfigs
-    read_version: int
-    leader_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class AppendOutcome:
-    """Of an append: first and next offsets per partition that got records. `skipped`: a replay (see `note`)."""
-
-    version: int
-    base: Mapping[int, int]
-    end: Mapping[int, int]
-    records: int
-    skipped: bool = False
-    note: str = ""
-    commit_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionDescription:
-    """One partition: log start, log end and last stable offset; slices and stored bytes that some commit names."""
-
-    partition: int
-    log_start: int
-    log_end: int
-    last_stable: int
-    slices: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigDescription:
-    """One config: its value as text, and whether it was set on the topic or is the default."""
-
-    name: str
-    value: str
-    source: str
-    doc: str
-
-
-@dataclass(frozen=True, slots=True)
-class TopicDescription:
-    """What there is to know of a topic."""
-
-    name: str
-    topic_id: str
-    version: int
-    time_ms: int
-    leader_epoch: int
-    partitions: tuple[PartitionDescription, ...]
-    configs: tuple[ConfigDescription, ...]
-    slices: int
-    bytes: int
-    open_transactions: tuple[tuple[str, int], ...]
 
 
 class Topic:
@@ -147,38 +69,7 @@ class Topic:
 
     def describe(self, refresh: bool = True) -> TopicDescription:
         """Partitions, configs with their sources, sizes."""
-        snapshot = self.snapshot(refresh)
-        head, rows = snapshot.head, snapshot.slices.all()
-        stable = head.last_stable()
-        partitions = []
-        for partition in range(head.partitions):
-            span = rows.partition_rows(partition)
-            partitions.append(
-                PartitionDescription(
-                    partition,
-                    int(head.log_start[partition]),
-                    int(head.log_end[partition]),
-                    int(stable[partition]),
-                    span.stop - span.start,
-                    int(rows.size[span].sum()),
-                )
-            )
-        configs = tuple(
-            ConfigDescription(name, head.configs.text(name), head.configs.source(name), CONFIGS[name].doc)
-            for name in CONFIGS
-        )
-        return TopicDescription(
-            name=self.name,
-            topic_id=head.topic_id,
-            version=head.version,
-            time_ms=head.time_ms,
-            leader_epoch=head.leader_epoch,
-            partitions=tuple(partitions),
-            configs=configs,
-            slices=len(rows),
-            bytes=int(rows.size.sum()),
-            open_transactions=tuple(dict.fromkeys((item.txn.id, item.txn.n) for item in head.open)),
-        )
+        return describe(self.snapshot(refresh))
 
     # -- changing the topic
 
@@ -336,33 +227,7 @@ class Topic:
             if outcome.nothing.skipped and writer is not None and writer.mode == "txn":
                 _LOG.warning("%s", outcome.nothing.note)
             return AppendOutcome(outcome.nothing.version, {}, {}, 0, outcome.nothing.skipped, outcome.nothing.note)
-        return _appended(outcome.commit, intent.count)
-
-
-def check_delete_delay(changes: Mapping[str, object | None], force: bool) -> None:
-    """`BadRequest` for a `file.delete.delay.ms` below one hour, unless forced."""
-    value = changes.get("file.delete.delay.ms")
-    if value is not None and not force and int(canonical("file.delete.delay.ms", value)) < LEAST_DELETE_DELAY_MS:
-        raise BadRequest(
-            f"file.delete.delay.ms below {LEAST_DELETE_DELAY_MS} (one hour) takes files away from "
-            "jobs that planned to read "
-            f"them, found {value}; raise it, or force it"
-        )
-
-
-def _appended(commit: Commit | None, records: int) -> AppendOutcome:
-    if commit is None or not commit.files:
-        version = -1 if commit is None else commit.version
-        return AppendOutcome(
-            version, {}, {}, 0, True, "a replay: only the new run was recorded", commit.commit_id if commit else ""
-        )
-    base: dict[int, int] = {}
-    end: dict[int, int] = {}
-    for file in commit.files:
-        for partition, first, offsets in zip(file.partition, file.base, file.offsets, strict=True):
-            base.setdefault(partition, first)
-            end[partition] = first + offsets
-    return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id)
+        return appended(outcome.commit, intent.count)
 
 
 def _reopen(root: Root, name: str) -> Topic:

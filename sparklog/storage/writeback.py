@@ -1,7 +1,7 @@
 """Ask the kernel to begin writing a file's new bytes to the disk, so that the fsync at its end finds little left to do.
 
-Python has no `sync_file_range`; Linux' C library has. It is a hint and nothing more: durability comes from fsync alone, and
-where the call is missing or refused nothing changes but the time that fsync takes.
+Python has no `sync_file_range`; Linux' C library has. It is a hint and nothing more: durability comes from fsync alone,
+and where the call is missing or refused nothing changes but the time that fsync takes.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sparklog.log.append_target import AppendOutcome
 from sparklog.log.commit import Txn
 from sparklog.log.names import commit_key
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root
-from sparklog.log.topic import AppendOutcome, Topic
+from sparklog.log.topic import Topic
 from sparklog.storage.faulty import Fault, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store

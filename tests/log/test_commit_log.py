@@ -11,12 +11,12 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
 from sparklog.log import fields
+from sparklog.log.append_target import AppendOutcome
 from sparklog.log.commit import TAKEOVER, Resolved, Txn, decode_commit, encode_commit
 from sparklog.log.invariants import check_state
 from sparklog.log.names import commit_key
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import open_root
-from sparklog.log.topic import AppendOutcome
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.local import LocalStore

@@ -23,7 +23,7 @@ from sparklog.log.commit import (
 from sparklog.log.fields import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
 from sparklog.log.head import HEAD_FIELDS, OPEN_FIELDS
 from sparklog.log.registry import REGISTRY_FIELDS
-from sparklog.log.root import ROOT_FIELDS
+from sparklog.log.root_id import ROOT_FIELDS
 from sparklog.log.slice_table import COLUMN_TYPES, STATUS_NAMES
 from sparklog.log.slices import SliceFlag
 

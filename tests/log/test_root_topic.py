@@ -13,7 +13,8 @@ from sparklog.log.env import SYSTEM
 from sparklog.log.fields import decode
 from sparklog.log.names import ROOT_KEY
 from sparklog.log.registry import WriterKey
-from sparklog.log.root import ROOT_FIELDS, open_root, read_root_id
+from sparklog.log.root import open_root
+from sparklog.log.root_id import ROOT_FIELDS, read_root_id
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.local import LocalStore

@@ -9,7 +9,7 @@ from sparklog.log.commit import MERGE, Edit
 from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
 from sparklog.log.names import append_path
 from sparklog.log.slices import FileSlices
-from sparklog.log.topic import Snapshot
+from sparklog.log.snapshot import Snapshot
 from sparklog.storage.faulty import Decide
 from tests.log.simulation.workload import TOPIC, Run, process
 from tests.log.simulation.world import Actor

@@ -15,7 +15,7 @@ from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
 from sparklog.log.names import append_path
 from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN
 from sparklog.log.slices import FileSlices
-from sparklog.log.topic import Snapshot
+from sparklog.log.snapshot import Snapshot
 from tests.log.simulation.lab import Lab, Process
 
 

@@ -1,0 +1,81 @@
+"""A topic as a person asks for it: partitions, configs with their sources, sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparklog.log.configs import CONFIGS
+from sparklog.log.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """One partition: log start, log end and last stable offset; slices and stored bytes that some commit names."""
+
+    partition: int
+    log_start: int
+    log_end: int
+    last_stable: int
+    slices: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDescription:
+    """One config: its value as text, and whether it was set on the topic or is the default."""
+
+    name: str
+    value: str
+    source: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """What there is to know of a topic."""
+
+    name: str
+    topic_id: str
+    version: int
+    time_ms: int
+    leader_epoch: int
+    partitions: tuple[PartitionDescription, ...]
+    configs: tuple[ConfigDescription, ...]
+    slices: int
+    bytes: int
+    open_transactions: tuple[tuple[str, int], ...]
+
+
+def describe(snapshot: Snapshot) -> TopicDescription:
+    """What there is to know of the topic at this version."""
+    head, rows = snapshot.head, snapshot.slices.all()
+    stable = head.last_stable()
+    partitions = []
+    for partition in range(head.partitions):
+        span = rows.partition_rows(partition)
+        partitions.append(
+            PartitionDescription(
+                partition,
+                int(head.log_start[partition]),
+                int(head.log_end[partition]),
+                int(stable[partition]),
+                span.stop - span.start,
+                int(rows.size[span].sum()),
+            )
+        )
+    configs = tuple(
+        ConfigDescription(name, head.configs.text(name), head.configs.source(name), CONFIGS[name].doc)
+        for name in CONFIGS
+    )
+    return TopicDescription(
+        name=snapshot.topic,
+        topic_id=head.topic_id,
+        version=head.version,
+        time_ms=head.time_ms,
+        leader_epoch=head.leader_epoch,
+        partitions=tuple(partitions),
+        configs=configs,
+        slices=len(rows),
+        bytes=int(rows.size.sum()),
+        open_transactions=tuple(dict.fromkeys((item.txn.id, item.txn.n) for item in head.open)),
+    )
