@@ -4,8 +4,8 @@
         --root /data/log --checkpoint /data/checkpoints/archive
 
 Run again with the same checkpoint it goes on where it was: nothing is lost, nothing is written twice. Records keep key,
-value, headers and timestamp; each topic keeps its name unless `--topic` sends all records to one. Without `--follow`
-the job ends when it has written what was there as it began.
+value, headers and timestamp (else the time of writing). A topic keeps its name unless `--topic` sends
+all records to one. Without `--follow` the job ends when it has written what was there as it began.
 
 Exit codes: 0 done, 1 the query failed (the reason on stderr), 2 wrong usage.
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, lit, timestamp_millis, when
 from pyspark.sql.streaming import StreamingQuery
 
 import sparklog
@@ -53,7 +54,10 @@ def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
     if copy.most is not None:
         reader = reader.option("maxOffsetsPerTrigger", copy.most)
     columns = COLUMNS if copy.topic is not None else (*COLUMNS, "topic")
-    writer = reader.load(copy.source).select(*columns).writeStream.format("sparklog")
+    # -1 is Kafka's "no time": such a record gets the time of its writing.
+    timed = when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
+    records = reader.load(copy.source).select(*columns).withColumn("timestamp", timed)
+    writer = records.writeStream.format("sparklog")
     if copy.topic is not None:
         writer = writer.option("topic", copy.topic)
     writer = writer.option("num.partitions", copy.partitions).option("checkpointLocation", copy.checkpoint)

@@ -89,6 +89,8 @@ def _rows(data: bytes, first_line: int) -> Iterator[tuple[object, ...]]:
             record = json.loads(text)
         except ValueError as error:
             raise BadRequest(f"line {line}: expected one JSON object per line: {error}") from None
+        except RecursionError:
+            raise BadRequest(f"line {line}: expected one JSON object per line, found one nested too deeply") from None
         if not isinstance(record, dict) or "value" not in record:
             raise BadRequest(f'line {line}: expected a JSON object with "value" (null for a tombstone)')
         yield (
@@ -129,6 +131,7 @@ def _headers(given: Any, line: int) -> list[tuple[str, bytes | None]] | None:
     for pair in pairs:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not isinstance(pair[0], str):
             raise BadRequest(f'line {line}: each of "headers" must be ["name", value], found {json.dumps(pair)[:60]}')
+        _in(pair[0], "headers", line)
         row.append((pair[0], _in(pair[1], f"headers.{pair[0]}", line)))
     return row or None
 

@@ -57,7 +57,8 @@ def produce(
         str | None, typer.Option("--null-marker", help="A key or value that is exactly this is null (a tombstone).")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="All to this partition, whatever the key.")
+        int | None,
+        typer.Option("--partition", "-p", min=0, max=2**31 - 1, help="All to this partition, whatever the key."),
     ] = None,
     compression: Annotated[
         Codec | None, typer.Option("--compression", help="Codec, where the topic leaves it to us. Default: zstd.")

@@ -119,4 +119,18 @@ def open_log(location: Location, *, create: bool = False) -> Root:
         raise BadRequest(
             f"The path {location.path} is a {location.kind}, which is read-only: write to a sparklog root instead"
         )
+    if create and location.kind == NOTHING:
+        _refuse_inside(location)
     return open_root(location.root, create=create and location.kind == NOTHING)
+
+
+def _refuse_inside(location: Location) -> None:
+    """A root inside a topic's folder would lie among files that maintenance takes for its own. Raises BadRequest."""
+    above = "" if is_url(location.root) else os.path.dirname(location.root)
+    while above and above != os.path.dirname(above):
+        if os.path.isfile(os.path.join(above, ROOT_FILE)):
+            raise BadRequest(
+                f"The path {location.path} lies inside the root {above}, where no other root can be made: give the "
+                "root, one of its topic folders, or a path outside of it"
+            )
+        above = os.path.dirname(above)

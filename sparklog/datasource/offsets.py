@@ -126,6 +126,8 @@ def parse_json(text: str) -> object:
         return json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def describe(positions: Positions) -> str:

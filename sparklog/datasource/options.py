@@ -22,6 +22,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
 DEFAULT_METADATA_MAX_AGE_MS = 5 * 60 * 1000
 DEFAULT_WRITE_BUFFER_BYTES = 64 << 20
+MAX_WRITE_BUFFER_BYTES = 1 << 30
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -105,6 +106,16 @@ class Options:
         if wrong:
             hint = "; name the topic to write with 'topic'" if wrong[0] in ("subscribe", "assign") else ""
             raise BadRequest(f"Option '{wrong[0]}' is for reading{hint}: remove it from this write")
+
+    def check_batch_write(self) -> None:
+        """Raises BadRequest for what only a stream may leave out: called before a topic is made."""
+        if self.write.txn_app_id is not None and self.write.txn_version is None:
+            raise BadRequest("txnAppId is given without txnVersion: give both, or neither")
+
+    def check_stream_write(self) -> None:
+        """Raises BadRequest for options that a stream cannot have: called before a topic is made."""
+        if self.write.txn_version is not None:
+            raise BadRequest("txnVersion is for batch writes: a stream's batch id is its version; leave it out")
 
     def check_batch_read(self) -> None:
         """Raises BadRequest for bounds that a batch cannot have."""
@@ -190,11 +201,14 @@ def _sink_options(values: Mapping[str, str]) -> SinkOptions:
     for name, of_codec in CODEC_LEVELS.items():
         if level is None and of_codec == (codec or "zstd"):
             level = _number(values, name, -(1 << 17))
+    buffer_bytes = _number(values, "write.buffer.bytes", 1, DEFAULT_WRITE_BUFFER_BYTES)
+    if buffer_bytes > MAX_WRITE_BUFFER_BYTES:
+        raise BadRequest(f"Option 'write.buffer.bytes' must be at most {MAX_WRITE_BUFFER_BYTES}; found {buffer_bytes}")
     return SinkOptions(
         topic=_topic(values.get("topic")),
         codec=codec,
         level=level,
-        buffer_bytes=_number(values, "write.buffer.bytes", 1, DEFAULT_WRITE_BUFFER_BYTES),
+        buffer_bytes=buffer_bytes,
         partitions=_number(values, "num.partitions", 1, 1),
         auto_create=_boolean(values, "auto.create.topics.enable", True),
         txn_app_id=app,

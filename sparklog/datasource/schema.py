@@ -141,7 +141,7 @@ def write_columns(schema: StructType, topic_option: str | None) -> WriteColumns:
     names: list[str] = []
     for column in schema.fields:
         name = column.name.lower()
-        if name not in WRITE_TYPES:
+        if name not in WRITE_TYPES or (name == "topic" and topic_option is not None):
             continue
         if name in names:
             raise BadRequest(f"There are two columns named {name!r}: drop or rename one")

@@ -73,6 +73,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         if overwrite:
             raise BadRequest("A log is append-only: write with mode('append'); to start afresh delete the topic")
         self._options.check_write()
+        self._options.check_batch_write()
         return SparklogBatchWriter(plan_write(resolve(self._options.path), self._options, schema))
 
     @user_errors
@@ -81,6 +82,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
 
         # `overwrite` is output mode complete: each micro-batch appends the whole result, as with Kafka's sink.
         self._options.check_write()
+        self._options.check_stream_write()
         location = resolve(self._options.path)
         if COMMITS in sys.modules:
             return SparklogStreamWriter(plan_commit(location, self._options))

@@ -94,7 +94,7 @@ class StreamPlanner:
         self._refresh()
         self._check_names(begin_at)
         begin = self._begin(begin_at)
-        ends = self._target if self._target is not None else self._ends()
+        ends = self._ends() if self._target is None else self._up_to_target(self._target)
         wanted = {
             topic: {p: max(offset, ends.get(topic, {}).get(p, offset)) for p, offset in offsets.items()}
             for topic, offsets in begin.items()
@@ -162,6 +162,14 @@ class StreamPlanner:
         isolation = self._options.isolation
         return {
             topic: {p: limits.end(isolation) for p, limits in self._bounds(topic).items()} for topic in self._present
+        }
+
+    def _up_to_target(self, target: Offsets) -> Offsets:
+        """The target of AvailableNow, but no offset that is not there: a topic created again is shorter than before."""
+        return {
+            topic: {p: min(end, target[topic][p]) for p, end in ends.items() if p in target[topic]}
+            for topic, ends in self._ends().items()
+            if topic in target
         }
 
     def _ids(self, positions: Mapping[str, object]) -> dict[str, str]:

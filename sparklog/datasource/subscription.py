@@ -80,13 +80,15 @@ class Subscriber:
         chosen = self._subscription.partitions if self._subscription is not None else None
         if chosen is None:
             return bounds
-        for partition in chosen[topic]:
+        # A checkpoint may still name a topic that the option no longer does.
+        assigned = chosen.get(topic, ())
+        for partition in assigned:
             if partition not in bounds:
                 raise NotFound(
                     f"Option 'assign' names partition {partition} of topic {topic!r}, which has "
                     f"{_partitions(sorted(bounds))}"
                 )
-        return {partition: bounds[partition] for partition in chosen[topic]}
+        return {partition: bounds[partition] for partition in assigned}
 
 
 def _check_topic_folder(location: Location, subscription: Subscription | None) -> None:

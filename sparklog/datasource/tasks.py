@@ -2,7 +2,7 @@
 
 A task costs 15 to 30 ms in Python however little it reads, so a thousand partitions of a few records are a few tasks.
 A range is split where it is larger than `SPLIT_BYTES` or `SPLIT_OFFSETS`, where `maxRecordsPerPartition` asks for it,
-and where fewer ranges than `minPartitions` would leave tasks unused. Pieces keep the order of the ranges and of their
+and where it is more than its share of `minPartitions` tasks. Pieces keep the order of the ranges and of their
 offsets.
 """
 
@@ -55,7 +55,7 @@ def split(
         count = max(-(-size // SPLIT_BYTES), -(-offsets // SPLIT_OFFSETS))
         if max_records is not None:
             count = max(count, -(-offsets // max_records))
-        if min_partitions is not None and len(ranges) < min_partitions:
+        if min_partitions is not None:
             count = max(count, -(-offsets * min_partitions // total))
         count = max(1, min(count, offsets))
         cuts = [found.start + offsets * index // count for index in range(count + 1)]

@@ -66,9 +66,7 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._job = SYSTEM.new_id()
         sink = plan.options
         self._key = None
-        if sink.txn_app_id is not None:
-            if sink.txn_version is None:
-                raise BadRequest("txnAppId is given without txnVersion: give both, or neither")
+        if sink.txn_app_id is not None and sink.txn_version is not None:
             self._key = BatchKey(sink.txn_app_id, sink.txn_version)
 
     @user_errors
@@ -89,8 +87,6 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
-        if plan.options.txn_version is not None:
-            raise BadRequest("txnVersion is for batch writes: a stream's batch id is its version; leave it out")
 
     @user_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SparklogCommitMessage:

@@ -183,7 +183,7 @@ def _segment_windows(
         # What lies behind the range is not looked at: a broker may be writing it.
         if position >= end or not inside.all():
             return
-    if walk.stop in ("partial", "corrupt"):
+    if walk.stop != "end":
         raise Corrupt(
             f"expected batches up to offset {end - 1}: {walk.reason}",
             file=file.path,

@@ -78,7 +78,7 @@ class SegmentState:
             self._take(self._without_unwritten(file, held) if last else held)
         self.size, self.modified = file.size, file.modified
         self.closed = not last
-        if self.closed and self.stop not in ("end", "zeros"):
+        if self.closed and self.stop != "end":
             self.events.lost(self.next_offset)
 
     def _without_unwritten(self, file: SegmentFile, window: Window) -> Window:

@@ -33,12 +33,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import repeat
+from operator import add, gt
 
 import crc32c
 
 from sparklog.errors import Corrupt
 from sparklog.log import fields as json_fields
-from sparklog.log.fields import FORMAT, Fields, by_text
+from sparklog.log.fields import FORMAT, INT64_MAX, Fields, by_text
 from sparklog.log.names import MAX_VERSION, is_sealed, path_read_version
 from sparklog.log.slices import FileSlices
 
@@ -309,7 +311,7 @@ def _file(item: Fields) -> FileSlices:
     file = FileSlices(
         path=path,
         size=size,
-        footer_length=item.integer("footerLength", 0, size),
+        footer_length=item.integer("footerLength", 0, min(size, 2**31 - 1)),
         partition=partition,
         nbytes=item.integers("bytes", n, 1, size),
         offsets=item.integers("offsets", n, 1),
@@ -328,6 +330,10 @@ def _file(item: Fields) -> FileSlices:
         raise item.bad("footerLength", "0 in a sealed segment and more in any other file")
     if not file.position and sum(file.nbytes) + file.footer_length > size:
         raise item.bad("bytes", f"at most the file's size {size} together")
+    if any(map(gt, map(add, file.position, file.nbytes), repeat(size - file.footer_length))):
+        raise item.bad("position", f"such that each slice ends before the footer of a file of {size} bytes")
+    if any(map(gt, map(add, file.base, file.offsets), repeat(INT64_MAX))):
+        raise item.bad("base", f"such that each slice ends at offset {INT64_MAX} or below")
     return file
 
 

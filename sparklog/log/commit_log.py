@@ -279,7 +279,8 @@ class CommitLog:
                 draft = replace(draft, resolved=tuple(self._resolver(state.head)))
             commit = draft.commit(state.head, commit_id, self.env.wall_ms())
             data = encode_commit(commit)
-            commit = commit.stored(data)
+            # Read back before it is written: what no reader would take must never lie in the log.
+            commit = decode_commit(data, self._numbered.key(commit.version), commit.version)
             check_commit(state.head, commit, state.head.apply(commit))
             written, state = self._attempt(state, commit, data, intent)
             if written is not None:

@@ -155,7 +155,7 @@ class Fields:
     def numbers_by_partition(self, name: str, high: int) -> dict[int, int]:
         """`{"3": number}` with partitions below `high`; absent is empty."""
         values = self.numbers_by_text(name)
-        if any(not (key.isdigit() and len(key) <= 10 and int(key) < high) for key in values):
+        if any(not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < high) for key in values):
             raise self.bad(name, f"an object whose keys are partitions below {high}")
         return {int(key): value for key, value in values.items()}
 

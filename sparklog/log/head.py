@@ -278,8 +278,10 @@ def _applied(head: Head, commit: Commit) -> Head:
         entry = advance(head.registry.get(commit.writer.id), commit.writer, commit.version)
         changes["registry"] = {**head.registry, commit.writer.id: entry}
     if commit.expired:
+        # The commit's own writer was entered just above: an entry that it renews is not idle.
+        known: Mapping[str, Entry] = changes.get("registry", head.registry)  # type: ignore[assignment]
         changes["registry"] = {
-            name: entry for name, entry in head.registry.items() if commit.expired.get(name) != entry.version
+            name: entry for name, entry in known.items() if commit.expired.get(name) != entry.version
         }
     if commit.holds:
         merged = {**head.holds, **commit.holds}

@@ -125,7 +125,7 @@ def path_read_version(path: str) -> int | None:
             return None
         path = local_path(path)
     match = _APPEND_PATH.fullmatch(path) or _SEALED_PATH.fullmatch(path)
-    return int(match.group(1)) if match else None
+    return int(match.group(1)) if match and int(match.group(1)) <= MAX_VERSION else None
 
 
 def file_key(topic: str, path: str) -> str:

@@ -47,6 +47,8 @@ class WriterKey:
         """`BadRequest` for values no registry can hold."""
         if not self.id or len(self.id) > 1024:
             raise BadRequest(f"a writer id has 1 to 1024 characters, found {len(self.id)}")
+        if self.run is not None and len(self.run) > 1024:
+            raise BadRequest(f"the run of a writer has at most 1024 characters, found {len(self.run)}")
         if not 0 <= self.batch < 2**63:
             raise BadRequest(f"the batch id (txnVersion) of writer '{self.id}' must be 0 to 2^63-1, found {self.batch}")
         if self.mode not in (STREAM, TXN):

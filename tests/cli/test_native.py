@@ -68,6 +68,7 @@ def test_describe_is_a_line_and_a_table(sparklog: Sparklog, lines_file: LinesFil
         (("produce", "orders", "--json", "--key-separator", ":"), 2, "leave out --key-separator"),
         (("produce", "orders", "--key-separator", ""), 2, "at least one character"),
         (("produce", "orders", "--file", "missing"), 2, "missing"),
+        (("produce", "orders", "-p", "99999999999"), 2, "--partition"),
         (("frobnicate",), 2, "frobnicate"),
         (("consume", "orders", "--root", "nowhere"), 1, "nowhere"),
     ],

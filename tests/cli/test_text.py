@@ -143,6 +143,7 @@ def test_json_input_needs_only_a_value() -> None:
     [
         (b"{", "line 5: expected one JSON object per line"),
         (b"[1]", 'line 5: expected a JSON object with "value"'),
+        (b"[" * 100_000, "line 5: expected one JSON object per line, found one nested too deeply"),
         (b'{"key": "k"}', 'line 5: expected a JSON object with "value"'),
         (b'{"value": 3}', 'line 5: "value" must be a string, null or {"base64": "..."}, found int: quote it'),
         (b'{"value": {"a": 1}}', 'line 5: "value" must be a string, null'),
@@ -153,6 +154,7 @@ def test_json_input_needs_only_a_value() -> None:
             'line 5: "partition" must be a whole number from 0 to 2147483647, found -1',
         ),
         (b'{"value": "", "timestamp": 1.5}', 'line 5: "timestamp" must be a whole number'),
+        (b'{"value": "", "headers": [["\\ud800", "v"]]}', 'line 5: "headers" has half a surrogate pair'),
         (b'{"value": "", "headers": "x"}', 'line 5: "headers" must be'),
         (b'{"value": "", "headers": [["x"]]}', 'line 5: each of "headers" must be'),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 import sparklog
 from jobs import stream
+from tests.kafka.logs import HOUR_MS, batch, write_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +51,17 @@ def test_one_topic_takes_all_records(spark: SparkSession, tmp_path: Path, fixtur
     expected = spark.read.format("sparklog").option("subscribe", ",".join(TOPICS)).load(copy.source).count()
     assert root.topic("archive").scan().to_table().num_rows == expected
     assert root.topic("archive").head().partitions == 3
+
+
+def test_a_record_without_a_time_gets_that_of_its_writing(spark: SparkSession, tmp_path: Path) -> None:
+    write_partition(tmp_path / "kafka", "t-0", {0: batch(0, [b"timed"]) + batch(1, [b"timeless"], timestamp=-1)})
+    given = ["--source", str(tmp_path / "kafka"), "--root", str(tmp_path / "root"), "--checkpoint", str(tmp_path / "c")]
+    begun = int(time.time() * 1000)
+    assert stream.run(spark, stream.arguments(given)) == 0
+    rows = sparklog.open(tmp_path / "root").topic("t").scan(columns=("value", "timestamp")).to_table()
+    times = dict(zip(rows["value"].to_pylist(), rows["timestamp"].cast("int64").to_pylist(), strict=True))
+    assert times[b"timed"] == HOUR_MS
+    assert times[b"timeless"] >= begun
 
 
 def test_a_failing_query_is_one_line_and_exit_code_1(

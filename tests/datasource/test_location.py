@@ -14,6 +14,7 @@ from sparklog.datasource.location import (
     TOPIC,
     Location,
     missing,
+    open_log,
     resolve,
 )
 from sparklog.errors import BadRequest
@@ -69,3 +70,12 @@ def test_no_path_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     with pytest.raises(BadRequest, match="is a file"):
         resolve(str(tmp_path / "f"))
+
+
+def test_no_root_inside_a_root(root: Path) -> None:
+    for inside in (root / "orders" / "append", root / "orders" / "_log" / "checkpoints"):
+        with pytest.raises(BadRequest, match=f"lies inside the root {root}"):
+            open_log(resolve(str(inside)), create=True)
+        assert not (inside / "_root.json").exists()
+    beside = root.parent / "other"
+    assert open_log(resolve(str(beside)), create=True).location == str(beside)

@@ -7,6 +7,7 @@ import pytest
 from sparklog.datasource.option_names import ALL, KAFKA_IGNORED, canonical
 from sparklog.datasource.options import Subscription, parse_options
 from sparklog.errors import BadRequest
+from sparklog.log.append_writer import MAX_BUFFER_BYTES
 
 
 def message(options: dict[str, str], check: str | None = None) -> str:
@@ -69,6 +70,7 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"assign": '{"a":[]}'}, "must have a list of partitions"),
         ({"assign": '{"a":[-1]}'}, "is not a number from 0"),
         ({"assign": "[]"}, "must be JSON like"),
+        ({"assign": "[" * 100_000}, "it is nested too deeply"),
         ({"assign": '{"a":[0],"a":[1]}'}, "'a' is given twice"),
         ({"startingoffsets": "erliest"}, "found 'erliest'. Did you mean 'earliest'?"),
         ({"startingoffsets": '{"a":{"0":1.5}}'}, "must be a whole number >= -2, found 1.5"),
@@ -91,6 +93,7 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"kafka.isolation.level": "read_comitted"}, "Did you mean 'read_committed'?"),
         ({"compression.type": "zst"}, "Did you mean 'zstd'?"),
         ({"num.partitions": "0"}, "'num.partitions' must be a whole number >= 1"),
+        ({"write.buffer.bytes": str(MAX_BUFFER_BYTES + 1)}, "must be at most 1073741824; found 1073741825"),
         ({"txnversion": "3"}, "txnVersion is given without txnAppId"),
         ({"replaymismatch": "acept"}, "Did you mean 'accept'?"),
         ({"topic": " "}, "Option 'topic' is empty"),

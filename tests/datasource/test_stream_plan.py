@@ -211,6 +211,33 @@ def test_available_now_reads_to_the_target_and_no_further() -> None:
     assert time.slept == []
 
 
+def test_available_now_does_not_promise_offsets_of_a_topic_that_is_gone() -> None:
+    view = view_of(t=100)
+    source = planner(view, failOnDataLoss="false", maxOffsetsPerTrigger="10")
+    source.prepare_available_now()
+    end = source.latest(source.initial(), limited=True)
+    view.create("t", topic_id="id-2")
+    view.add("t", 3)
+    following = source.latest(stored(end), limited=True)
+    assert following["t"] == {"0": 3}
+    assert read(source.ranges(end, following)) == [("t", 0, 0, 3)]
+    view.add("t", 200)
+    again = stored(following)
+    later = planner(view, failOnDataLoss="false").latest(again, limited=True)
+    assert read(planner(view, failOnDataLoss="false").ranges(again, later)) == [("t", 0, 3, 203)]
+
+
+def test_a_topic_that_assign_no_longer_names_is_an_error_of_one_line() -> None:
+    view = view_of(t=5, u=5)
+    source = planner(view, assign='{"t":[0],"u":[0]}')
+    start = source.initial()
+    end = stored(source.latest(start, limited=True))
+    with pytest.raises(NotFound, match="Partition 0 of topic 'u' is gone"):
+        planner(view, assign='{"t":[0]}').ranges(start, end)
+    lenient = planner(view, assign='{"t":[0]}', failOnDataLoss="false")
+    assert read(lenient.ranges(start, end)) == [("t", 0, 0, 5)]
+
+
 def test_new_topics_are_found_when_metadata_is_old_and_begin_at_their_start() -> None:
     view, time = view_of(orders=2), Time()
     source = planner(view, time, subscribepattern="ord.*", startingoffsets="latest", **{"metadata.max.age.ms": "5000"})

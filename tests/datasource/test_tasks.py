@@ -63,7 +63,9 @@ def test_well_compressed_partitions_are_not_one_task() -> None:
     assert len(plan([PACK_OFFSETS // 2] * 8, [10] * 8)) == 4
 
 
-@pytest.mark.parametrize("sizes", [[10], [3, 2], [1000, 1, 1], [5, 5, 5], [1] * 100])
+@pytest.mark.parametrize(
+    "sizes", [[10], [3, 2], [1000, 1, 1], [96, 1, 1, 1, 1], [96, 1, 1, 1, 1, 1, 1], [5, 5, 5], [1] * 100]
+)
 @pytest.mark.parametrize("low", [1, 2, 4, 7, 50])
 def test_min_partitions_holds_where_there_are_records_enough(sizes: list[int], low: int) -> None:
     tasks = plan(sizes, [size * 10 for size in sizes], low=low)

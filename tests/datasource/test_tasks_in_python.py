@@ -25,7 +25,7 @@ from tests.datasource.streams import feed, values
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from sparklog.datasource.publish import BatchKey, StreamKey, publish
 from sparklog.datasource.read_task import BATCH_BYTES, LogPartition, ReadTask, merge_small
@@ -264,6 +264,16 @@ def test_a_root_made_again_between_plan_and_commit(tmp_path: Path) -> None:
         publish(sink, [message], None)
     with pytest.raises(BadRequest, match="expected the root"):
         write_task(sink, [rows(range(4))], "x")
+
+
+def test_a_wrong_key_is_an_error_before_a_topic_is_made(tmp_path: Path) -> None:
+    schema, root = StructType().add("value", StringType()), tmp_path / "log"
+    options = {"path": str(root), "topic": "t", "txnappid": "a"}
+    with pytest.raises(Exception, match="txnAppId is given without txnVersion"):
+        SparklogDataSource(options).writer(schema, False)
+    with pytest.raises(Exception, match="txnVersion is for batch writes"):
+        SparklogDataSource({**options, "txnversion": "1"}).streamWriter(schema, False)
+    assert not root.exists()
 
 
 def test_the_source_checks_options_when_it_is_made() -> None:

@@ -230,6 +230,17 @@ def test_message_formats_before_v2_are_named(fixtures: Path, fixture: str, topic
         view.refresh([topic])
 
 
+def test_zeros_in_the_middle_of_a_log_are_corrupt_and_not_a_gap(tmp_path: Path) -> None:
+    """A preallocated file is cut to its size before the next segment begins, so these zeros took records with them."""
+    whole = batch(0, [b"a"]) + batch(1, [b"b"])
+    zeroed = whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2)
+    write_partition(tmp_path, "t-0", {0: zeroed, 2: batch(2, [b"c"])})
+    with pytest.raises(Corrupt, match=r"00000000000000000000\.log") as raised:
+        read(KafkaView(tmp_path), "t")
+    assert raised.value.position == len(whole) // 2
+    assert raised.value.offset == 1
+
+
 def test_an_unknown_magic_in_the_middle_is_corrupt(tmp_path: Path) -> None:
     wrong = bytearray(batch(1, [b"b"]))
     wrong[16] = 5

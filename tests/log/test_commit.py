@@ -161,10 +161,16 @@ def test_unknown_write_features_do_not_stop_readers() -> None:
         ('"base":[10,0]', '"base":[10,true]', "base should be a list of whole numbers"),
         ('"bytes":[100,100]', '"bytes":[100,101]', "bytes should be at most the file's size 240"),
         ('"footerLength":40', '"footerLength":0', "footerLength should be 0 in a sealed segment and more in any"),
+        ('"footerLength":40', '"footerLength":2147483648', "footerLength should be a whole number from 0 to 240"),
+        ('"size":240,"footerLength":40', '"size":9000000000,"footerLength":2147483648', "from 0 to 2147483647"),
+        ('"flags":[0],"leaderEpoch"', '"flags":[0],"position":[1],"leaderEpoch"', "position should be such that each"),
+        ('"base":[10,0]', '"base":[10,9223372036854775807]', "base should be such that each slice ends at offset"),
         ('"offsets":[5,1]', '"offsets":[5,0]', "offsets should be a list of whole numbers from 1"),
         ("append/00000000000000000041-abc.slices", "../../00000000000000000041-abc.slices", "path should be a path"),
+        ("append/00000000000000000041-abc", "append/09223372036854775808-abc", "path should be a path"),
         ('"logStarts":{"2":1', '"logStarts":{"x":1', "logStarts should be an object whose keys are partitions"),
         ('"logStarts":{"2":1', '"logStarts":{"100000":1', "logStarts should be an object whose keys are partitions"),
+        ('"logStarts":{"2":1', '"logStarts":{"\\u00b2":1', "logStarts should be an object whose keys are partitions"),
         ('"partitions":12', '"partitions":100001', "partitions should be a whole number from 1 to 100000"),
         ('"configs":{"cleanup.policy":null', '"configs":{"cleanup.policy":1', "configs should be an object of texts"),
         ('"clone":null', '"clone":3', "holds should be an object with a version for 'clone'"),
@@ -200,7 +206,7 @@ def files(draw: st.DrawFn) -> FileSlices:
     nbytes = column(1, 1000)
     size = sum(nbytes) + 50
     return FileSlices(
-        path=f"append/{draw(st.integers(0, 10**20 - 1)):020d}-x.slices",
+        path=f"append/{draw(st.integers(0, 2**63 - 1)):020d}-x.slices",
         size=size,
         footer_length=50,
         partition=column(0, 99),

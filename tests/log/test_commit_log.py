@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log import fields
 from sparklog.log.append_target import AppendOutcome
-from sparklog.log.commit import TAKEOVER, Resolved, Txn, decode_commit, encode_commit
+from sparklog.log.commit import TAKEOVER, Hold, Resolved, Txn, decode_commit, encode_commit
+from sparklog.log.conflicts import MaintainIntent
+from sparklog.log.env import SYSTEM
 from sparklog.log.invariants import check_state
 from sparklog.log.names import commit_key
 from sparklog.log.registry import WriterKey
@@ -20,6 +22,7 @@ from sparklog.log.root import open_root
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.local import LocalStore
+from sparklog.storage.memory import MemoryStore
 from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
 from tests.log.topics import HOUR_MS, append, file_of
 
@@ -507,6 +510,14 @@ def test_threads_that_share_a_topic(tmp_path: Path) -> None:
     again = open_root(LocalStore(tmp_path, durable=False)).topic("t")
     assert again.head() == head
     assert again.snapshot().slices.select(0).base.tolist() == list(range(0, 180, 2))
+
+
+def test_what_no_reader_would_take_is_not_written() -> None:
+    topic = open_root(MemoryStore(SYSTEM.wall_ms), create=True).create_topic("orders")
+    with pytest.raises(Corrupt, match="expiresMs"):
+        topic.commit(MaintainIntent(holds={"clone": Hold(0, -5)}))
+    assert topic.head().version == 0
+    assert [info.key for info in topic.store.list("orders/_log/")] == [commit_key("orders", 0)]
 
 
 def test_crcs_of_the_chain() -> None:

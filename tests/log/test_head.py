@@ -99,6 +99,14 @@ def test_the_registry_follows_writers() -> None:
     assert set(chain.head.registry) == {"job"}
 
 
+def test_a_writer_is_entered_by_a_commit_that_expires_others() -> None:
+    chain = Chain(1)
+    chain.append((0, 5), writer=Writer("txn", "old", 1, None, 5))
+    chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
+    chain.add(op=MAINTAIN, writer=Writer("txn", "job", 2, None, 0), expired={"old": 1, "job": 2})
+    assert chain.head.registry == {"job": Entry(2, 0, 3, None)}
+
+
 def test_holds_and_floor() -> None:
     chain = Chain(1)
     chain.append((0, 5))

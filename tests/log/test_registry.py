@@ -85,6 +85,7 @@ def test_a_writer_without_run_keeps_the_run() -> None:
     [
         WriterKey("", 1),
         WriterKey("x" * 1025, 1),
+        WriterKey("q", 1, run="r" * 1025),
         WriterKey("q", -1),
         WriterKey("q", 2**63),
         WriterKey("q", 1, mode="batch"),  # type: ignore[arg-type]
