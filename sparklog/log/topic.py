@@ -109,7 +109,9 @@ class Topic:
                 raise NotFound(f"topic '{self.name}' has partitions 0 to {head.partitions - 1}, found {partition}")
         log_starts = {p: int(head.log_end[p]) if offset == -1 else offset for p, offset in before.items()}
         after = self.commit(LogStartIntent(head.topic_id, log_starts), head).head
-        return {partition: int(after.log_start[partition]) for partition in before}
+        # The commit may be found only after a stall, and the topic may be gone by then.
+        there = after.log_start if after.topic_id == head.topic_id and after.exists else head.log_start
+        return {partition: max(offset, int(there[partition])) for partition, offset in log_starts.items()}
 
     def delete(self) -> None:
         """Delete the topic; its files go with the next vacuum."""
