@@ -297,14 +297,6 @@ def _columns(data: npt.NDArray[np.uint8], position: Int64Array, end: int, stop: 
     return BatchHeaders(position=position, size=size, **column, end=end, stop=stop, reason=reason)
 
 
-def concat_headers(parts: Sequence[BatchHeaders]) -> BatchHeaders:
-    """Headers of several scans of one buffer in order; `end`, `stop` and `reason` are the last scan's."""
-    if not parts:
-        raise ValueError("nothing to concatenate")
-    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
-    return replace(parts[-1], **columns)
-
-
 def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
     """Indices (int64) of the batches whose CRC-32C does not match. `headers` is of a scan of `data`."""
     import crc32c

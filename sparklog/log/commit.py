@@ -32,7 +32,7 @@ slices, of its partition that lie in `[start, end)`; edits of one commit do not 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import repeat
 from operator import add, gt
 
@@ -165,10 +165,6 @@ class Commit:
     write_features: tuple[str, ...] = ()
     crc: int = field(default=0, compare=False)
     nbytes: int = field(default=0, compare=False)
-
-    def stored(self, data: bytes) -> Commit:
-        """The same commit with CRC and length of its bytes."""
-        return replace(self, crc=crc32c.crc32c(data), nbytes=len(data))
 
 
 def encode_commit(commit: Commit) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.format import record_batch
-from sparklog.format.record_batch import BatchHeader, concat_headers, crc_failures, scan_headers
+from sparklog.format.record_batch import BatchHeader, crc_failures, scan_headers
 from tests.format.batch_samples import GOLDEN_BATCH, GOLDEN_HEADER, GOLDEN_RECORDS, encode_sample
 
 
@@ -76,9 +76,6 @@ def test_selecting_rows() -> None:
     mask = np.arange(len(headers)) % 2 == 0
     assert headers[mask].base_offset.tolist() == headers.base_offset.tolist()[::2]
     assert headers[np.array([3, 1])].size.tolist() == [int(headers.size[3]), int(headers.size[1])]
-    both = concat_headers([headers[:2], headers[2:]])
-    assert both.position.tolist() == headers.position.tolist()
-    assert both.end == headers.end
 
 
 def test_scan_from_a_start_and_of_views() -> None:

@@ -104,7 +104,7 @@ def test_every_field_of_a_commit_is_written() -> None:
 
 def test_crc_and_length_of_the_stored_bytes() -> None:
     data = encode_commit(FULL)
-    assert decode_commit(data, KEY, 42).crc == crc32c.crc32c(data) == FULL.stored(data).crc
+    assert decode_commit(data, KEY, 42).crc == crc32c.crc32c(data)
     assert decode_commit(data, KEY, 42).nbytes == len(data)
 
 
