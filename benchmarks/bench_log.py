@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from sparklog.format.warm import warm_up
 from sparklog.log.append_writer import WriteOptions
-from sparklog.log.commit import APPEND, CREATE, Commit, encode_commit
+from sparklog.log.commit import APPEND, CREATE, Commit, decode_commit, encode_commit
 from sparklog.log.commit_log import LogState
 from sparklog.log.env import SYSTEM
 from sparklog.log.head import EMPTY
@@ -184,7 +184,7 @@ def many_commits(folder: Path, commits: int) -> Path:
             partitions=None if version else PARTITIONS,
         )
         data = encode_commit(commit)
-        commit = commit.stored(data)
+        commit = decode_commit(data, commit_key("many", version), version)
         head = head.apply(commit)
         table = table.apply(commit, head)
         if version == commits - TAIL_COMMITS:
