@@ -29,6 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"format"}),
     frozenset({"log"}),
     frozenset({"groups", "transactions", "kafka"}),
+    frozenset({"maintenance"}),
     frozenset({"compaction", "retention"}),
     frozenset({"datasource"}),
     frozenset({"cli"}),

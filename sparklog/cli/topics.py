@@ -167,7 +167,7 @@ def alter(
         list[str] | None, typer.Option("--delete-config", metavar="NAME", help="Back to the default; may be repeated.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also a file.delete.delay.ms that takes files away from running jobs.")
+        bool, typer.Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
 ) -> None:
     """Set topic configs, take them back, add partitions."""

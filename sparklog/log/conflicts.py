@@ -248,9 +248,12 @@ class RewriteIntent:
         dropped: list[Edit] = []
         for rewrite in self.rewrites:
             left = _standing(rewrite, base, table)
+            outputs = [kept for file in self.files if len(kept := outputs_of(file, [rewrite.edit]))]
             if left is None:
-                dropped.append(rewrite.edit)
+                if not _landed(outputs, table):
+                    dropped.append(rewrite.edit)
             elif left or not rewrite.inputs:
+                _check_covered(topic, rewrite, outputs, table)
                 removals += left
                 edits.append(rewrite.edit)
         if not edits:
@@ -282,6 +285,28 @@ def _standing(rewrite: Rewrite, base: Head, table: SliceTable) -> list[Removal] 
     return removals
 
 
+def _landed(outputs: Sequence[FileSlices], table: SliceTable) -> bool:
+    """Whether these very outputs lie in the log: an attempt whose answer was lost in a stall had succeeded."""
+    named = [Removal(file.path, file.partition, file.base, tuple(file.position or positions(file))) for file in outputs]
+    return bool(named) and all((table.find(item) >= 0).all() for item in named)
+
+
+def _check_covered(topic: str, rewrite: Rewrite, outputs: Sequence[FileSlices], table: SliceTable) -> None:
+    """`BadRequest` if an output lies over a slice that the edit does not replace: offsets would be there twice."""
+    whole = table.all()
+    partition = rewrite.edit.partition
+    replaced = {(item.path, item.position) for item in rewrite.inputs}
+    for file in outputs:
+        for base, offsets in zip(file.base, file.offsets, strict=True):
+            rows = whole.overlapping(partition, base, base + offsets)
+            for row in range(rows.start, rows.stop):
+                if (whole.path(row), int(whole.position[row])) not in replaced:
+                    raise BadRequest(
+                        f"refusing to rewrite {topic}-{partition}: {file.path} would hold offsets {base} to "
+                        f"{base + offsets}, over the slice at {int(whole.base[row])} that the edit does not replace"
+                    )
+
+
 def outputs_of(file: FileSlices, edits: Sequence[Edit]) -> FileSlices:
     """The slices of a file that lie in one of the edits, with explicit positions where some are left out."""
     rows = [
@@ -308,7 +333,7 @@ def outputs_of(file: FileSlices, edits: Sequence[Edit]) -> FileSlices:
         crc=take(file.crc),
         flags=take(file.flags),
         base=take(file.base),
-        position=take(file.position or positions(file)),
+        position=take(tuple(file.position or positions(file))),
         shift=take(file.shift),
         append_time=take(file.append_time),
         leader_epoch=take(file.leader_epoch),
@@ -343,13 +368,20 @@ class LogStartIntent:
 
 @dataclass(frozen=True, slots=True)
 class AlterIntent:
-    """Change configs (None: back to the default) and add partitions."""
+    """Change configs (None: back to the default) and add partitions.
+
+    Unless `drop_keyless`, a topic that holds records without a key cannot become compacted: the cleaner drops them.
+    """
 
     topic_id: str
     configs: Mapping[str, object | None]
     partitions: int | None = None
-    needs_table: bool = False
+    drop_keyless: bool = False
     repeatable: bool = False
+
+    @property
+    def needs_table(self) -> bool:
+        return not self.drop_keyless and self.configs.get("cleanup.policy") is not None
 
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         check_topic(topic, base, self.topic_id)
@@ -381,7 +413,22 @@ class AlterIntent:
                 )
         if not changes and count is None:
             return Nothing("nothing changes", base.version)
+        if self.needs_table and table is not None and altered.is_compacted and not base.configs.is_compacted:
+            _check_keys(topic, table)
         return Draft(ALTER, configs=changes, partitions=count)
+
+
+def _check_keys(topic: str, table: SliceTable) -> None:
+    """`BadRequest` if some slice holds records without a key."""
+    rows = table.all()
+    found = np.flatnonzero(rows.flags & _HAS_NULL_KEYS)
+    if len(found):
+        row = int(found[0])
+        raise BadRequest(
+            f"topic '{topic}' holds records without a key ({len(found)} of {len(rows)} slices, the first is partition "
+            f"{rows.partition[row]}, offsets {rows.base[row]} to {rows.end[row]}): compaction would drop them; copy "
+            "the topic with keys, or alter it with force"
+        )
 
 
 @dataclass(frozen=True, slots=True)

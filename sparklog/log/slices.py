@@ -21,6 +21,23 @@ class SliceFlag(IntFlag):
     """The batches carry the LogAppendTime bit; the commit's time is their time unless TIMES_IN_BATCHES is set."""
     TIMES_IN_BATCHES = 4
     """Merging or sealing has patched the append time into the batches."""
+    KAFKA_PRODUCERS = 8
+    """Imported: some batches carry producer ids or are control batches, so transactions and sequences count."""
+
+
+MERGE_TIER_SHIFT = 8
+MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
+"""Bits 8 to 11 of a slice's flags: its tier, 0 as it was appended, t + 1 for what eight runs of tier t became."""
+
+
+def merge_tier(flags: int) -> int:
+    """The tier that a slice's flags carry."""
+    return (flags & MERGE_TIER_MASK) >> MERGE_TIER_SHIFT
+
+
+def with_tier(flags: int, tier: int) -> int:
+    """The flags with this tier."""
+    return flags & ~MERGE_TIER_MASK | min(tier, 0xF) << MERGE_TIER_SHIFT
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,13 +84,13 @@ class Topic:
         """Set configs (None: back to the default) and add partitions; the head after it.
 
         `Conflict` if somebody changed the same meanwhile, `BadRequest` for a wrong name or value, fewer partitions,
-        or a `file.delete.delay.ms` below one hour without `force`.
+        a `file.delete.delay.ms` below one hour or `compact` on records without a key, each without `force`.
         """
         head = self.head()
         changes = dict(configs or {})
         head.configs.changed(changes)
         check_delete_delay(changes, force)
-        return self.commit(AlterIntent(head.topic_id, changes, partitions), head).head
+        return self.commit(AlterIntent(head.topic_id, changes, partitions, drop_keyless=force), head).head
 
     def delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
         """Delete the records below an offset, per partition (-1: all there are); the log starts after it.

@@ -216,7 +216,27 @@ def test_two_rewrites_of_one_slice() -> None:
     assert found.dropped == (first.edit,)
     assert [file.path for file in found.files] == [output_of(1, 0, 10).path]
     gone = nothing(intent, chain)
-    assert (gone.note, gone.dropped) == ("no edit stands any more", (first.edit, second.edit))
+    # What it did rewrite lies there and is not called dropped.
+    assert (gone.note, gone.dropped) == ("no edit stands any more", (first.edit,))
+
+
+def test_a_rewrite_tried_again_after_it_landed_drops_nothing() -> None:
+    chain, first, second = two_slices()
+    intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10), output_of(1, 0, 10)))
+    land(chain, intent)
+    assert nothing(intent, chain).dropped == ()
+
+
+def test_an_output_over_a_slice_that_is_not_replaced_is_refused() -> None:
+    chain = Chain(1)
+    one, _, three = (chain.append((0, 10)).files[0].path for _ in range(3))
+    inputs = (Input(one, 0, 0, 10), Input(three, 0, 20, 30))
+    wrong = RewriteIntent(MERGE, "topic-one", (Rewrite(Edit(0, 0, 30), inputs),), (output_of(0, 0, 30),))
+    with pytest.raises(BadRequest, match="over the slice at 10 that the edit does not replace"):
+        wrong.draft("t", chain.head, chain.head, chain.table)
+    beside = (output_of(0, 0, 10), output_of(0, 20, 30))
+    land(chain, RewriteIntent(MERGE, "topic-one", (Rewrite(Edit(0, 0, 30), inputs),), beside))
+    assert chain.table.all().base.tolist() == [0, 10, 20]
 
 
 def test_a_cleaning_pass_falls_as_a_whole() -> None:

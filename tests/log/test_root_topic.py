@@ -15,6 +15,7 @@ from sparklog.log.names import ROOT_KEY
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import open_root
 from sparklog.log.root_id import ROOT_FIELDS, read_root_id
+from sparklog.log.slices import SliceFlag
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.local import LocalStore
@@ -267,6 +268,18 @@ def test_altering(world: World) -> None:
         topic.alter(configs={"file.delete.delay.ms": 10})
     assert topic.alter(configs={"file.delete.delay.ms": 10}, force=True).configs.file_delete_delay_ms == 10
     assert topic.head().version == 2
+
+
+def test_a_topic_with_keyless_records_becomes_compacted_only_by_force(world: World) -> None:
+    topic = world.root(world.store()).create_topic("t", partitions=2)
+    append(topic, (0, 10))
+    append(topic, (1, 4), flags=int(SliceFlag.HAS_NULL_KEYS))
+    with pytest.raises(BadRequest, match=r"without a key \(1 of 2 slices, the first is partition 1, offsets 0 to 4\)"):
+        topic.alter(configs={"cleanup.policy": "compact"})
+    assert not topic.head().configs.is_compacted
+    assert topic.alter(configs={"cleanup.policy": "compact,delete"}, force=True).configs.is_compacted
+    # Who is compacted already may be altered as before.
+    assert topic.alter(configs={"cleanup.policy": "compact"}).configs.cleanup_policy == ("compact",)
 
 
 def test_deleting_records(world: World) -> None:

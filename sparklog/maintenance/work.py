@@ -1,0 +1,126 @@
+"""Pieces of work: what a plan hands to tasks, and what tasks hand back to be committed.
+
+A plan is made on the driver from a snapshot alone. Each `Work` carries all that its task needs (store, topic, source
+slices), so that a task opens nothing; it writes files that nothing names yet and answers with `Done`. Whoever runs
+the plan then commits each `Done` as one rewrite: a piece of work is done whole or not at all, and a task that is run
+twice leaves an orphan, which the vacuum removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sparklog.errors import SparklogError
+from sparklog.log.configs import TopicConfigs
+from sparklog.log.conflicts import Rewrite
+from sparklog.log.slices import FileSlices
+
+Progress = Callable[[int, int], None]
+"""Called by a task now and then with what it has done since the last call: records, bytes read."""
+
+
+def silent(records: int, nbytes: int) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run of maintenance goes by, beside each topic's own configs.
+
+    `now_ms`: the clock that decides (ages, delete horizons); commits keep their own. `defaults`: topic config name ->
+    text, for topics that do not set it themselves (from a properties file). The others are broker configs:
+    `log.cleaner.dedupe.buffer.size` (bytes, of each task), `log.cleaner.io.buffer.load.factor`,
+    `producer.id.expiration.ms`.
+    """
+
+    now_ms: int
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    dedupe_buffer_bytes: int = 128 << 20
+    dedupe_load_factor: float = 0.9
+    producer_expiration_ms: int = 86_400_000
+
+    def configs_of(self, explicit: TopicConfigs) -> TopicConfigs:
+        """The topic's configs over this run's defaults over Kafka's."""
+        return TopicConfigs({**self.defaults, **explicit.explicit})
+
+
+@dataclass(frozen=True, slots=True)
+class PieceReport:
+    """What one piece of work did to one partition; sizes in bytes. `dirty_ratio` None: it was no compaction."""
+
+    action: str
+    topic: str
+    partition: int
+    records_before: int
+    records_after: int
+    bytes_before: int
+    bytes_after: int
+    tombstones_kept: int = 0
+    tombstones_dropped: int = 0
+    keyless_dropped: int = 0
+    dirty_ratio: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a task has written: to be committed as one rewrite, `files` with their slices' bases."""
+
+    rewrites: tuple[Rewrite, ...]
+    files: tuple[FileSlices, ...]
+    reports: tuple[PieceReport, ...]
+
+
+class Work(Protocol):
+    """One piece of work. Picklable. `op` of `sparklog.log.commit` (MERGE, SEAL, COMPACT)."""
+
+    @property
+    def op(self) -> str: ...
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def topic_id(self) -> str: ...
+
+    @property
+    def title(self) -> str:
+        """For progress and errors: `compact orders-3`."""
+        ...
+
+    @property
+    def partitions(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int:
+        """What it will read: the larger ones are begun first."""
+        ...
+
+    def run(self, progress: Progress = silent) -> Done:
+        """Read, write files, say what was written. Raises `SparklogError`; then nothing that it wrote is named."""
+        ...
+
+
+class Runner(Protocol):
+    """Where work runs: here, or in Spark tasks."""
+
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+        """Run all, begun in the order given, several at once; each with its result as it is finished."""
+        ...
+
+
+class InProcess:
+    """Runs work in this thread, one piece after the other: tests, small roots, no Spark."""
+
+    def __init__(self, progress: Callable[[Work], Progress] | None = None) -> None:
+        self._progress = progress
+
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+        for work in works:
+            progress = silent if self._progress is None else self._progress(work)
+            try:
+                yield work, work.run(progress)
+            except SparklogError as error:
+                yield work, error
