@@ -158,9 +158,11 @@ def copy(to: int, source: int, count: int, source_end: int) -> None:
 
 
 def _digest() -> str:
-    """Of all kernel sources: numba's cache does not notice that a helper in another module changed, this name does."""
+    """Of all kernel sources, those of packages above too: numba's cache does not notice that a helper in another module
+    changed, this name does.
+    """
     state = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(Path(__file__).parent.glob("_kernels*.py")):
+    for path in sorted(Path(__file__).parents[1].glob("*/_kernels*.py")):
         state.update(path.read_bytes())
     return state.hexdigest()[:16]
 

@@ -32,6 +32,7 @@ from sparklog.format.record_batch import (
     BatchHeader,
     BatchHeaders,
     BytesLike,
+    as_bytes_array,
 )
 
 UNKNOWN = -1
@@ -42,6 +43,12 @@ SNAPSHOT_HEADER = 3
 SNAPSHOT_FOOTER = 4
 KRAFT_VERSION = 5
 KRAFT_VOTERS = 6
+
+MARKER_BYTES = 78
+"""A transaction marker as a coordinator writes it: header and 17 bytes of record."""
+_PLAIN_START = bytes.fromhex("20 00 00 00 08 0000")
+"""How its record begins: length, attributes, both deltas, length of the key, version; the type follows."""
+_PLAIN_MARKER = len(_PLAIN_START) + 2
 
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
@@ -101,16 +108,36 @@ def control_types(
     checked.
     """
     types = np.full(len(headers), UNKNOWN, np.int8)
+    rows = np.flatnonzero(headers.is_control & (headers.count > 0))
     view = memoryview(data)
-    for index in np.flatnonzero(headers.is_control & (headers.count > 0)).tolist():
-        position, size = int(headers.position[index]), int(headers.size[index])
+    codec = headers.codec[rows]
+    plain = (codec == 0) & (headers.size[rows] == MARKER_BYTES)
+    types[rows[plain]], known = _plain_types(view, headers.position[rows[plain]])
+    plain[np.flatnonzero(plain)[~known]] = False
+    columns = (rows[~plain], headers.position[rows[~plain]], headers.size[rows[~plain]], codec[~plain])
+    for index, position, size, number in zip(*(column.tolist() for column in columns), strict=True):
         try:
             payload = view[position + HEADER_BYTES : position + size]
-            types[index] = parse_control_type(_first_key(payload, int(headers.codec[index])))
+            types[index] = parse_control_type(_first_key(payload, number))
         except Corrupt as error:
             offset = int(headers.base_offset[index])
             raise Corrupt(error.message, file=file, position=file_position + position, offset=offset) from None
     return types
+
+
+def _plain_types(
+    data: memoryview, positions: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
+    """Types of batches of `MARKER_BYTES`, and which of them are markers as coordinators write them: the others' types
+    are not known. (A log of small transactions is half markers.)
+    """
+    if not len(positions):
+        return np.empty(0, np.int8), np.empty(0, np.bool_)
+    records = np.lib.stride_tricks.sliding_window_view(as_bytes_array(data), _PLAIN_MARKER)[positions + HEADER_BYTES]
+    known = (records[:, : len(_PLAIN_START)] == np.frombuffer(_PLAIN_START, np.uint8)).all(axis=1)
+    kinds = records[:, -1].astype(np.int8)
+    known &= (records[:, -2] == 0) & (kinds >= ABORT) & (kinds <= KRAFT_VOTERS)
+    return kinds, known
 
 
 def _first_key(payload: memoryview, codec: int) -> bytes | None:

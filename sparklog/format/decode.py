@@ -23,6 +23,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
+from sparklog.format.batch_checks import MAX_OFFSET, Place, check_crcs, check_headers, record_message
 from sparklog.format.record_batch import (
     CODECS,
     CREATE_TIME,
@@ -34,7 +35,6 @@ from sparklog.format.record_batch import (
     BytesLike,
     Int64Array,
     as_bytes_array,
-    crc_failures,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ DECODABLE = frozenset({"key", "value", "headers", "offset", "timestamp", "timest
 GROUP_BYTES = 1 << 20
 CALL_LIMIT = 1 << 30
 """Decompressed bytes that one call handles at most."""
-MAX_OFFSET = 2**63 - 1
 NOT_FIXED = -2
 
 
@@ -114,55 +113,19 @@ def decode(
     limit = MAX_OFFSET if end_offset is None else end_offset
     chosen = np.ones(len(headers), np.bool_) if select is None else np.asarray(select, np.bool_)
     rows = np.zeros(len(headers), np.int64)
-    place = _Place(file, file_position, offset_shift)
+    place = Place(file, file_position, offset_shift)
     source = as_bytes_array(data)
-    _check_headers(headers if chosen.all() else headers[chosen], place, len(source))
+    check_headers(headers if chosen.all() else headers[chosen], place, len(source))
     chosen = chosen & (headers.last_offset + offset_shift >= first) & (headers.base_offset + offset_shift < limit)
     taken = headers if chosen.all() else headers[chosen]
     if check_crc:
-        wrong = crc_failures(data, taken)
-        if len(wrong):
-            raise place.corrupt(taken, int(wrong[0]), "the batch's CRC-32C does not match its bytes")
+        check_crcs(data, taken, place)
     sink = _Sink(columns, taken, offset_shift, first, limit, _fixed_times(taken, append_time, raw_timestamps), place)
     for group in _groups(source, taken, place):
         sink.add(group)
     rows[chosen] = sink.emitted
     time_type = np.where(headers.is_log_append_time, LOG_APPEND_TIME, CREATE_TIME).astype(np.int8)
     return replace(sink.finish(), batch_rows=rows, batch_time_type=time_type)
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the data comes from, for messages."""
-
-    file: str | None
-    file_position: int
-    shift: int
-
-    def corrupt(
-        self, headers: BatchHeaders, batch: int, message: str, offset: int | None = None, at: int = 0
-    ) -> Corrupt:
-        """The error for `batch`; `at` is a position within it, `offset` a log offset before the shift."""
-        base = int(headers.base_offset[batch]) if offset is None else offset
-        position = int(headers.position[batch]) + at + self.file_position
-        return Corrupt(message, file=self.file, position=position, offset=base + self.shift)
-
-
-def _check_headers(headers: BatchHeaders, place: _Place, nbytes: int) -> None:
-    """Refuse what no writer writes, before sizes taken from it are used."""
-    rules = (
-        (headers.position + headers.size > nbytes, "the batch lies outside the data"),
-        ((headers.position < 0) | (headers.size < HEADER_BYTES), "the batch has an impossible place or size"),
-        (headers.codec >= len(CODECS), "the batch names an unknown compression codec (5 to 7)"),
-        (headers.count < 0, "the batch has a negative record count"),
-        (headers.last_offset_delta < 0, "the batch has a negative last offset delta"),
-        (headers.count > headers.last_offset_delta + 1, "the batch has more records than offsets"),
-        (headers.base_offset < 0, "the batch has a negative base offset"),
-        (headers.base_offset > MAX_OFFSET - 2**31 - max(place.shift, 0), "the batch's base offset is out of range"),
-    )
-    for broken, message in rules:
-        if broken.any():
-            raise place.corrupt(headers, int(np.argmax(broken)), message)
 
 
 def _fixed_times(headers: BatchHeaders, append_time: int | None, raw: bool) -> Int64Array:
@@ -187,7 +150,7 @@ class _Group:
     plain: bool
 
 
-def _groups(data: npt.NDArray[np.uint8], headers: BatchHeaders, place: _Place) -> Iterator[_Group]:
+def _groups(data: npt.NDArray[np.uint8], headers: BatchHeaders, place: Place) -> Iterator[_Group]:
     """Neighbouring batches that one kernel call can decode. Payloads of empty batches are not looked at."""
     packed = (headers.codec != 0) & (headers.count > 0)
     start = headers.position + HEADER_BYTES
@@ -203,7 +166,7 @@ def _groups(data: npt.NDArray[np.uint8], headers: BatchHeaders, place: _Place) -
             yield _Group(data, start[low:high], stop[low:high], low, high, stored, True)
 
 
-def _unpack(data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: _Place) -> Iterator[_Group]:
+def _unpack(data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[_Group]:
     """Decompress batches `[low, high)` and group them by about `GROUP_BYTES`."""
     view = data.data
     positions, sizes, codecs = headers.position.tolist(), headers.size.tolist(), headers.codec.tolist()
@@ -241,7 +204,7 @@ class _Sink:
         first: int,
         limit: int,
         fixed_time: Int64Array,
-        place: _Place,
+        place: Place,
     ) -> None:
         from sparklog.format import _kernels_decode
 
@@ -322,14 +285,8 @@ class _Sink:
         offset = int(state[kernels.ERROR_OFFSET]) - self.place.shift
         if code == kernels.TOO_LARGE:
             raise BadRequest("the records have 2 GiB or more of keys or values: decode fewer batches at a time")
-        message = {
-            kernels.LENGTH: "a record's length does not fit into its batch",
-            kernels.FIELDS: "a record's fields do not end where its length says",
-            kernels.ORDER: "offsets within the batch do not increase, or go beyond its last offset",
-            kernels.REMAINING: "the batch goes on behind its last record",
-        }[code]
         at = int(state[kernels.ERROR_POSITION]) - int(self.headers.position[batch]) if group.plain else 0
-        raise self.place.corrupt(self.headers, batch, message, offset, at)
+        raise self.place.corrupt(self.headers, batch, record_message(code), offset, at)
 
     def finish(self) -> RecordColumns:
         kernels, state = self.kernels, self.state

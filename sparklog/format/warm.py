@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from importlib import import_module
 
-KERNEL_MODULES = ("_kernels_crc", "_kernels_decode", "_kernels_encode", "_kernels_hash")
+KERNEL_MODULES = (
+    "sparklog.compaction._kernels_offset_map",
+    "sparklog.format._kernels_crc",
+    "sparklog.format._kernels_decode",
+    "sparklog.format._kernels_encode",
+    "sparklog.format._kernels_hash",
+    "sparklog.format._kernels_records",
+    "sparklog.format._kernels_siphash",
+)
+"""Every module of kernels, of packages above this one too: names, so that nothing is imported upwards."""
 
 
 def warm_up() -> str | None:
     """Load every kernel, compiling those that the cache does not have. Returns the cache's folder, None without one."""
     for name in KERNEL_MODULES:
-        import_module(f"sparklog.format.{name}")
+        import_module(name)
     from sparklog.format._kernels_memory import CACHE_DIRECTORY
 
     return CACHE_DIRECTORY

@@ -50,7 +50,37 @@ class AppendOutput:
     ) -> None:
         """Append one slice, `nbytes` bytes in `buffers`; fields as in `FileSlices`, `index` by `build_index`."""
         for buffer in buffers:
-            self._writer.write(buffer)
+            self.write(buffer)
+        self.end_slice(
+            partition=partition,
+            nbytes=nbytes,
+            offsets=offsets,
+            records=records,
+            min_ts=min_ts,
+            max_ts=max_ts,
+            crc=crc,
+            flags=flags,
+            index=index,
+        )
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append some bytes of a slice that is too large to hold: `end_slice` says then what it was."""
+        self._writer.write(data)
+
+    def end_slice(
+        self,
+        *,
+        partition: int,
+        nbytes: int,
+        offsets: int,
+        records: int,
+        min_ts: int,
+        max_ts: int,
+        crc: int,
+        flags: int,
+        index: SliceIndex | None,
+    ) -> None:
+        """What the last `nbytes` bytes written are: one slice, with fields as for `add`."""
         self.position += nbytes
         columns = self._columns
         columns.partition.append(partition)

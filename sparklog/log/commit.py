@@ -31,7 +31,7 @@ slices, of its partition that lie in `[start, end)`; edits of one commit do not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import add, gt
@@ -203,6 +203,22 @@ def encode_commit(commit: Commit) -> bytes:
     }
     document.update((name, value) for name, value in optional.items() if value is not None and value not in ([], {}))
     return json_fields.encode(document)
+
+
+def removals_by_file(removals: Sequence[Removal]) -> tuple[Removal, ...]:
+    """One entry per file, whichever edits its slices belong to: a merge names thousands of files, and each once."""
+    found: dict[str, list[Removal]] = {}
+    for item in removals:
+        found.setdefault(item.path, []).append(item)
+    return tuple(
+        Removal(
+            path,
+            tuple(value for item in items for value in item.partition),
+            tuple(value for item in items for value in item.base),
+            tuple(value for item in items for value in item.position),
+        )
+        for path, items in found.items()
+    )
 
 
 def txn_document(txn: Txn) -> dict[str, object]:

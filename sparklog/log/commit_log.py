@@ -130,13 +130,17 @@ class CommitLog:
         if state.table is not None or state.checkpoint is None:
             return state
         below = None
+        missing: set[int] = set()
         for _ in range(8):
             try:
                 return self._publish(self._load_table(state))
             except (Corrupt, NotFound) as error:
-                _LOG.warning("checkpoint %s of topic %s: %s", state.checkpoint_version, self.topic, error)
-                # Deleted since we looked: a newer one exists. Damaged: the one before does.
-                below = state.checkpoint_version if isinstance(error, Corrupt) else None
+                version = state.checkpoint_version
+                _LOG.warning("checkpoint %s of topic %s: %s", version, self.topic, error)
+                # Deleted since we looked: a newer one exists. Damaged, or still there without its table: the one
+                # before does.
+                below = version if isinstance(error, Corrupt) or version in missing else None
+                missing.add(version)
                 state = self._open(below)[0]
                 if state.table is not None:
                     return state
@@ -390,7 +394,10 @@ class CommitLog:
         name = checkpoint_table_name(state.head.version, self.env.new_id())
         ref = TableRef(name, len(data), crc32c.crc32c(data), len(table), unsealed)
         checkpoint = Checkpoint(state.head, ref)
-        self.store.create(checkpoint_prefix(self.topic) + name, data)
+        key = checkpoint_prefix(self.topic) + name
+        if not self.store.create(key, data) and self.store.get(key) != data:
+            # Nobody else uses this name: "exists" was our own first try, or wrong. A head must not name what is not.
+            raise Unavailable(f"{key} was not written as it should; the next committer tries again")
         if not self.store.create(checkpoint_key(self.topic, state.head.version), encode_checkpoint(checkpoint)):
             found = self._read_checkpoint(state.head.version)
             if found is None:

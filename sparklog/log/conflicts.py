@@ -40,6 +40,7 @@ from sparklog.log.commit import (
     Resolved,
     Txn,
     Writer,
+    removals_by_file,
 )
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.fields import KNOWN_WRITE_FEATURES
@@ -259,7 +260,9 @@ class RewriteIntent:
         if not edits:
             return Nothing("no edit stands any more", base.version, dropped=tuple(dropped))
         files = tuple(kept for file in self.files if len(kept := outputs_of(file, edits)))
-        return Draft(self.op, files=files, remove=tuple(removals), edits=tuple(edits), dropped=tuple(dropped))
+        return Draft(
+            self.op, files=files, remove=removals_by_file(removals), edits=tuple(edits), dropped=tuple(dropped)
+        )
 
 
 def _standing(rewrite: Rewrite, base: Head, table: SliceTable) -> list[Removal] | None:
@@ -270,19 +273,18 @@ def _standing(rewrite: Rewrite, base: Head, table: SliceTable) -> list[Removal] 
     for item in rewrite.inputs:
         if item.end > log_start:
             by_path.setdefault(item.path, []).append(item)
-    removals = []
-    for path, items in by_path.items():
-        removal = Removal(
+    removals = [
+        Removal(
             path,
             (partition,) * len(items),
             tuple(item.base for item in items),
             tuple(item.position for item in items),
         )
-        rows = table.find(removal)
-        if (rows < 0).any() or (table.all().end[rows] != np.array([item.end for item in items])).any():
-            return None
-        removals.append(removal)
-    return removals
+        for path, items in by_path.items()
+    ]
+    rows = table.find(*removals)
+    ends = np.array([item.end for items in by_path.values() for item in items], np.int64)
+    return None if (rows < 0).any() or (table.all().end[rows] != ends).any() else removals
 
 
 def _landed(outputs: Sequence[FileSlices], table: SliceTable) -> bool:

@@ -4,7 +4,7 @@ Slices that lie side by side in one file and come next for the ranges being read
 different partitions: a task that reads 8 partitions of n small append files makes n requests, not 8 n. Slices are
 fetched whole and checked by their CRC-32C while they fit into `SPAN_BYTES`; larger ones come in windows of that size,
 and where the range begins or ends inside one, the footer's index says where to enter. So a task never holds more than a
-few `SPAN_BYTES`, whatever it reads.
+few `SPAN_BYTES`, whatever it reads. Sealed segments, which have no footer, are entered by Kafka's `.index` beside them.
 
 A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened anew and the
 same offsets are read from where they lie now. Only a log start beyond them is data loss.
@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
-from sparklog.format.record_batch import LOG_OVERHEAD, BatchHeaders, crc_failures, scan_headers
+from sparklog.format.offset_index import OffsetIndex
+from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders, crc_failures, scan_headers
 from sparklog.log.planned import PlannedSlice, PlannedSlices
+from sparklog.log.segment_seek import Entrance, entrance_for_offsets, read_offset_index
 from sparklog.log.view import OffsetRange
 from sparklog.storage.store import Store
 
@@ -28,7 +30,9 @@ __all__ = [
     "Fetcher",
     "MissingFile",
     "Piece",
+    "Window",
     "check_slice",
+    "enter_segment",
     "index_of",
     "read_footer",
     "read_window",
@@ -37,6 +41,8 @@ __all__ = [
 SPAN_BYTES = 8 << 20
 ROWS_AT_ONCE = 512
 LENGTH_POSITION = 8
+Window = tuple[memoryview, BatchHeaders]
+"""Whole batches and their headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,7 @@ class Fetcher:
         self._cursors = cursors
         self._heads: dict[tuple[str, str, int], Cursor] = {}
         self._footers: dict[str, Footer] = {}
+        self._indexes: dict[str, OffsetIndex | None] = {}
 
     def __iter__(self) -> Iterator[Piece]:
         for cursor in self._cursors:
@@ -187,12 +194,19 @@ class Fetcher:
         """Fetch a large slice, or the part of it that is wanted, in windows of whole batches."""
         from crc32c import crc32c
 
-        low, high = self._limits(cursor, found)
-        whole = low == 0 and high == found.size
         end = min(found.end, cursor.range.end)
         cut, crc = cursor.cuts(found), 0
+        low, high = self._limits(cursor, found)
+        first, until = None, high
+        index = self._index(cursor.store, found) if cut and not found.footer_length else None
+        if index is not None:
+            entrance = entrance_for_offsets(index, found, cursor.next, end)
+            low, first = enter_segment(cursor.store, found, entrance)
+            until = entrance.until
+        whole = low == 0 and high == found.size
         while low < high and cursor.next < end:
-            data, headers = read_window(cursor.store, found, low, high)
+            data, headers = first or read_window(cursor.store, found, low, high, until)
+            first = None
             low += len(data)
             crc = crc32c(data, crc) if whole else crc
             if whole and low == high and crc != found.crc:
@@ -220,6 +234,11 @@ class Fetcher:
             self._footers = {found.file: footer}
         return footer
 
+    def _index(self, store: Store, found: PlannedSlice) -> OffsetIndex | None:
+        if found.file not in self._indexes:
+            self._indexes = {found.file: read_offset_index(store, found)}
+        return self._indexes[found.file]
+
 
 def read_footer(store: Store, found: PlannedSlice) -> Footer:
     """The footer of the slice's file, in one ranged read."""
@@ -233,9 +252,32 @@ def index_of(footer: Footer, found: PlannedSlice) -> SliceIndex | None:
     return entry.index if entry is not None and entry.crc == found.crc and entry.nbytes == found.size else None
 
 
-def read_window(store: Store, found: PlannedSlice, low: int, high: int) -> tuple[memoryview, BatchHeaders]:
-    """The first whole batches of bytes `[low, high)` of the slice (`SPAN_BYTES` or one batch) and their headers."""
+def enter_segment(store: Store, found: PlannedSlice, entrance: Entrance) -> tuple[int, Window | None]:
+    """Where in a sealed segment to begin, and the window that lies there: 0 and None if the index was wrong."""
+    if not entrance.position:
+        return 0, None
+    try:
+        window = read_window(store, found, entrance.position, found.size, entrance.until)
+    except Corrupt:
+        # No batch begins there: what is damaged, the index or the log, shows when it is read from the start.
+        return 0, None
+    data, headers = window
+    right = int(headers.last_offset[0]) == entrance.last_offset and not len(crc_failures(data, headers[:1]))
+    if right and 0 <= entrance.stamped <= int(headers.last_offset[-1]):
+        right = bool((headers.max_timestamp[headers.last_offset == entrance.stamped] == entrance.stamp).any())
+    elif right:
+        right = entrance.stamped < 0
+    return (entrance.position, window) if right else (0, None)
+
+
+def read_window(store: Store, found: PlannedSlice, low: int, high: int, until: int = 0) -> Window:
+    """The first whole batches of bytes `[low, high)` of the slice (`SPAN_BYTES` or one batch) and their headers.
+
+    No more than up to `until` is asked for at first, if that is above `low`: a guess, which may be wrong.
+    """
     length = min(SPAN_BYTES, high - low)
+    if low < until:
+        length = min(length, max(until - low, HEADER_BYTES))
     place = found.position + low
     data = memoryview(read_range(store, found.file, place, length))
     headers = scan_headers(data, whole=False)

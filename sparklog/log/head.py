@@ -256,9 +256,12 @@ def _applied(head: Head, commit: Commit) -> Head:
     named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
     if named and max(named) >= len(end):
         raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
-    if commit.files and not commit.edits:
+    if commit.files and (not commit.edits or commit.op == IMPORT):
         prepares = _append(commit, end, prepares)
     for edit in commit.edits:
+        if commit.op == IMPORT:
+            # A log that Kafka wrote may end behind its last record.
+            end[edit.partition] = max(end[edit.partition], edit.end)
         if edit.cleaned_through is not None:
             cleaned[edit.partition] = max(cleaned[edit.partition], edit.cleaned_through)
     for partition, offset in commit.log_starts.items():
@@ -275,7 +278,7 @@ def _applied(head: Head, commit: Commit) -> Head:
         }
         changes["configs"] = TopicConfigs(dict(sorted(explicit.items())))
     if commit.writer is not None:
-        entry = advance(head.registry.get(commit.writer.id), commit.writer, commit.version)
+        entry = advance(head.registry.get(commit.writer.id), commit.writer, commit.version, commit.time_ms)
         changes["registry"] = {**head.registry, commit.writer.id: entry}
     if commit.expired:
         # The commit's own writer was entered just above: an entry that it renews is not idle.

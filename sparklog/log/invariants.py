@@ -35,7 +35,7 @@ def time_goes_on(before: Head, commit: Commit, after: Head) -> str | None:
 
 def appends_are_dense(before: Head, commit: Commit, after: Head) -> str | None:
     """Appended slices begin where the log ends (an import may leave gaps); offsets are never reused."""
-    if commit.edits:
+    if commit.edits and commit.op != IMPORT:
         return None
     end = dict(enumerate(before.log_end.tolist()))
     for file in commit.files:
@@ -76,7 +76,7 @@ def log_start_in_range(before: Head, commit: Commit, after: Head) -> str | None:
 
 def slices_above_log_start(before: Head, commit: Commit, after: Head) -> str | None:
     """What is appended ends above the log start."""
-    if commit.edits:
+    if commit.edits and commit.op != IMPORT:
         return None
     for file in commit.files:
         for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
@@ -89,7 +89,8 @@ def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | Non
     """Edits of a partition are disjoint and stable; each slice added or removed lies in one of them."""
     if not commit.edits:
         return "slices are removed without an edit" if commit.remove else None
-    stable = before.last_stable()
+    # The ranges of an import are the logs that it brings.
+    stable = (after if commit.op == IMPORT else before).last_stable()
     spans: dict[int, list[tuple[int, int]]] = {}
     for edit in commit.edits:
         if edit.end > stable[edit.partition]:

@@ -1,8 +1,9 @@
-"""The first offset at or after a time, by Kafka's rule, in at most two ranged reads per partition.
+"""The first offset at or after a time, by Kafka's rule, in a few ranged reads per partition.
 
 Kafka answers with the first record in offset order, at or above the log start and below the bound, whose timestamp is
 at or after the target; records of aborted transactions and markers count. It is not the record nearest in time:
-timestamps may go back. The snapshot's slice table tells the slice, its footer the window, the window the record.
+timestamps may go back. The snapshot's slice table tells the slice, its footer the window, the window the record: two
+reads. In a sealed segment the `.timeindex` and the `.index` stand for the footer: three.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sparklog.format.append_file import INDEX_MIN_BYTES
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.planned import PlannedSlice
 from sparklog.log.scan import bounds_of, check_isolation, check_partition, planned_slices
+from sparklog.log.segment_seek import entrance_for_timestamp, read_offset_index, read_time_index
 from sparklog.log.view import READ_UNCOMMITTED, TimestampOffset
 from sparklog.storage.store import Store
 
@@ -72,6 +74,8 @@ def _in_slice(store: Store, found: PlannedSlice, target: int, start: int) -> Tim
 
     if found.append_time >= target and found.records == found.end - found.base:
         return TimestampOffset(max(start, found.base), found.append_time)
+    if found.size > INDEX_MIN_BYTES and not found.footer_length:
+        return _in_segment(store, found, target, start)
     index = None
     if found.size > INDEX_MIN_BYTES and found.footer_length:
         index = index_of(read_footer(store, found), found)
@@ -92,6 +96,25 @@ def _in_slice(store: Store, found: PlannedSlice, target: int, start: int) -> Tim
             if answer is not None:
                 return answer
             low += len(data)
+    return None
+
+
+def _in_segment(store: Store, found: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
+    """The same in a sealed segment, entered by the index files beside it."""
+    from sparklog.log.fetch import enter_segment, read_window
+
+    index = read_offset_index(store, found)
+    times = None if index is None else read_time_index(store, found)
+    entrance = entrance_for_timestamp(index, times, found, target, start)
+    low, first = enter_segment(store, found, entrance)
+    until = entrance.until
+    while low < found.size:
+        data, headers = first or read_window(store, found, low, found.size, until)
+        first = None
+        answer = _in_batches(data, headers, found, found.position + low, target, start, check_crc=True)
+        if answer is not None:
+            return answer
+        low += len(data)
     return None
 
 

@@ -12,6 +12,9 @@ n:
 Skipping what is lower would lose data silently whenever a checkpoint was restored or copied: its next batch holds other
 records under an old number. For the same reason one run at a time may write: the first commit of another run takes
 over, also when it only replays, and a run that was superseded is fenced.
+
+Each entry carries the time of the newest commit its writer made: one that has been idle for 90 days is dropped by a
+maintenance commit that lists it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from sparklog.log.fields import Fields
 EARLIER_RUNS = 4
 STREAM = "stream"
 TXN = "txn"
-REGISTRY_FIELDS = ("batch", "count", "version", "run", "earlierRuns")
+REGISTRY_FIELDS = ("batch", "count", "version", "timeMs", "run", "earlierRuns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +66,15 @@ class WriterKey:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A writer's newest batch, its record count and version, the run that wrote it and up to four before."""
+    """A writer's newest batch, its record count and version, the run that wrote it and up to four before.
+
+    `time_ms`: commit time of whatever the writer did last here, a take-over included.
+    """
 
     batch: int
     count: int
     version: int
+    time_ms: int
     run: str | None
     earlier_runs: tuple[str, ...] = ()
 
@@ -76,6 +83,7 @@ class Entry:
             "batch": self.batch,
             "count": self.count,
             "version": self.version,
+            "timeMs": self.time_ms,
             "run": self.run,
             "earlierRuns": list(self.earlier_runs),
         }
@@ -87,6 +95,7 @@ class Entry:
             item.integer("batch", 0),
             item.integer("count", 0),
             item.integer("version", 0),
+            item.integer("timeMs", 0),
             item.optional_text("run"),
             item.texts("earlierRuns"),
         )
@@ -135,15 +144,15 @@ def decide(entry: Entry | None, key: WriterKey, count: int, topic: str) -> Verdi
     )
 
 
-def advance(entry: Entry | None, writer: Writer, version: int) -> Entry:
-    """The entry after a commit by `writer`: the state function's part, which judges nothing."""
+def advance(entry: Entry | None, writer: Writer, version: int, time_ms: int) -> Entry:
+    """The entry after a commit by `writer` at this time: the state function's part, which judges nothing."""
     if entry is None:
-        return Entry(writer.batch, writer.count, version, writer.run)
+        return Entry(writer.batch, writer.count, version, time_ms, writer.run)
     run, earlier = entry.run, entry.earlier_runs
     if writer.run is not None and writer.run != run:
         if run is not None:
             earlier = (run, *(old for old in earlier if old not in (run, writer.run)))[:EARLIER_RUNS]
         run = writer.run
     if writer.batch <= entry.batch:
-        return Entry(entry.batch, entry.count, entry.version, run, earlier)
-    return Entry(writer.batch, writer.count, version, run, earlier)
+        return Entry(entry.batch, entry.count, entry.version, time_ms, run, earlier)
+    return Entry(writer.batch, writer.count, version, time_ms, run, earlier)

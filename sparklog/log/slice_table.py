@@ -258,7 +258,7 @@ class SliceTable:
 
     def _edited(self, commit: Commit) -> tuple[tuple[Slices, ...], Texts, Texts]:
         whole = self.all()
-        rows = np.concatenate([self.find(item) for item in commit.remove] or [np.zeros(0, np.int64)])
+        rows = self.find(*commit.remove)
         if (rows < 0).any():
             raise Conflict(
                 f"commit {commit.version} replaces slices that version {self.version} does not have; plan again"
@@ -271,11 +271,13 @@ class SliceTable:
         outputs = _part((commit,), self._paths, self._txn_ids)
         return (_joined((left, outputs)),), self._paths, self._txn_ids
 
-    def find(self, item: Removal) -> npt.NDArray[np.int64]:
-        """Row in `all()` of each slice that `item` names exactly, -1 where there is none."""
+    def find(self, *items: Removal) -> npt.NDArray[np.int64]:
+        """Row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""
         whole = self.all()
-        base, position = np.array(item.base, np.int64), np.array(item.position, np.int64)
-        partition = np.array(item.partition, np.int64)
+        base = np.array([value for item in items for value in item.base], np.int64)
+        position = np.array([value for item in items for value in item.position], np.int64)
+        partition = np.array([value for item in items for value in item.partition], np.int64)
+        item_of = np.repeat(np.arange(len(items)), np.array([len(item.base) for item in items], np.int64))
         rows = np.full(len(base), -1, np.int64)
         for number in np.unique(partition).tolist():
             where = np.flatnonzero(partition == number)
@@ -285,10 +287,11 @@ class SliceTable:
             at = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
             same = (whole.base[at] == base[where]) & (whole.position[at] == position[where])
             rows[where[same]] = at[same]
-        found = rows[rows >= 0]
-        for code in np.unique(whole.file[found]).tolist():
-            if self._paths[code] != item.path:
-                rows[(rows >= 0) & (whole.file[rows] == code)] = -1
+        # Each pair of an item and a file that its slices were found in is looked at once: an item has one path.
+        found = np.flatnonzero(rows >= 0)
+        pairs, pair_of = np.unique(item_of[found] << 32 | whole.file[rows[found]], return_inverse=True)
+        right = [self._paths[pair & 0xFFFFFFFF] == items[pair >> 32].path for pair in pairs.tolist()]
+        rows[found[~np.array(right, np.bool_)[pair_of]]] = -1
         return rows
 
     # -- equality and Arrow, for checkpoints and tests

@@ -163,6 +163,43 @@ class LocalStore:
         except OSError as error:
             self._fail(error, "read the clock of", "")
 
+    def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
+        """Files that somebody is writing, or died writing, below a folder (`""` or ending in `/`), in no order.
+
+        Their keys are for `delete_temporary` alone. With `deep=False` only those in the folder itself.
+        """
+        check_prefix(folder, folder=True)
+        try:
+            with os.scandir(os.path.join(self._path, folder)) as found:
+                entries = list(found)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            self._fail(error, "list", folder)
+        for entry in entries:
+            if entry.name.startswith(TEMPORARY_PREFIX):
+                try:
+                    yield _info(folder + entry.name, entry.stat(follow_symlinks=False))
+                except FileNotFoundError:
+                    continue  # its writer is done
+            elif deep and is_part(entry.name) and entry.is_dir():
+                yield from self.temporary_files(f"{folder}{entry.name}/")
+
+    def delete_temporary(self, key: str) -> None:
+        """Remove a file that `temporary_files` named; no error if there is none. Who still writes it fails to close."""
+        folder, slash, name = key.rpartition("/")
+        if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):
+            raise BadRequest(f"{key} is not the name of a temporary file")
+        check_prefix(folder + slash, folder=True)
+        path = os.path.join(self._path, key)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._fail(error, "delete", key)
+        self._prune(os.path.dirname(path))
+
     def self_check(self) -> None:
         """What the probe cannot see through keys: link counts and that a directory can be fsynced.
 

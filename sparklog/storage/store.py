@@ -14,7 +14,8 @@ then unknown**), `BadRequest` (a key that is no key).
 
 Attributes that a store may have beside the protocol: `needs_probe` (False: its promises hold by construction, see
 `probe.py`), `self_check()` (what a probe cannot see through keys), `parallel_reads` (more than 1: each request costs a
-round trip, so reading ahead in parallel pays).
+round trip, so reading ahead in parallel pays), `temporary_files(folder)` and `delete_temporary(key)` (what writers
+leave behind that no listing shows).
 """
 
 from __future__ import annotations

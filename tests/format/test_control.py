@@ -62,6 +62,30 @@ def test_a_compressed_control_batch_is_read_too() -> None:
     assert control_types(data, scan_headers(data)).tolist() == [COMMIT]
 
 
+def test_markers_of_every_shape_in_one_scan() -> None:
+    record = COMMIT_MARKER[61:]
+
+    def shaped(start: str) -> bytes:
+        return MARKER_HEADER.pack(bytes.fromhex(start) + record[len(bytes.fromhex(start)) :])
+
+    parts = {
+        shaped("20 00 00 00 08 0000 0006"): 6,
+        shaped("20 00 00 00 08 0000 0007"): UNKNOWN,
+        shaped("20 00 00 00 08 0000 0101"): UNKNOWN,
+        shaped("20 00 00 00 08 0000 ffff"): UNKNOWN,
+        shaped("20 00 00 00 08 0001 0001"): COMMIT,
+        shaped("20 01 02 02 08 0000 0000"): ABORT,
+        # As the cleaner leaves it: the time delta counts from a delete horizon.
+        MARKER_HEADER.pack(b"\x22\x00\xff\x01" + record[3:]): COMMIT,
+        replace(MARKER_HEADER, attributes=0x31).pack(compress("gzip", marker(commit=False)[61:])): ABORT,
+        marker(commit=False): ABORT,
+    }
+    data = b"".join(parts)
+    headers = scan_headers(data)
+    assert control_types(data, headers).tolist() == list(parts.values())
+    assert control_types(data, headers[::-1]).tolist() == list(parts.values())[::-1]
+
+
 def test_parse_and_write() -> None:
     record = parse_control_record(bytes.fromhex("00000001"), bytes.fromhex("000000000007"))
     assert record == ControlRecord(COMMIT, 7)

@@ -20,9 +20,12 @@ def test_warm_up_compiles_every_kernel_module() -> None:
     place = warm_up()
     assert place is not None
     kept = {file.name.split(".")[0] for file in Path(place).rglob("*.nbi")}
-    assert kept == set(KERNEL_MODULES)
-    sources = {file.stem for file in (REPOSITORY / "sparklog" / "format").glob("_kernels_*.py")}
-    assert sources - {"_kernels_memory"} == set(KERNEL_MODULES)
+    assert kept == {name.rpartition(".")[2] for name in KERNEL_MODULES}
+    sources = {
+        ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
+        for file in (REPOSITORY / "sparklog").rglob("_kernels_*.py")
+    }
+    assert sources - {"sparklog.format._kernels_memory"} == set(KERNEL_MODULES)
 
 
 def test_the_package_is_the_first_choice(tmp_path: Path) -> None:

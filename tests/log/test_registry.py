@@ -8,7 +8,7 @@ from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.commit import Writer
 from sparklog.log.registry import Entry, WriterKey, advance, decide
 
-ENTRY = Entry(batch=7, count=100, version=40, run="r2", earlier_runs=("r1", "r0"))
+ENTRY = Entry(batch=7, count=100, version=40, time_ms=900, run="r2", earlier_runs=("r1", "r0"))
 
 
 def test_an_unknown_writer_writes() -> None:
@@ -67,17 +67,17 @@ def test_txn_versions_above_are_written() -> None:
 def test_advancing_remembers_four_earlier_runs() -> None:
     entry = None
     for number in range(7):
-        entry = advance(entry, Writer("stream", "q", number, f"r{number}", 10), 100 + number)
-    assert entry == Entry(6, 10, 106, "r6", ("r5", "r4", "r3", "r2"))
+        entry = advance(entry, Writer("stream", "q", number, f"r{number}", 10), 100 + number, 1000 + number)
+    assert entry == Entry(6, 10, 106, 1006, "r6", ("r5", "r4", "r3", "r2"))
 
 
-def test_a_take_over_keeps_batch_and_count() -> None:
-    entry = advance(ENTRY, Writer("stream", "q", 7, "r3", 1), 50)
-    assert entry == Entry(7, 100, 40, "r3", ("r2", "r1", "r0"))
+def test_a_take_over_keeps_batch_and_count_and_is_a_sign_of_life() -> None:
+    entry = advance(ENTRY, Writer("stream", "q", 7, "r3", 1), 50, 950)
+    assert entry == Entry(7, 100, 40, 950, "r3", ("r2", "r1", "r0"))
 
 
 def test_a_writer_without_run_keeps_the_run() -> None:
-    assert advance(ENTRY, Writer("stream", "q", 8, None, 1), 50) == Entry(8, 1, 50, "r2", ("r1", "r0"))
+    assert advance(ENTRY, Writer("stream", "q", 8, None, 1), 50, 950) == Entry(8, 1, 50, 950, "r2", ("r1", "r0"))
 
 
 @pytest.mark.parametrize(

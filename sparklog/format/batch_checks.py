@@ -1,0 +1,67 @@
+"""What everything that reads records checks first: header fields that no writer writes, and the words for damage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparklog.errors import Corrupt
+from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BytesLike, crc_failures
+
+MAX_OFFSET = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the data comes from, for messages: its first byte is byte `file_position` of `file`; `shift` is added to
+    offsets.
+    """
+
+    file: str | None
+    file_position: int
+    shift: int = 0
+
+    def corrupt(
+        self, headers: BatchHeaders, batch: int, message: str, offset: int | None = None, at: int = 0
+    ) -> Corrupt:
+        """The error for `batch`; `at` is a position within it, `offset` a log offset before the shift."""
+        base = int(headers.base_offset[batch]) if offset is None else offset
+        position = int(headers.position[batch]) + at + self.file_position
+        return Corrupt(message, file=self.file, position=position, offset=base + self.shift)
+
+
+def check_headers(headers: BatchHeaders, place: Place, nbytes: int) -> None:
+    """Refuse what no writer writes, before sizes taken from it are used. `nbytes`: of the data. Raises `Corrupt`."""
+    rules = (
+        (headers.position + headers.size > nbytes, "the batch lies outside the data"),
+        ((headers.position < 0) | (headers.size < HEADER_BYTES), "the batch has an impossible place or size"),
+        (headers.codec >= len(CODECS), "the batch names an unknown compression codec (5 to 7)"),
+        (headers.count < 0, "the batch has a negative record count"),
+        (headers.last_offset_delta < 0, "the batch has a negative last offset delta"),
+        (headers.count > headers.last_offset_delta + 1, "the batch has more records than offsets"),
+        (headers.base_offset < 0, "the batch has a negative base offset"),
+        (headers.base_offset > MAX_OFFSET - 2**31 - max(place.shift, 0), "the batch's base offset is out of range"),
+    )
+    for broken, message in rules:
+        if broken.any():
+            raise place.corrupt(headers, int(np.argmax(broken)), message)
+
+
+def check_crcs(data: BytesLike, headers: BatchHeaders, place: Place) -> None:
+    """Raises `Corrupt` for the first batch whose CRC-32C is wrong."""
+    wrong = crc_failures(data, headers)
+    if len(wrong):
+        raise place.corrupt(headers, int(wrong[0]), "the batch's CRC-32C does not match its bytes")
+
+
+def record_message(code: int) -> str:
+    """What a kernel's error code says about a record."""
+    from sparklog.format import _kernels_decode as kernels
+
+    return {
+        kernels.LENGTH: "a record's length does not fit into its batch",
+        kernels.FIELDS: "a record's fields do not end where its length says",
+        kernels.ORDER: "offsets within the batch do not increase, or go beyond its last offset",
+        kernels.REMAINING: "the batch goes on behind its last record",
+    }[code]

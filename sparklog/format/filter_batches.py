@@ -1,0 +1,271 @@
+"""Batches with some of their records taken out, as Kafka's log cleaner writes them (`MemoryRecords.filterTo`).
+
+What becomes of a batch:
+
+| batch                                      | becomes                                                                |
+|--------------------------------------------|------------------------------------------------------------------------|
+| dropped                                    | nothing                                                                |
+| no record is kept, and it is to stay empty | a header of 61 bytes without records, for its offsets and its producer |
+| no record is kept otherwise                | nothing                                                                |
+| all records are kept, and no new horizon   | the same bytes                                                         |
+| some are kept, or it gets a delete horizon | rebuilt                                                                |
+
+A rebuilt batch keeps base offset, last offset delta, codec, timestamp type, leader epoch, producer fields, and of each
+record all but its length, its attributes (unused: 0) and its timestamp delta, because the base timestamp changes. That
+becomes the delete horizon (the new one, else the one that is there), else the time of the first record kept. Under
+LogAppendTime the records' times are the batch's max timestamp, which stays; otherwise the largest of those kept becomes
+the max timestamp. Compressed batches are compressed again with the codec's default level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import BadRequest
+from sparklog.format import compression
+from sparklog.format.arrow_input import new_array
+from sparklog.format.payloads import Payloads
+from sparklog.format.record_batch import (
+    CODEC_MASK,
+    CODECS,
+    CONTROL_BIT,
+    CRC_START,
+    DELETE_HORIZON_BIT,
+    HEADER_BYTES,
+    HEADER_DTYPE,
+    LOG_APPEND_TIME_BIT,
+    LOG_OVERHEAD,
+    MAGIC,
+    NO_TIMESTAMP,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    BatchHeaders,
+    BoolArray,
+    BytesLike,
+    Int64Array,
+    as_bytes_array,
+)
+from sparklog.format.record_fields import RecordFields
+
+MAX_BATCH_BYTES = 2**31 - 1 + LOG_OVERHEAD
+SLACK = 64
+"""As the kernels' `copy` needs it."""
+_EMPTY_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
+_KNOWN_BITS = CODEC_MASK | _EMPTY_BITS | DELETE_HORIZON_BIT
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filtered:
+    """k batches back to back in `data` (a uint8 array of its own), their `headers` with positions in it.
+
+    int64[k]: `min_ts`, the least time (ms) of each batch's records, -1 without records; `source`, the row of the batch
+    in the headers that were filtered, ascending.
+    """
+
+    data: npt.NDArray[np.uint8]
+    headers: BatchHeaders
+    min_ts: Int64Array
+    source: Int64Array
+
+
+def empty_batch(header: BatchHeader) -> bytes:
+    """The 61 bytes that stand for a batch of which no record is left (Kafka's `writeEmptyHeader`).
+
+    Offsets, leader epoch, max timestamp, producer fields, timestamp type, transactional and control bit stay; codec
+    none, base timestamp -1, no delete horizon, no records.
+    """
+    attributes = header.attributes & _EMPTY_BITS
+    return replace(header, attributes=attributes, base_timestamp=NO_TIMESTAMP, count=0).pack()
+
+
+def filter_batches(
+    data: BytesLike,
+    headers: BatchHeaders,
+    payloads: Payloads,
+    fields: RecordFields,
+    *,
+    keep: BoolArray,
+    drop: BoolArray,
+    empty: BoolArray,
+    horizon: Int64Array,
+) -> Filtered:
+    """The m batches of `data` with those of their n records that `keep` (bool[n]) names.
+
+    `payloads` and `fields` are of the same `headers`. Per batch: `drop` (bool[m]) leaves it out whatever is kept;
+    `empty` (bool[m]) keeps its header if no record is kept; `horizon` (int64[m], ms) is a delete horizon to set, -1 for
+    none.
+
+    Raises `BadRequest` if the arrays do not belong together, or if a batch would have 2 GiB or more.
+    """
+    from sparklog.format import _kernels_records as kernels
+
+    keep = np.ascontiguousarray(keep, np.bool_)
+    _check_shapes(headers, payloads, fields, keep, drop, empty, horizon)
+    lasting = headers.is_log_append_time
+    found = np.zeros((len(headers), kernels.SURVEY_FIELDS), np.int64)
+    rows = np.ascontiguousarray(fields.batch_rows)
+    code = kernels.survey(
+        keep.view(np.uint8), rows, fields.timestamp, fields.start, fields.end, lasting.astype(np.int64),
+        np.ascontiguousarray(headers.max_timestamp), len(payloads.data), found,
+    )  # fmt: skip
+    source = as_bytes_array(data)
+    misplaced = (headers.position < 0) | (headers.size < HEADER_BYTES) | (headers.position > len(source) - headers.size)
+    if code != kernels.OK or misplaced.any():
+        raise BadRequest("the records do not lie in the payloads, or the batches not in the data")
+    kept = found[:, kernels.KEPT]
+    plan = np.zeros((len(headers), kernels.PLAN_FIELDS), np.int64)
+    plan[:, kernels.ACTION] = np.select(
+        [drop, kept == 0, (kept == rows) & (horizon < 0)],
+        [kernels.NOTHING, np.where(empty, kernels.EMPTY, kernels.NOTHING), kernels.COPY],
+        kernels.REBUILD,
+    )
+    plan[:, kernels.FIRST_ROW] = np.cumsum(rows) - rows
+    plan[:, kernels.ROWS] = rows
+    stamped = (horizon >= 0) | headers.has_delete_horizon
+    old_base = np.where(headers.has_delete_horizon, headers.base_timestamp, found[:, kernels.FIRST_TIME])
+    plan[:, kernels.BASE_TIME] = np.where(horizon >= 0, horizon, old_base)
+    plan[:, kernels.FIXED] = lasting
+    plan[:, kernels.FIXED_TIME] = headers.max_timestamp
+    plan[:, kernels.FROM_AT] = headers.position
+    plan[:, kernels.FROM_SIZE] = headers.size
+    return _Writer(source, headers, payloads, fields, keep, plan, found, stamped).run()
+
+
+def _check_shapes(
+    headers: BatchHeaders,
+    payloads: Payloads,
+    fields: RecordFields,
+    keep: BoolArray,
+    drop: BoolArray,
+    empty: BoolArray,
+    horizon: Int64Array,
+) -> None:
+    batches = {len(headers), len(payloads), len(fields.batch_rows), len(drop), len(empty), len(horizon)}
+    records = {len(fields), len(keep), int(fields.batch_rows.sum())}
+    if len(batches) > 1 or len(records) > 1 or bool((fields.batch_rows != headers.count).any()):
+        raise BadRequest(
+            f"headers, records and decisions do not belong together: found {sorted(batches)} batches "
+            f"and {sorted(records)} records"
+        )
+
+
+class _Writer:
+    """Writes what the plan says; compressed batches that change take a detour through `compress`."""
+
+    def __init__(
+        self,
+        data: npt.NDArray[np.uint8],
+        headers: BatchHeaders,
+        payloads: Payloads,
+        fields: RecordFields,
+        keep: BoolArray,
+        plan: Int64Array,
+        found: Int64Array,
+        stamped: BoolArray,
+    ) -> None:
+        from sparklog.format import _kernels_records as kernels
+
+        self.kernels: Any = kernels
+        self.data, self.headers, self.payloads, self.fields, self.keep = data, headers, payloads, fields, keep
+        self.plan, self.found, self.stamped = plan, found, stamped
+
+    def run(self) -> Filtered:
+        kernels, plan = self.kernels, self.plan
+        action = plan[:, kernels.ACTION].copy()
+        packed = self._compress(np.flatnonzero((action == kernels.REBUILD) & (self.headers.codec != 0)))
+        out = self._write(plan, packed)
+        source = np.flatnonzero(action != kernels.NOTHING)
+        headers = self._headers(source, action[source])
+        fresh = np.flatnonzero(action[source] != kernels.COPY)
+        if len(fresh):
+            headers = replace(headers, crc=headers.crc.copy())
+            self._seal(out, headers, fresh)
+        min_ts = np.where(headers.count > 0, self.found[source, kernels.MIN_TIME], NO_TIMESTAMP)
+        return Filtered(out, headers, min_ts, source)
+
+    def _write(self, plan: Int64Array, packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Run the kernel over a plan: all its bytes, those of new headers still to be filled in."""
+        kernels, fields = self.kernels, self.fields
+        action = plan[:, kernels.ACTION]
+        room = np.select(
+            [action == kernels.NOTHING, action == kernels.COPY],
+            [0, plan[:, kernels.FROM_SIZE]],
+            HEADER_BYTES,
+        )
+        growth = self.found[:, kernels.KEPT_BYTES] + kernels.RECORD_GROWTH * self.found[:, kernels.KEPT]
+        out = new_array(int(room.sum() + growth[action == kernels.REBUILD].sum()) + SLACK, np.uint8)
+        written = kernels.write_batches(
+            plan, self.data, packed, self.payloads.data, fields.timestamp, fields.start, fields.end,
+            self.keep.view(np.uint8), out,
+        )  # fmt: skip
+        if written < 0:
+            raise BadRequest("the records do not lie in the payloads, or the batches not in the data")
+        if len(plan) and int(plan[:, kernels.OUT_SIZE].max()) > MAX_BATCH_BYTES:
+            raise BadRequest("a batch would have 2 GiB or more: no batch can")
+        return out[:written]
+
+    def _compress(self, rows: Int64Array) -> npt.NDArray[np.uint8]:
+        """Rebuild and compress these batches, and have the plan copy them, behind room for their headers."""
+        if not len(rows):
+            return _NO_BYTES
+        kernels, plan = self.kernels, self.plan
+        alone = plan.copy()
+        alone[:, kernels.ACTION] = kernels.NOTHING
+        alone[rows, kernels.ACTION] = kernels.REBUILD
+        rebuilt = self._write(alone, _NO_BYTES).data
+        at, end = alone[rows, kernels.OUT_AT] + HEADER_BYTES, alone[:, kernels.OUT_AT] + alone[:, kernels.OUT_SIZE]
+        parts: list[bytes] = []
+        gap = bytes(HEADER_BYTES)
+        for start, stop, codec in zip(at.tolist(), end[rows].tolist(), self.headers.codec[rows].tolist(), strict=True):
+            parts += (gap, compression.compress(CODECS[codec], rebuilt[start:stop]))
+        size = np.array([len(part) for part in parts[1::2]], np.int64) + HEADER_BYTES
+        plan[rows, kernels.ACTION], plan[rows, kernels.FROM] = kernels.COPY, 1
+        plan[rows, kernels.FROM_AT], plan[rows, kernels.FROM_SIZE] = np.cumsum(size) - size, size
+        return as_bytes_array(b"".join(parts))
+
+    def _headers(self, source: Int64Array, action: Int64Array) -> BatchHeaders:
+        """The headers of what was written (with the old CRCs)."""
+        kernels, plan, found = self.kernels, self.plan[source], self.found[source]
+        old = self.headers[source]
+        rebuilt, emptied = action == kernels.REBUILD, action == kernels.EMPTY
+        attributes = np.where(emptied, old.attributes & _EMPTY_BITS, old.attributes)
+        attributes = np.where(rebuilt, old.attributes & _KNOWN_BITS, attributes)
+        attributes = np.where(rebuilt & self.stamped[source], attributes | DELETE_HORIZON_BIT, attributes)
+        base = np.where(rebuilt, plan[:, kernels.BASE_TIME], old.base_timestamp)
+        return replace(
+            old,
+            position=plan[:, kernels.OUT_AT].copy(),
+            size=plan[:, kernels.OUT_SIZE].copy(),
+            attributes=attributes,
+            base_timestamp=np.where(emptied, NO_TIMESTAMP, base),
+            max_timestamp=np.where(rebuilt, found[:, kernels.MAX_TIME], old.max_timestamp),
+            count=np.where(action == kernels.COPY, old.count, found[:, kernels.KEPT]),
+            end=int(plan[:, kernels.OUT_SIZE].sum()),
+            stop="end",
+            reason="",
+        )
+
+    def _seal(self, out: npt.NDArray[np.uint8], headers: BatchHeaders, rows: Int64Array) -> None:
+        """Write the headers of these batches with their CRCs, which go into `headers.crc` too."""
+        import crc32c
+
+        packed = np.zeros(len(rows), HEADER_DTYPE)
+        for name in HEADER_DTYPE.names or ():
+            if name not in ("length", "magic", "crc"):
+                packed[name] = getattr(headers, name)[rows]
+        packed["length"] = headers.size[rows] - LOG_OVERHEAD
+        packed["magic"] = MAGIC
+        position = headers.position[rows]
+        windows = np.lib.stride_tricks.sliding_window_view(out, HEADER_BYTES, writeable=True)
+        windows[position] = packed.view(np.uint8).reshape(-1, HEADER_BYTES)
+        view, crc = out.data, crc32c.crc32c
+        ends = (position + headers.size[rows]).tolist()
+        crcs = [crc(view[at + CRC_START : end]) for at, end in zip(position.tolist(), ends, strict=True)]
+        headers.crc[rows] = crcs
+        packed["crc"] = crcs
+        windows[position] = packed.view(np.uint8).reshape(-1, HEADER_BYTES)

@@ -1,0 +1,175 @@
+"""Offsets, epochs and append times patched into finished batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparklog.errors import BadRequest
+from sparklog.format.decode import decode
+from sparklog.format.record_batch import BatchHeader, BatchHeaders, crc_failures, scan_headers
+from sparklog.format.rewrite_headers import rewrite_headers
+from tests.format.batch_samples import (
+    ALL,
+    CODEC_NAMES,
+    GOLDEN_BATCH,
+    GOLDEN_HEADER,
+    GOLDEN_RECORDS,
+    START_MS,
+    encode_sample,
+    rows,
+)
+
+LOG_APPEND_TIME = replace(GOLDEN_HEADER, attributes=8).pack(GOLDEN_RECORDS)
+
+
+def header_rows(headers: BatchHeaders) -> list[BatchHeader]:
+    return [headers.row(index) for index in range(len(headers))]
+
+
+def rewritten(data: bytes, **changes: Any) -> bytes:
+    """The data after the change; what is returned must be what a scan finds."""
+    found = bytearray(data)
+    after = rewrite_headers(found, scan_headers(found), **changes)
+    assert header_rows(after) == header_rows(scan_headers(found))
+    return bytes(found)
+
+
+def test_kafkas_bytes_for_log_append_time() -> None:
+    """Kafka stamps 1700000009999 into the golden batch: CRC 66227081, records as the producer wrote them."""
+    batch = rewritten(LOG_APPEND_TIME, append_time=1700000009999)
+    assert batch[17:21].hex() == "66227081"
+    assert batch[35:43].hex() == "0000018bcfe58f0f"
+    assert (
+        batch[:17] + batch[21:35] + batch[43:] == LOG_APPEND_TIME[:17] + LOG_APPEND_TIME[21:35] + LOG_APPEND_TIME[43:]
+    )
+
+
+def test_offsets_and_epochs_leave_all_that_the_crc_covers() -> None:
+    data = encode_sample(300).data + GOLDEN_BATCH
+    found = rewritten(data, offset_shift=5_000_000_000, leader_epoch=7)
+    before, after = scan_headers(data), scan_headers(found)
+    assert len(after) >= 3
+    assert after.base_offset.tolist() == (before.base_offset + 5_000_000_000).tolist()
+    assert set(after.leader_epoch.tolist()) == {7}
+    assert not len(crc_failures(found, after))
+    for position, size in zip(before.position.tolist(), before.size.tolist(), strict=True):
+        for low, high in ((8, 12), (16, size)):
+            assert found[position + low : position + high] == data[position + low : position + high]
+
+
+def test_nothing_asked_for_is_nothing_done() -> None:
+    data = encode_sample(100).data + LOG_APPEND_TIME
+    assert rewritten(data) == data
+    assert rewritten(data, offset_shift=0, append_time=START_MS + 5) == data
+    assert rewritten(b"", offset_shift=9, leader_epoch=1, append_time=5) == b""
+
+
+def test_offsets_can_be_moved_back() -> None:
+    assert rewritten(rewritten(GOLDEN_BATCH, offset_shift=77), offset_shift=-77) == GOLDEN_BATCH
+    assert rewritten(GOLDEN_BATCH, leader_epoch=-1)[12:16] == b"\xff" * 4
+
+
+def test_append_time_goes_into_log_append_time_batches_only() -> None:
+    data = GOLDEN_BATCH + LOG_APPEND_TIME + GOLDEN_BATCH
+    headers = scan_headers(rewritten(data, append_time=5))
+    assert headers.max_timestamp.tolist() == [START_MS + 5, 5, START_MS + 5]
+
+
+def test_only_the_rows_given_are_changed() -> None:
+    data = bytearray(GOLDEN_BATCH * 3)
+    headers = scan_headers(data)
+    after = rewrite_headers(data, headers[1:2], offset_shift=10, leader_epoch=3)
+    assert after.base_offset.tolist() == [110]
+    assert data == GOLDEN_BATCH + rewritten(GOLDEN_BATCH, offset_shift=10, leader_epoch=3) + GOLDEN_BATCH
+
+
+@pytest.mark.parametrize("kind", ["bytearray", "memoryview", "array"])
+def test_any_writable_memory(kind: str) -> None:
+    memory = bytearray(GOLDEN_BATCH)
+    data: Any = {"bytearray": memory, "memoryview": memoryview(memory), "array": np.frombuffer(memory, np.uint8)}[kind]
+    rewrite_headers(data, scan_headers(data), offset_shift=1)
+    assert memory[:8] == (101).to_bytes(8, "big")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(-1, 2**63 - 1), st.booleans()), min_size=1, max_size=8),
+    st.integers(-1, 2**63 - 1),
+)
+def test_the_crc_follows_any_change_at_any_size(batches: list[tuple[int, int, bool]], append_time: int) -> None:
+    data = b"".join(
+        replace(GOLDEN_HEADER, count=0, max_timestamp=time, attributes=8 if lasting else 0).pack(bytes(size))
+        for size, time, lasting in batches
+    )
+    found = rewritten(data, append_time=append_time)
+    assert not len(crc_failures(found, scan_headers(found)))
+
+
+def test_large_batches_too() -> None:
+    batch = replace(GOLDEN_HEADER, count=0, attributes=8).pack(b"x" * 3_000_000)
+    found = rewritten(batch, append_time=1)
+    assert not len(crc_failures(found, scan_headers(found)))
+
+
+def test_damage_does_not_become_valid() -> None:
+    damaged = bytearray(LOG_APPEND_TIME)
+    damaged[80] ^= 4
+    found = rewritten(bytes(damaged), offset_shift=1, leader_epoch=1, append_time=12345)
+    assert crc_failures(found, scan_headers(found)).tolist() == [0]
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+def test_records_are_read_with_their_final_offsets_and_time(codec: str) -> None:
+    data = encode_sample(50, codec).data
+    stamped = bytearray()
+    for header in header_rows(headers := scan_headers(data)):
+        payload = data[len(stamped) + 61 : len(stamped) + header.size]
+        stamped += replace(header, attributes=header.attributes | 8).pack(payload)
+    found = rewritten(bytes(stamped), offset_shift=1000, append_time=99)
+    plain = decode(data, headers, columns=ALL, offset_shift=1000)
+    expected = [(row[0], 99, *row[2:]) for row in rows(plain)]
+    assert rows(decode(found, scan_headers(found), columns=ALL)) == expected
+
+
+def test_fixture_segments_keep_sound_batches(fixtures: Path) -> None:
+    changed = 0
+    for path in sorted((fixtures / "timestamps").rglob("*.log")):
+        data = path.read_bytes()
+        headers = scan_headers(data, whole=False)
+        if headers.stop == "end" and len(headers) and not len(crc_failures(data, headers)):
+            found = rewritten(data, append_time=1234567890123, offset_shift=3)
+            assert not len(crc_failures(found, scan_headers(found)))
+            changed += int(headers.is_log_append_time.sum())
+    assert changed > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"offset_shift": -101}, "offsets are 0 to .*, found -1 to 2"),
+        ({"offset_shift": 2**63 - 100}, "offsets are 0 to"),
+        ({"leader_epoch": -2}, "leader epoch"),
+        ({"leader_epoch": 2**31}, "leader epoch"),
+        ({"append_time": -2}, "append time"),
+        ({"append_time": 2**63}, "append time"),
+    ],
+)
+def test_values_out_of_range_change_nothing(changes: dict[str, int], words: str) -> None:
+    data = bytearray(GOLDEN_BATCH)
+    with pytest.raises(BadRequest, match=words):
+        rewrite_headers(data, scan_headers(data), **{"leader_epoch": 3, **changes})
+    assert data == GOLDEN_BATCH
+
+
+def test_data_must_be_writable_and_hold_the_batches() -> None:
+    with pytest.raises(BadRequest, match="read-only"):
+        rewrite_headers(GOLDEN_BATCH, scan_headers(GOLDEN_BATCH), offset_shift=1)
+    with pytest.raises(BadRequest, match="outside the 96 bytes"):
+        rewrite_headers(bytearray(GOLDEN_BATCH[:-1]), scan_headers(GOLDEN_BATCH), offset_shift=1)
