@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixture_data import fixture_tree
+from tests.kafka_tools import KafkaTools, Missing, find_tools
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +17,12 @@ def fixtures() -> Path:
     Shared by all tests and runs: never write into it (`fixture_data.copied` gives a copy to damage).
     """
     return fixture_tree()
+
+
+@pytest.fixture(scope="session")
+def kafka_tools() -> KafkaTools:
+    """Kafka's own DumpLogSegments; skips where there is no Java or the jars cannot be fetched."""
+    try:
+        return find_tools()
+    except Missing as missing:
+        pytest.skip(str(missing))

@@ -1,0 +1,202 @@
+"""Copying one partition folder of Kafka's into a root: segment boundaries kept, the last segment active.
+
+Kafka's bounds hold (see `sparklog.kafka.view`): the log starts at `log-start-offset-checkpoint` or at the first segment
+and ends behind the last one's last batch. Segments of 0 bytes, which Kafka's cleaner leaves behind, and segments that
+lie wholly below the log start have no counterpart here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparklog.errors import Corrupt, Unavailable
+from sparklog.format import transaction_index
+from sparklog.format.checkpoint_files import LEADER_EPOCHS_FILE, parse_leader_epochs
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.kafka.directory import SegmentName, settled_segments
+from sparklog.kafka.import_segment import CopiedSegment, copy_segment, offset_index_of, time_index_of
+from sparklog.kafka.segment_file import SegmentFile
+from sparklog.kafka.transaction_state import TransactionEvents, TransactionState
+from sparklog.log.env import Env
+from sparklog.log.imports import ImportedPartition
+from sparklog.log.names import append_path, file_key, sealed_path
+from sparklog.storage.store import ObjectWriter, Store
+
+__all__ = ["PartitionSource", "Target", "copy_partition"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSource:
+    """A partition folder and what the log dir's checkpoints say of it (None: nothing)."""
+
+    number: int
+    folder: str
+    log_start: int | None
+    cleaned_through: int | None
+
+
+@dataclass(slots=True)
+class Target:
+    """Where copies go: the folder of `topic` in `store`, written by somebody who has read `read_version`.
+
+    `index_interval`: the topic's `index.interval.bytes`. `written`: keys of all files begun, for who has to give up.
+    """
+
+    store: Store
+    topic: str
+    read_version: int
+    index_interval: int
+    env: Env
+    written: list[str]
+
+    def writer(self, path: str) -> ObjectWriter:
+        key = file_key(self.topic, path)
+        self.written.append(key)
+        return self.store.writer(key)
+
+    def create(self, path: str, data: bytes) -> None:
+        key = file_key(self.topic, path)
+        self.written.append(key)
+        self.store.create(key, data)
+
+
+def copy_partition(source: PartitionSource, target: Target) -> ImportedPartition:
+    """Copy all segments of a partition; nothing names them yet.
+
+    `Corrupt` with file, position and offset for damage in front of the log's end, `BadRequest` for message formats
+    before v2, `Unavailable` if a broker replaces the folder's files meanwhile.
+    """
+    names = settled_segments(source.folder, env=target.env)
+    log_start = max(names[0].base if names else 0, source.log_start or 0)
+    copies = _Copies(source.number, target, log_start)
+    for name, after in zip(names, [*names[1:], None], strict=True):
+        if after is None or after.base > log_start:
+            copies.add(name, after)
+    log_end = max(log_start, copies.next_offset)
+    return ImportedPartition(
+        partition=source.number,
+        log_start=log_start,
+        log_end=log_end,
+        cleaned_through=source.cleaned_through,
+        leader_epoch=max(copies.leader_epoch, _last_epoch(source.folder)),
+        files=tuple(copy.file for copy in copies.copied if copy.file is not None),
+    )
+
+
+class _Copies:
+    """The segments of a partition copied so far."""
+
+    def __init__(self, partition: int, target: Target, log_start: int) -> None:
+        self.copied: list[CopiedSegment] = []
+        self.next_offset = 0
+        self.leader_epoch = -1
+        self._partition = partition
+        self._target = target
+        self._log_start = log_start
+        self._run = target.env.new_id()
+        self._transactions = TransactionState()
+
+    def add(self, name: SegmentName, after: SegmentName | None) -> None:
+        """Copy the next segment; `after` comes behind it, None: it is the active one."""
+        copied = self._copy(name, last=after is None)
+        if after is not None and copied.next_offset > after.base:
+            raise Corrupt(
+                f"expected offsets below {after.base}, where the next segment begins; found {copied.next_offset - 1}",
+                file=name.path,
+                offset=copied.next_offset - 1,
+            )
+        aborted = _aborted(self._transactions, copied.events)
+        if after is not None and copied.file is not None:
+            self._add_indexes(name, copied, aborted)
+        self.copied.append(copied)
+        self.next_offset = max(self.next_offset, copied.next_offset)
+        self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
+
+    def _copy(self, name: SegmentName, *, last: bool) -> CopiedSegment:
+        target, base = self._target, name.base
+        if last:
+            path = append_path(target.read_version, target.env.new_id())
+        else:
+            path = sealed_path(self._partition, target.read_version, self._run, base)
+        try:
+            with SegmentFile(name.path) as file:
+                return copy_segment(
+                    file,
+                    base,
+                    path,
+                    target.writer(path),
+                    partition=self._partition,
+                    last=last,
+                    log_start=self._log_start,
+                )
+        except FileNotFoundError:
+            raise Unavailable(
+                f"{name.path} is gone: expected a log that nobody cleans or expires while it is imported; try again,"
+                " or stop the broker first"
+            ) from None
+
+    def _add_indexes(self, name: SegmentName, copied: CopiedSegment, aborted: AbortedTransactions) -> None:
+        interval, batches = self._target.index_interval, copied.batches
+        made: tuple[tuple[str, Callable[[bytes | None], bytes | None]], ...] = (
+            ("index", lambda raw: offset_index_of(raw, name.base, batches, interval)),
+            ("timeindex", lambda raw: time_index_of(raw, name.base, batches, interval)),
+            ("txnindex", lambda raw: _transaction_index_of(raw, copied, aborted)),
+        )
+        path = sealed_path(self._partition, self._target.read_version, self._run, name.base)
+        for suffix, make in made:
+            data = make(_beside(name.path, suffix))
+            if data is not None:
+                self._target.create(f"{path.removesuffix('log')}{suffix}", data)
+
+
+def _beside(log: str, suffix: str) -> bytes | None:
+    """The bytes of an index file, None if there is none."""
+    try:
+        with open(f"{log.removesuffix('log')}{suffix}", "rb") as source:
+            return source.read()
+    except FileNotFoundError:
+        return None
+
+
+def _transaction_index_of(raw: bytes | None, copied: CopiedSegment, aborted: AbortedTransactions) -> bytes | None:
+    """The bytes of a `.txnindex`: `raw` if it can be right, else what the log itself says; None if it is to be none.
+
+    Kafka's own comes first: it also knows of aborted transactions whose data the cleaner has removed.
+    """
+    if raw is not None:
+        try:
+            found = transaction_index.parse(raw, copied.base)
+        except Corrupt:
+            found = None
+        if found is not None and (not len(found) or int(found.last_offsets[-1]) < copied.next_offset):
+            return raw or None
+    return aborted.to_bytes() if len(aborted) else None
+
+
+def _aborted(state: TransactionState, events: TransactionEvents) -> AbortedTransactions:
+    """The entries of the `.txnindex` of a segment with these events; `state` goes on behind it."""
+    rows = []
+    for at in range(0, len(events.triples), 3):
+        known = len(state.aborted)
+        state.apply(events.triples[at : at + 3])
+        if len(state.aborted) > known:
+            producer, first, last = state.aborted[-1]
+            still_open = state.first_open()
+            rows.append((producer, first, last, last + 1 if still_open is None else still_open))
+    columns = np.array(rows, np.int64).reshape(-1, 4)
+    return AbortedTransactions(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
+
+
+def _last_epoch(folder: str) -> int:
+    """The newest epoch of `leader-epoch-checkpoint`, -1 if the file says none: the batches have theirs as well."""
+    file = os.path.join(folder, LEADER_EPOCHS_FILE)
+    try:
+        with open(file, "rb") as source:
+            epochs = parse_leader_epochs(source.read(), file=file)
+    except (FileNotFoundError, Corrupt):
+        return -1
+    return epochs[-1].epoch if epochs else -1

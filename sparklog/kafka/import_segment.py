@@ -1,0 +1,281 @@
+"""Copying one Kafka segment into a root: every batch checked, its bytes kept, and what a commit says of it.
+
+A closed segment becomes a sealed one: the `.log` byte for byte, and the index files that lie beside it where they are
+right. They have no checksum, so each entry is held against the batches; an index that is missing, cut off or wrong is
+built anew, as Kafka's recovery does. (The entries of a follower name several batches at once. Kafka reads them, its
+own tools call them mismatches; they are built anew, too. An index with fewer entries than there could be stays: the
+cleaner goes by the size of indexes.)
+
+The active segment becomes the one slice of an append file: its batches, whose base offsets are those of the log
+(`shift` 0), and our footer. Only its whole, valid batches count, as where it is read in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import Corrupt
+from sparklog.format import offset_index, time_index
+from sparklog.format.append_file import build_index, encode_footer
+from sparklog.format.batch_checks import Place, check_headers
+from sparklog.format.record_batch import NO_PRODUCER_ID, crc_failures
+from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.transaction_state import TransactionEvents
+from sparklog.log.names import is_sealed
+from sparklog.log.slices import FileSlices, SliceFlag
+from sparklog.storage.store import ObjectWriter
+
+__all__ = ["Batches", "CopiedSegment", "copy_segment", "offset_index_of", "time_index_of"]
+
+Int64s = npt.NDArray[np.int64]
+
+WINDOW_BYTES = 1 << 20
+"""Read and decoded at once: whatever a window of this size is decompressed to, decoding has room for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """What indexes need of a segment's batches, in file order; int64[n] each, offsets absolute, times in ms."""
+
+    position: Int64s
+    base_offset: Int64s
+    last_offset: Int64s
+    max_timestamp: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedSegment:
+    """One segment as it was copied: `file` is None if it holds no batch above the log start, then nothing was written.
+
+    `next_offset`: the offset after its last batch, or the base; `leader_epoch`: its batches' greatest, -1 without.
+    """
+
+    base: int
+    next_offset: int
+    leader_epoch: int
+    file: FileSlices | None
+    batches: Batches
+    events: TransactionEvents
+
+
+@dataclass
+class _Totals:
+    """What is known of a segment after the batches seen so far."""
+
+    next_offset: int
+    nbytes: int = 0
+    records: int = 0
+    min_ts: int = -1
+    max_ts: int = -1
+    crc: int = 0
+    flags: int = 0
+    leader_epoch: int = -1
+    columns: list[tuple[Int64s, Int64s, Int64s, Int64s]] = field(default_factory=list)
+    events: TransactionEvents = field(default_factory=TransactionEvents)
+
+    def batches(self) -> Batches:
+        parts = list(zip(*self.columns, strict=True)) or [(np.empty(0, np.int64),)] * 4
+        return Batches(*(np.concatenate(part) for part in parts))
+
+    def add(self, window: Window, file: SegmentFile) -> memoryview:
+        """Check the batches of a window and count them in; their bytes."""
+        from crc32c import crc32c
+
+        headers = window.headers
+        self._check_offsets(window, file)
+        nbytes = int(headers.position[-1] + headers.size[-1])
+        data = memoryview(window.data)[:nbytes]
+        self.events.add(window)
+        self._add_records(window, file)
+        position = headers.position + window.start
+        self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
+        self.next_offset = int(headers.next_offset[-1])
+        self.nbytes += nbytes
+        self.crc = crc32c(data, self.crc)
+        self.max_ts = max(self.max_ts, int(headers.max_timestamp.max()))
+        self.leader_epoch = max(self.leader_epoch, int(headers.leader_epoch.max()))
+        if (headers.is_control | (headers.producer_id != NO_PRODUCER_ID)).any():
+            self.flags |= SliceFlag.KAFKA_PRODUCERS
+        if headers.is_log_append_time.any():
+            self.flags |= SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES
+        return data
+
+    def _check_offsets(self, window: Window, file: SegmentFile) -> None:
+        headers = window.headers
+        place = Place(file.path, window.start)
+        check_headers(headers, place, len(window.data))
+        expected = np.concatenate(([self.next_offset], headers.next_offset[:-1]))
+        if (headers.base_offset < expected).any():
+            row = int(np.argmax(headers.base_offset < expected))
+            raise place.corrupt(headers, row, f"expected a batch at offset {expected[row]} or above")
+
+    def _add_records(self, window: Window, file: SegmentFile) -> None:
+        from sparklog.format.decode import decode
+
+        headers = window.headers
+        holds = ~headers.is_control & (headers.count > 0)
+        found = decode(
+            window.data,
+            headers,
+            columns=("offset", "timestamp", "key"),
+            select=holds,
+            check_crc=False,
+            file=file.path,
+            file_position=window.start,
+        )
+        self.records += len(found)
+        if found.key is not None and found.key.null_count:
+            self.flags |= SliceFlag.HAS_NULL_KEYS
+        # A marker has one record; of a batch that the cleaner emptied only the greatest time is left.
+        times = np.concatenate((found.timestamp, headers.max_timestamp[~holds]))
+        times = times[times >= 0]
+        if len(times):
+            least = int(times.min())
+            self.min_ts = least if self.min_ts < 0 else min(self.min_ts, least)
+
+
+def copy_segment(
+    file: SegmentFile, base: int, path: str, writer: ObjectWriter, *, partition: int, last: bool, log_start: int
+) -> CopiedSegment:
+    """Copy the segment that starts at offset `base` to `path`, a sealed segment or an append file; closes `writer`.
+
+    `last`: it is the active one. What it holds below `log_start` alone is not copied. `Corrupt` with file, position and
+    offset for damage, `BadRequest` for message formats before v2; nothing is written then.
+    """
+    totals = _Totals(base)
+    try:
+        for window in _windows(file, base, last=last):
+            writer.write(totals.add(window, file))
+        kept = totals.nbytes > 0 and totals.next_offset > log_start
+        batches = totals.batches()
+        if kept:
+            footer = b"" if is_sealed(path) else _footer(totals, batches, partition)
+            writer.write(footer)
+            writer.close()
+            described = _described(totals, path, base, partition, len(footer), file.modified // 1_000_000)
+        else:
+            writer.discard()
+            described = None
+    except BaseException:
+        writer.discard()
+        raise
+    return CopiedSegment(base, totals.next_offset, totals.leader_epoch, described, batches, totals.events)
+
+
+def _windows(file: SegmentFile, base: int, *, last: bool) -> Iterator[Window]:
+    """The segment's batches, their checksums verified; of the last segment those that are written."""
+    walk = BatchWalk(file, 0, window=WINDOW_BYTES, bodies=True)
+    held: Window | None = None
+    offset = base
+    for window in walk:
+        if held is not None:
+            yield _verified(held, file)
+            offset = int(held.headers.next_offset[-1])
+        held = window
+    if held is not None:
+        # A broker that is writing, or was killed while it did, leaves a last batch that is not whole.
+        final = held.headers[-1:]
+        if last and len(crc_failures(held.data, final)):
+            held = Window(held.data, held.start, held.headers[:-1])
+        if len(held.headers):
+            yield _verified(held, file)
+            offset = int(held.headers.next_offset[-1])
+    if walk.stop != "end" and not last:
+        raise Corrupt(
+            f"expected record batches to the end of a closed segment: {walk.reason}",
+            file=file.path,
+            position=walk.end,
+            offset=offset,
+        )
+
+
+def _verified(window: Window, file: SegmentFile) -> Window:
+    wrong = crc_failures(window.data, window.headers)
+    if len(wrong):
+        place = Place(file.path, window.start)
+        raise place.corrupt(window.headers, int(wrong[0]), "the batch's CRC-32C does not match its bytes")
+    return window
+
+
+def _footer(totals: _Totals, batches: Batches, partition: int) -> bytes:
+    """Offsets in the file are those of the log, so for the footer the slice's offsets go from 0 to its end."""
+    index = build_index(batches.position, batches.base_offset, batches.max_timestamp, totals.nbytes)
+    return encode_footer(
+        partition=[partition],
+        nbytes=[totals.nbytes],
+        offsets=[totals.next_offset],
+        records=[totals.records],
+        min_ts=[totals.min_ts],
+        max_ts=[totals.max_ts],
+        crc=[totals.crc],
+        flags=[totals.flags],
+        indexes=[index],
+    )
+
+
+def _described(
+    totals: _Totals, path: str, base: int, partition: int, footer_length: int, modified_ms: int
+) -> FileSlices:
+    return FileSlices(
+        path=path,
+        size=totals.nbytes + footer_length,
+        footer_length=footer_length,
+        partition=(partition,),
+        nbytes=(totals.nbytes,),
+        offsets=(totals.next_offset - base,),
+        records=(totals.records,),
+        min_ts=(totals.min_ts,),
+        # Kafka goes by the file's time where no record has one.
+        max_ts=(modified_ms if totals.max_ts < 0 else totals.max_ts,),
+        crc=(totals.crc,),
+        flags=(int(totals.flags),),
+        base=(base,),
+        position=(0,),
+        shift=(0,),
+        append_time=(-1,),
+        leader_epoch=(-1,),
+    )
+
+
+def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:
+    """The bytes of an `.index` for these batches: `raw` without unused slots if it is right, else a new one.
+
+    `raw` None: there is none. `interval`: `index.interval.bytes`.
+    """
+    found = None
+    if raw is not None:
+        try:
+            found = offset_index.parse(raw, base)
+        except Corrupt:
+            found = None
+    if found is not None and len(found):
+        rows = np.minimum(np.searchsorted(batches.position, found.positions), len(batches.position) - 1)
+        named = (batches.position[rows] == found.positions) & (batches.last_offset[rows] == found.offsets)
+        found = found if named.all() else None
+    if found is None:
+        found = offset_index.build(base, batches.position, batches.last_offset, interval)
+    return found.to_bytes()
+
+
+def time_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:
+    """The bytes of a `.timeindex`, as `offset_index_of`; its last entry must be the segment's greatest timestamp."""
+    found = None
+    if raw is not None:
+        try:
+            found = time_index.parse(raw, base)
+        except Corrupt:
+            found = None
+    running = np.maximum.accumulate(batches.max_timestamp)
+    if found is not None:
+        greatest = int(found.timestamps[-1]) if len(found) else -1
+        rows = np.minimum(np.searchsorted(batches.last_offset, found.offsets), len(batches.last_offset) - 1)
+        named = (batches.last_offset[rows] == found.offsets) & (running[rows] == found.timestamps)
+        named &= batches.max_timestamp[rows] == found.timestamps
+        found = found if named.all() and greatest == int(running[-1]) else None
+    if found is None:
+        found = time_index.build(base, batches.position, batches.last_offset, batches.max_timestamp, interval)
+    return found.to_bytes()

@@ -1,0 +1,654 @@
+"""Kafka's log dirs as topics of a root: what every fixture holds is there afterwards, as Kafka's consumer reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, offsets_to_bytes, parse_offsets
+from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader
+from sparklog.kafka import KafkaView, importing, is_internal
+from sparklog.kafka.directory import SegmentName
+from sparklog.kafka.importing import import_log_dir
+from sparklog.log import fetch
+from sparklog.log.commit import IMPORT
+from sparklog.log.conflicts import Draft
+from sparklog.log.imports import ImportedPartition, ImportIntent
+from sparklog.log.invariants import check_state
+from sparklog.log.root import Root, open_root
+from sparklog.log.slices import SliceFlag
+from sparklog.log.topic import Topic
+from sparklog.log.view import COLUMNS, READ_UNCOMMITTED
+from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.storage.memory import MemoryStore
+from sparklog.storage.store import Store
+from tests.fixture_data import (
+    ExpectedRecord,
+    copied,
+    expected_offsets,
+    expected_records,
+    fixture_tree,
+    partitions,
+    split_partition,
+)
+from tests.kafka.logs import FIRST, HOUR_MS, SECOND, batch, marker, records, segment, without_epochs, write_partition
+from tests.log.data_plane import Clock
+
+OLD_FORMATS = "compaction/old-formats"
+STARTS = "log-start-offset-checkpoint"
+
+
+def stages() -> list[tuple[str, str]]:
+    """All log dirs of message format v2 that are whole."""
+    tree = fixture_tree()
+    found = []
+    for file in sorted(tree.glob("**/fixture.json")):
+        name = file.parent.relative_to(tree).as_posix()
+        if name.startswith(("legacy/", "damaged/", "partitioner")) or name == OLD_FORMATS:
+            continue
+        found += [(name, stage.name) for stage in sorted(file.parent.iterdir()) if stage.is_dir()]
+    return [(name, stage) for name, stage in found if stage != "expected"]
+
+
+STAGES = stages()
+DAMAGED_TAILS = ("garbage-appended", "zeros-appended", "last-batch-cut", "length-field-huge", "empty-segment-last")
+
+
+@pytest.fixture
+def root() -> Root:
+    return open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+
+
+def stage_facts(fixture: Path, stage: str) -> dict[str, Any]:
+    """What fixture.json says of a stage, empty for fixtures without stages."""
+    facts = json.loads((fixture / "fixture.json").read_text())
+    found = [each for each in facts.get("stages", []) if isinstance(each, dict) and each["stage"] == stage]
+    return found[0] if found else {}
+
+
+def read(topic: Topic, partition: int = 0) -> list[ExpectedRecord]:
+    """All records of a partition, aborted ones included."""
+    scan = topic.scan(partitions=[partition], isolation=READ_UNCOMMITTED, columns=COLUMNS)
+    return [record for found in scan for record in records(found)]
+
+
+def files_of(root: Root, topic: Topic, partition: int = 0) -> dict[str, bytes]:
+    """Name -> bytes of what lies in the sealed run of a partition."""
+    prefix = f"{topic.name}/sealed/{partition}/"
+    return {info.key.rsplit("/", 1)[1]: root.store.get(info.key) for info in root.store.list(prefix)}
+
+
+def nothing_left(root: Root) -> bool:
+    return not [info.key for info in root.store.list("") if not info.key.startswith("_")]
+
+
+def test_all_fixtures_of_format_v2_are_tried() -> None:
+    assert len(STAGES) > 100
+    assert {name.partition("/")[0] for name, _ in STAGES} >= {"codecs", "compaction", "retention", "transactions"}
+
+
+@pytest.mark.parametrize(("fixture", "stage"), STAGES)
+def test_a_log_dir_reads_as_kafkas_consumer_reads_it(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
+    folder = fixtures / fixture / stage
+    names = [name for name in partitions(folder) if not is_internal(split_partition(name)[0])]
+    assert import_log_dir(root, folder) == sorted({split_partition(name)[0] for name in names})
+    expected = stage if stage != "data-after-clean-shutdown" else "data"
+    bounds = expected_offsets(fixtures / fixture, expected)
+    cleaned = parse_offsets(read_bytes(folder / CLEANER_OFFSETS_FILE))
+    for name in names:
+        topic_name, number = split_partition(name)
+        topic = root.topic(topic_name)
+        head = topic.head()
+        assert read(topic, number) == without_epochs(
+            expected_records(fixtures / fixture, name, READ_UNCOMMITTED, expected)
+        ), name
+        assert head.log_start[number] == bounds[name]["logStartOffset"]
+        assert head.log_end[number] == bounds[name]["logEndOffset"]
+        assert head.cleaned_through[number] == cleaned.get((topic_name, number), 0)
+        snapshot = topic.snapshot()
+        check_state(snapshot.head, snapshot.slices)
+    assert {name for name in root.topics() if is_internal(name)} == set()
+
+
+@pytest.mark.parametrize(("fixture", "stage"), STAGES)
+def test_segments_stay_what_they_are(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
+    folder = fixtures / fixture / stage
+    import_log_dir(root, folder)
+    for name in partitions(folder):
+        topic_name, number = split_partition(name)
+        if is_internal(topic_name):
+            continue
+        topic = root.topic(topic_name)
+        slices = topic.snapshot().slices.select(number)
+        log_start = topic.head().log_start[number]
+        logs = sorted((folder / name).glob("*.log"))
+        left = [log for log, after in zip(logs, [*logs[1:], None], strict=True) if keeps(log, after, log_start)]
+        assert slices.base.tolist() == [int(log.stem) for log in left]
+        assert slices.sealed().tolist() == [log != logs[-1] for log in left]
+        sealed = files_of(root, topic, number)
+        for row, log in enumerate(left):
+            key = f"{topic_name}/{slices.path(row)}"
+            assert root.store.get(key, 0, int(slices.size[row])) == log.read_bytes()[: int(slices.size[row])]
+            if log != logs[-1]:
+                for suffix in (".log", ".index", ".timeindex", ".txnindex"):
+                    assert sealed.pop(log.stem + suffix, None) == optional_bytes(log.with_suffix(suffix)), (log, suffix)
+        assert not sealed
+
+
+def keeps(log: Path, after: Path | None, log_start: int) -> bool:
+    """Whether the import has a slice for this segment; none of a fixture ends between log start and the next base."""
+    zeros_only = not log.read_bytes().strip(b"\0")
+    return not zeros_only and (after is None or int(after.stem) > log_start)
+
+
+def read_bytes(file: Path) -> bytes:
+    return optional_bytes(file) or b""
+
+
+def optional_bytes(file: Path) -> bytes | None:
+    return file.read_bytes() if file.exists() else None
+
+
+@pytest.mark.parametrize(("fixture", "stage"), [each for each in STAGES if each[0].startswith(("compaction/", "ret"))])
+def test_segments_have_the_times_by_which_kafka_expires_them(
+    fixtures: Path, root: Root, fixture: str, stage: str
+) -> None:
+    (name,) = import_log_dir(root, fixtures / fixture / stage)
+    slices = root.topic(name).snapshot().slices.select(0)
+    facts = stage_facts(fixtures / fixture, stage)
+    largest = {segment["baseOffset"]: segment["largestTimestamp"] for segment in facts["segments"] if segment["size"]}
+    first = int(slices.base[0]) if len(slices) else None
+    assert dict(zip(slices.base.tolist(), slices.max_ts.tolist(), strict=True)) == {
+        base: time for base, time in largest.items() if first is not None and base >= first
+    }
+
+
+@pytest.mark.parametrize(
+    ("fixture", "stage"),
+    [
+        ("timestamps", "data"),
+        ("segments", "data"),
+        ("transactions", "data"),
+        ("compaction/transactions", "pass-2"),
+        ("compaction/log-append-time", "after"),
+        ("retention/delete-records", "start-moved"),
+    ],
+)
+def test_lookups_by_time_are_those_in_place(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
+    view = KafkaView(fixtures / fixture / stage)
+    import_log_dir(root, fixtures / fixture / stage)
+    asked = 0
+    for name, facts in expected_offsets(fixtures / fixture, stage).items():
+        topic, number = split_partition(name)
+        if is_internal(topic):
+            continue
+        for target in [question["target"] for question in facts["offsetsForTimes"]]:
+            answer = root.topic(topic).offset_for_timestamp(target, number, READ_UNCOMMITTED)
+            assert answer == view.offsets_for_timestamps(topic, {number: target}), (name, target)
+            asked += 1
+    assert asked
+
+
+# ---------------------------------------------------------------- indexes
+
+
+def imported_damaged(root: Root, fixtures: Path, name: str, folder: Path | None = None) -> dict[str, bytes]:
+    configs = json.loads((fixtures / "damaged" / name / "fixture.json").read_text())["configs"]
+    import_log_dir(root, folder or fixtures / "damaged" / name / "data", configs=configs, force=True)
+    return files_of(root, root.topic("damaged"))
+
+
+@pytest.mark.parametrize("name", ["indexes-missing", "indexes-wrong"])
+def test_indexes_that_are_missing_or_wrong_are_built_as_kafka_built_them(
+    fixtures: Path, root: Root, tmp_path: Path, name: str
+) -> None:
+    folder = copied(fixtures / "damaged" / name / "data", tmp_path / "data")
+    for index in folder.glob("*/*.index"):
+        if not index.stat().st_size:
+            index.unlink()  # DumpLogSegments left it there when it looked for the index of a time index.
+    found = imported_damaged(root, fixtures, name, folder)
+    good = fixtures / "damaged/good/data/damaged-0"
+    closed = sorted(good.glob("*.log"))[:-1]
+    expected = {
+        file.name: file.read_bytes()
+        for log in closed
+        for suffix in (".log", ".index", ".timeindex", ".txnindex")
+        if (file := log.with_suffix(suffix)).exists()
+    }
+    assert any(file.endswith(".txnindex") for file in expected)
+    assert any(file.endswith(".timeindex") and data for file, data in expected.items())
+    assert found == expected
+
+
+def test_an_index_of_another_segment_is_not_taken(fixtures: Path, root: Root, tmp_path: Path) -> None:
+    good = fixtures / "segments/data/seg-small-0"
+    folder = copied(good, tmp_path / "seg-small-0")
+    first, second = sorted(folder.glob("*.log"))[:2]
+    for suffix in (".index", ".timeindex"):
+        first.with_suffix(suffix).write_bytes(second.with_suffix(suffix).read_bytes())
+    import_log_dir(root, tmp_path, configs={"index.interval.bytes": 1024})
+    found = files_of(root, root.topic("seg-small"))
+    for suffix in (".index", ".timeindex"):
+        assert found[first.stem + suffix] == good.joinpath(first.stem + suffix).read_bytes()
+
+
+def test_unused_slots_of_an_index_are_left_out(fixtures: Path, root: Root, tmp_path: Path) -> None:
+    folder = copied(fixtures / "segments/data/seg-small-0", tmp_path / "seg-small-0")
+    first = sorted(folder.glob("*.log"))[0]
+    kept = {}
+    for suffix, slot in ((".index", 8), (".timeindex", 12)):
+        kept[suffix] = first.with_suffix(suffix).read_bytes()
+        first.with_suffix(suffix).write_bytes(kept[suffix] + bytes(5 * slot))
+    import_log_dir(root, tmp_path)
+    found = files_of(root, root.topic("seg-small"))
+    assert {suffix: found[first.stem + suffix] for suffix in kept} == kept
+
+
+def test_a_time_index_that_ends_early_is_built_anew(fixtures: Path, root: Root, tmp_path: Path) -> None:
+    """Kafka opens a segment whose time index is missing with an empty one and goes by the file's time."""
+    good = fixtures / "segments/data/seg-small-0"
+    folder = copied(good, tmp_path / "seg-small-0")
+    first = sorted(folder.glob("*.log"))[0]
+    first.with_suffix(".timeindex").write_bytes(b"")
+    import_log_dir(root, tmp_path, configs={"index.interval.bytes": 1024})
+    found = files_of(root, root.topic("seg-small"))[f"{first.stem}.timeindex"]
+    assert found == good.joinpath(f"{first.stem}.timeindex").read_bytes()
+    assert found
+
+
+# ---------------------------------------------------------------- ends of logs
+
+
+@pytest.mark.parametrize("name", DAMAGED_TAILS)
+def test_a_tail_that_is_no_batch_is_left_out(fixtures: Path, root: Root, name: str) -> None:
+    imported_damaged(root, fixtures, name)
+    fixture = fixtures / "damaged" / name
+    expected = without_epochs(expected_records(fixture, "damaged-0", READ_UNCOMMITTED, "recovered"))
+    topic = root.topic("damaged")
+    assert read(topic) == expected
+    assert topic.head().log_end[0] == expected_offsets(fixture, "recovered")["damaged-0"]["logEndOffset"]
+
+
+def test_a_killed_brokers_log_is_what_it_is_after_recovery(fixtures: Path, root: Root) -> None:
+    fixture = fixtures / "damaged/killed-broker"
+    import_log_dir(root, fixture / "data")
+    expected = without_epochs(expected_records(fixture, "prealloc-0", READ_UNCOMMITTED, "recovered"))
+    assert read(root.topic("prealloc")) == expected
+    assert expected
+
+
+def test_a_last_batch_with_a_wrong_checksum_is_not_written_yet(root: Root, tmp_path: Path) -> None:
+    torn = bytearray(batch(6, [b"g", b"h"]))
+    torn[-1] ^= 1
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND + bytes(torn)})
+    import_log_dir(root, tmp_path)
+    topic = root.topic("t")
+    assert [record.value for record in read(topic)] == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert topic.head().log_end[0] == 6
+
+
+def test_a_log_ends_where_its_empty_active_segment_begins(root: Root, tmp_path: Path) -> None:
+    """The cleaner has removed the last records and emptied a segment in the middle."""
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: b"", 10: b""})
+    write_partition(tmp_path, "t-1", {0: b"", 7: b""})
+    write_partition(tmp_path, "t-2", {0: b""})
+    (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 10, ("t", 1): 7}))
+    import_log_dir(root, tmp_path)
+    topic = open_root(root.store, env=Clock().env(3)).topic("t")
+    head = topic.head()
+    assert head.log_start.tolist() == [0, 0, 0]
+    assert head.log_end.tolist() == [10, 7, 0]
+    assert head.cleaned_through.tolist() == [10, 7, 0]
+    assert topic.snapshot().slices.all().end.tolist() == [3]
+    assert topic.scan(partitions=[1], start=5).to_table().num_rows == 0
+    topic.append(pa.table({"value": [b"new"] * 3, "partition": pa.array([0, 1, 2], pa.int32())}))
+    assert [record.offset for number in range(3) for record in read(topic, number)] == [0, 1, 2, 10, 7, 0]
+
+
+def test_a_log_start_beyond_the_files_leaves_an_empty_log_there(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
+    (tmp_path / STARTS).write_bytes(offsets_to_bytes({("t", 0): 50}))
+    import_log_dir(root, tmp_path)
+    head = root.topic("t").head()
+    assert (head.log_start[0], head.log_end[0]) == (50, 50)
+    assert [info.key for info in root.store.list("t/") if "/_log/" not in info.key] == []
+
+
+def test_a_log_start_within_a_segment_keeps_what_is_above(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND, 9: batch(9, [b"x"])})
+    for start, bases, values in (
+        (2, [0, 3, 9], b"cdefx"),
+        (4, [3, 9], b"efx"),
+        (7, [9], b"x"),
+        (9, [9], b"x"),
+    ):
+        (tmp_path / STARTS).write_bytes(offsets_to_bytes({("t", 0): start}))
+        import_log_dir(root, tmp_path)
+        topic = root.topic("t")
+        assert topic.snapshot().slices.all().base.tolist() == bases
+        assert b"".join(record.value or b"" for record in read(topic)) == values
+        assert topic.head().log_start[0] == start
+        topic.delete()
+
+
+def test_what_is_appended_later_has_the_next_leader_epoch(fixtures: Path, root: Root, tmp_path: Path) -> None:
+    folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
+    (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n4 3\n")
+    import_log_dir(root, tmp_path)
+    topic = root.topic("t")
+    assert topic.head().leader_epoch == 5
+    topic.append(pa.table({"value": [b"new"]}))
+    slices = topic.snapshot().slices.all()
+    assert slices.leader_epoch.tolist() == [-1, -1, 5]
+    assert [record.offset for record in read(topic)] == list(range(7))
+
+
+# ---------------------------------------------------------------- what slices say
+
+
+def test_slices_say_what_their_batches_hold(root: Root, tmp_path: Path) -> None:
+    stamped = BatchHeader(12, 0, 1, HOUR_MS, HOUR_MS + 5, LOG_APPEND_TIME_BIT, leader_epoch=0).pack(
+        b"\x0e\0\0\0\2k\1\0"
+    )
+    keyed = BatchHeader(13, 0, 1, -1, -1, leader_epoch=0).pack(b"\x0e\0\0\0\2k\1\0")
+    folder = write_partition(
+        tmp_path,
+        "t-0",
+        {
+            0: batch(0, [b"a"], producer=7) + batch(1, [b"b"]),
+            10: marker(10, 7, commit=True),
+            12: stamped,
+            13: keyed,
+            14: keyed[:7] + b"\x0e" + keyed[8:],
+        },
+    )
+    os.utime(segment(folder, 13), ns=(0, 77_000_000))
+    os.utime(segment(folder, 14), ns=(0, 88_000_000))
+    import_log_dir(root, tmp_path)
+    slices = root.topic("t").snapshot().slices.all()
+    nulls, producers = int(SliceFlag.HAS_NULL_KEYS), int(SliceFlag.KAFKA_PRODUCERS)
+    times = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
+    assert slices.flags.tolist() == [nulls | producers, producers, times, 0, 0]
+    assert slices.records.tolist() == [2, 0, 1, 1, 1]
+    assert slices.min_ts.tolist() == [HOUR_MS, HOUR_MS, HOUR_MS + 5, -1, -1]
+    assert slices.max_ts.tolist() == [HOUR_MS, HOUR_MS, HOUR_MS + 5, 77, 88]
+    assert slices.end.tolist() == [2, 11, 13, 14, 15]
+    for column, value in (("shift", 0), ("append_time", -1), ("leader_epoch", -1), ("position", 0)):
+        assert set(getattr(slices, column).tolist()) == {value}
+    assert [record.offset for record in read(root.topic("t"))] == [0, 1, 12, 13, 14]
+
+
+def test_a_large_active_segment_is_entered_by_its_footer(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, each = 5_000_000_000, 40
+    batches = [batch(base + each * i, [b"%049d" % i] * each, timestamp=HOUR_MS + i) for i in range(700)]
+    write_partition(tmp_path, "t-0", {base: b"".join(batches)})
+    import_log_dir(root, tmp_path)
+    topic = root.topic("t")
+    slices = topic.snapshot().slices.all()
+    assert int(slices.size[0]) > 1_500_000
+    asked: list[int] = []
+    whole = fetch.read_range
+
+    def counted(store: Store, file: str, start: int, size: int) -> bytes:
+        asked.append(size)
+        return whole(store, file, start, size)
+
+    monkeypatch.setattr(fetch, "read_range", counted)
+    assert topic.record_at(0, base + 26_001)["value"].to_pylist() == [b"%049d" % 650]
+    assert max(asked) < 600_000
+    found = topic.offset_for_timestamp(HOUR_MS + 650)[0]
+    assert found is not None
+    assert found.offset == base + 26_000
+
+
+# ---------------------------------------------------------------- choosing, and wrong input
+
+
+def test_topics_are_chosen_by_name(fixtures: Path, root: Root) -> None:
+    folder = fixtures / "segments/data"
+    assert import_log_dir(root, folder, topics=["seg-one", "seg-empty"]) == ["seg-empty", "seg-one"]
+    assert root.topics() == ["seg-empty", "seg-one"]
+    with pytest.raises(NotFound, match=r"no topic 'seg-smal' .* did you mean 'seg-small'"):
+        import_log_dir(root, folder, topics=["seg-smal"])
+    assert import_log_dir(root, fixtures / "transactions/data", topics=["__consumer_offsets"]) == ["__consumer_offsets"]
+    assert root.topic("__consumer_offsets").head().partitions == 2
+
+
+def test_internal_topics_alone_are_not_all_topics(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "__consumer_offsets-0", {0: FIRST})
+    with pytest.raises(NotFound, match=r"only Kafka's internal topics .* of __consumer_offsets"):
+        import_log_dir(root, tmp_path)
+    assert nothing_left(root)
+
+
+def test_configs_are_those_given(fixtures: Path, root: Root) -> None:
+    configs: Mapping[str, object] = {"internal.segment.bytes": "4096", "cleanup.policy": "compact"}
+    import_log_dir(root, fixtures / "compaction/keyless-then-compacted/before", configs=configs)
+    head = root.topic("compacted").head()
+    assert dict(head.configs.explicit) == {"cleanup.policy": "compact", "segment.bytes": "4096"}
+    assert head.configs.segment_bytes == 4096
+
+
+def test_many_partitions_become_several_commits(fixtures: Path, root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "SLICES_PER_COMMIT", 1)
+    import_log_dir(root, fixtures / "codecs/data", topics=["codec-none"])
+    topic = root.topic("codec-none")
+    assert topic.head().version == 4
+    for number in range(4):
+        assert read(topic, number) == without_epochs(
+            expected_records(fixtures / "codecs", f"codec-none-{number}", READ_UNCOMMITTED)
+        )
+
+
+def test_what_is_no_log_dir_is_refused(fixtures: Path, root: Root, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no Kafka log dir: expected folders like orders-0"):
+        import_log_dir(root, tmp_path)
+    with pytest.raises(NotFound, match="no Kafka log dir"):
+        import_log_dir(root, tmp_path / "nowhere")
+    with pytest.raises(BadRequest, match=r"one partition: give the log dir it lies in, .*segments/data$"):
+        import_log_dir(root, fixtures / "segments/data/seg-one-0")
+    assert nothing_left(root)
+
+
+def test_missing_partitions_are_named(root: Root, tmp_path: Path) -> None:
+    for name in ("t-0", "t-3", "t-4000000000"):
+        write_partition(tmp_path, name, {0: FIRST})
+    with pytest.raises(BadRequest, match=r"expected partitions 0 to 4000000000 of t .* found no t-1: "):
+        import_log_dir(root, tmp_path)
+    assert nothing_left(root)
+
+
+def test_a_topic_that_exists_is_left_alone(fixtures: Path, root: Root) -> None:
+    root.create_topic("seg-one").append(pa.table({"value": [b"mine"]}))
+    with pytest.raises(Conflict, match="topic 'seg-one' exists"):
+        import_log_dir(root, fixtures / "segments/data")
+    assert [record.value for record in read(root.topic("seg-one"))] == [b"mine"]
+    assert root.topics() == ["seg-one"]
+
+
+def test_a_deleted_topic_may_be_imported_again(fixtures: Path, root: Root) -> None:
+    for _ in range(2):
+        import_log_dir(root, fixtures / "segments/data", topics=["seg-one"])
+        topic = root.topic("seg-one")
+        assert len(read(topic)) == 9
+        topic.delete()
+    assert topic.log.refresh().head.version == 5
+
+
+@pytest.mark.parametrize(
+    ("fixture", "stage", "version"),
+    [
+        ("legacy/builder-v0", "data", 0),
+        ("legacy/builder-v1", "data", 1),
+        ("legacy/broker-2.8.2", "data", 0),
+        ("legacy/builder-mixed", "data", 0),
+        (OLD_FORMATS, "before", 0),
+    ],
+)
+def test_message_formats_before_v2_are_named(
+    fixtures: Path, root: Root, fixture: str, stage: str, version: int
+) -> None:
+    with pytest.raises(BadRequest, match=rf"message format v{version} is not readable: .*\.log holds it at position 0"):
+        import_log_dir(root, fixtures / fixture / stage)
+    assert nothing_left(root)
+
+
+def test_configs_that_are_not_valid_are_refused_first(fixtures: Path, root: Root) -> None:
+    for configs, message in (
+        ({"retention.mss": 1}, "unknown topic config 'retention.mss'"),
+        ({"internal.segment.bytes": "few"}, "segment.bytes must be a whole number"),
+        ({"file.delete.delay.ms": 0}, "one hour"),
+    ):
+        with pytest.raises(BadRequest, match=message):
+            import_log_dir(root, fixtures / "segments/data", configs=configs)
+    assert nothing_left(root)
+
+
+def test_damage_in_the_middle_names_its_place_and_imports_nothing(fixtures: Path, root: Root) -> None:
+    folder = fixtures / "damaged/bit-flipped/data"
+    with pytest.raises(Corrupt, match="CRC-32C does not match") as caught:
+        import_log_dir(root, folder)
+    assert caught.value.file == str(segment(folder / "damaged-0", 197))
+    assert (caught.value.position, caught.value.offset) == (3395, 226)
+    assert nothing_left(root)
+
+
+@pytest.mark.parametrize(
+    ("segments", "base", "position", "offset", "message"),
+    [
+        ({0: FIRST + b"\0" * 30, 3: SECOND}, 0, len(FIRST), 3, "to the end of a closed segment: only zeros follow"),
+        (
+            {0: FIRST[:-3], 3: SECOND},
+            0,
+            len(batch(0, [b"a", b"b"])),
+            2,
+            "to the end of a closed segment: the batch has",
+        ),
+        ({0: FIRST + FIRST, 3: SECOND}, 0, len(FIRST), 0, "expected a batch at offset 3 or above"),
+        ({0: FIRST, 4: SECOND}, 4, 0, 3, "expected a batch at offset 4 or above"),
+        ({0: FIRST, 2: SECOND}, 0, None, 2, "expected offsets below 2, where the next segment begins; found 2"),
+    ],
+)
+def test_a_log_that_contradicts_itself_is_corrupt(
+    root: Root,
+    tmp_path: Path,
+    segments: dict[int, bytes],
+    base: int,
+    position: int | None,
+    offset: int,
+    message: str,
+) -> None:
+    folder = write_partition(tmp_path, "t-0", segments)
+    with pytest.raises(Corrupt, match=message) as caught:
+        import_log_dir(root, tmp_path)
+    error = caught.value
+    assert (error.file, error.position, error.offset) == (str(segment(folder, base)), position, offset)
+    assert nothing_left(root)
+
+
+def test_a_topic_that_fails_is_not_there_and_others_stay(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "a-0", {0: FIRST})
+    write_partition(tmp_path, "b-0", {0: FIRST, 3: SECOND})
+    write_partition(tmp_path, "b-1", {0: FIRST + b"\0" * 30, 3: SECOND})
+    with pytest.raises(Corrupt):
+        import_log_dir(root, tmp_path)
+    assert root.topics() == ["a"]
+    assert not list(root.store.list("b/"))
+
+
+def test_a_segment_that_goes_while_it_is_imported_is_said(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_partition(tmp_path, "t-0", {0: FIRST})
+    gone = SegmentName(3, str(segment(folder, 3)), 1)
+    monkeypatch.setattr(
+        "sparklog.kafka.import_partition.settled_segments",
+        lambda folder, env: (SegmentName(0, str(segment(tmp_path / "t-0", 0)), 1), gone),
+    )
+    with pytest.raises(Unavailable, match=r"00000000000000000003\.log is gone: .* stop the broker"):
+        import_log_dir(root, tmp_path)
+    assert nothing_left(root)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.CRASH_AFTER])
+def test_an_import_that_dies_at_any_step_names_nothing_by_halves(root: Root, tmp_path: Path, kind: FaultKind) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
+    write_partition(tmp_path, "t-1", {0: FIRST, 3: b""})
+    whole = {0: [0, 1, 2, 3, 4, 5], 1: [0, 1, 2]}
+    failed = 0
+    for step in range(200):
+        calls = []
+
+        def decide(call: Call, step: int = step, calls: list[Call] = calls) -> Fault | None:
+            calls.append(call)
+            return Fault(kind) if call.number == step else None
+
+        with contextlib.suppress(SparklogError, Crash):
+            import_log_dir(open_root(FaultyStore(root.store, decide), env=Clock().env(step)), tmp_path)
+        after = open_root(root.store, env=Clock().env(step + 1000))
+        found = {}
+        if after.topics():
+            topic = after.topic("t")
+            found = {n: [record.offset for record in read(topic, n)] for n in (0, 1)}
+            assert found in (whole, {0: [], 1: []}), (step, calls[-1])
+            topic.delete()
+        failed += found != whole
+        if len(calls) <= step:
+            break
+        import_log_dir(after, tmp_path)
+        assert {n: [record.offset for record in read(after.topic("t"), n)] for n in (0, 1)} == whole
+        after.topic("t").delete()
+    assert step < 199
+    assert failed > 20
+
+
+# ---------------------------------------------------------------- the commit
+
+
+def test_an_import_is_one_commit_that_says_where_the_log_ends(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST, 9: b""})
+    import_log_dir(root, tmp_path)
+    head = root.topic("t").head()
+    part = ImportedPartition(0, 4, 20, 30, 2, ())
+    topic = root.create_topic("u")
+    draft = ImportIntent(topic.head().topic_id, (part,)).draft("u", topic.head(), topic.head(), None)
+    assert isinstance(draft, Draft)
+    assert (draft.op, draft.leader_epoch, dict(draft.log_starts)) == (IMPORT, 3, {0: 4})
+    after = topic.commit(ImportIntent(topic.head().topic_id, (part,))).head
+    assert (after.log_start[0], after.log_end[0], after.cleaned_through[0]) == (4, 20, 20)
+    assert (head.version, head.log_end[0]) == (1, 9)
+
+
+def test_numbers_that_nothing_protects_do_not_stop_an_import(root: Root, tmp_path: Path) -> None:
+    """A leader epoch lies outside the batch's checksum, a cleaner checkpoint has none."""
+    damaged = bytearray(FIRST)
+    damaged[12:16] = b"\x7f\xff\xff\xff"
+    write_partition(tmp_path, "t-0", {0: bytes(damaged), 3: SECOND})
+    for cleaned, expected in ((-5, 0), (2**40, 6)):
+        (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): cleaned}))
+        import_log_dir(root, tmp_path)
+        head = root.topic("t").head()
+        assert (head.leader_epoch, head.cleaned_through[0]) == (2**31 - 1, expected)
+        root.topic("t").delete()
+
+
+def test_partitions_that_were_written_meanwhile_are_not_imported_into(root: Root) -> None:
+    topic = root.create_topic("t", partitions=2)
+    before = topic.head()
+    topic.append(pa.table({"value": [b"x"], "partition": pa.array([1], pa.int32())}))
+    intent = ImportIntent(
+        before.topic_id, (ImportedPartition(0, 0, 5, None, 0, ()), ImportedPartition(1, 0, 5, None, 0, ()))
+    )
+    with pytest.raises(Conflict, match="partition 1 of topic 't': expected an empty one, it ends at 1"):
+        topic.commit(intent, before)
+    assert topic.head().log_end.tolist() == [0, 1]

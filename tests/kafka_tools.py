@@ -1,0 +1,267 @@
+"""Kafka's own DumpLogSegments, as a judge of the segments that we write.
+
+It needs Java and Kafka's jars. Spark brings Ivy along, which fetches the jars from Maven Central once per machine (half
+a minute, 40 MB) into a cache folder of the user; `SPARKLOG_KAFKA_JARS` names a folder that has them already.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+KAFKA_VERSION = "4.1.0"
+JARS_VARIABLE = "SPARKLOG_KAFKA_JARS"
+COMPLETE = ".complete"
+RESOLVE_SECONDS = 400
+ARGUMENT_BYTES = 100_000
+"""Of the list of files: Linux takes 128 KiB for one argument."""
+MARKER_BYTES = 34
+"""Of an entry of a `.txnindex`."""
+
+_IVY = f"""<ivy-module version="2.0">
+  <info organisation="sparklog" module="kafka-tools"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+    <dependency org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA_VERSION}" conf="default->runtime(*),master(*)"/>
+    <dependency org="org.slf4j" name="slf4j-simple" rev="1.7.36" conf="default->runtime(*),master(*)"/>
+    <exclude org="org.scala-lang" module="scala-reflect"/>
+  </dependencies>
+</ivy-module>
+"""
+# Maven Central alone: what other tools have left in a local repository may be half there.
+_SETTINGS = """<ivysettings>
+  <settings defaultResolver="central"/>
+  <resolvers>
+    <ibiblio name="central" m2compatible="true" root="https://repo1.maven.org/maven2/"/>
+  </resolvers>
+</ivysettings>
+"""
+_RECORD = re.compile(
+    r"\| offset: (\d+) (?:CreateTime|LogAppendTime): (-?\d+) keySize: (-?\d+) valueSize: (-?\d+)"
+    r" sequence: -?\d+ headerKeys: \[(.*?)\]( endTxnMarker: \w+ coordinatorEpoch: \d+)?"
+)
+_BATCH = re.compile(r"baseOffset: (\d+) lastOffset: (\d+) count: (\d+) .* isvalid: (\w+)$")
+
+
+class Missing(Exception):  # noqa: N818
+    """The tools cannot be run here: a reason to skip, with what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedRecord:
+    """A record as DumpLogSegments prints it; sizes in bytes, -1: null. `control`: an end-of-transaction marker."""
+
+    offset: int
+    timestamp: int
+    key_size: int
+    value_size: int
+    header_keys: str
+    control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """What one or more runs printed: lines of standard output per file, lines of standard error."""
+
+    files: dict[str, list[str]]
+    errors: list[str]
+
+    def records(self, log: Path) -> list[DumpedRecord]:
+        """Of a `.log` dumped with --deep-iteration."""
+        found = [_RECORD.match(line) for line in self.files[str(log)] if line.startswith("|")]
+        assert all(found), [line for line in self.files[str(log)] if line.startswith("|")][:3]
+        return [
+            DumpedRecord(int(hit[1]), int(hit[2]), int(hit[3]), int(hit[4]), hit[5], bool(hit[6]))
+            for hit in found
+            if hit is not None
+        ]
+
+
+class KafkaTools:
+    """DumpLogSegments; each call starts a JVM (half a second), so hand it many files at once."""
+
+    def __init__(self, java: str, jars: Path) -> None:
+        options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+        self._command = [java, *options, quiet, "-cp", f"{jars}{os.sep}*", "kafka.tools.DumpLogSegments"]
+
+    def dump(self, files: Sequence[Path], *options: str) -> Dumped:
+        """Run it over these files with these options (beside --files)."""
+        output: dict[str, list[str]] = {}
+        errors: list[str] = []
+        for chunk in _chunks([str(file) for file in files]):
+            answer = subprocess.run(
+                [*self._command, "--files", ",".join(chunk), *options],
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                timeout=300,
+                check=False,
+            )
+            errors += answer.stderr.splitlines()
+            if answer.returncode:
+                errors.append(f"DumpLogSegments ended with status {answer.returncode} after {chunk[0]}")
+            lines: list[str] = []
+            for line in answer.stdout.splitlines():
+                if line.startswith("Dumping "):
+                    lines = output.setdefault(line.removeprefix("Dumping "), [])
+                else:
+                    lines.append(line)
+        return Dumped(output, errors)
+
+    def complaints(self, logs: Sequence[Path], *, emptied: bool = False) -> list[str]:
+        """What it has against these segments and the indexes beside them; empty if it accepts them all.
+
+        Gaps between offsets are none: the cleaner leaves them, as do aborted transactions of ours. `emptied`: nor are
+        entries of a time index that name batches of which the cleaner left the header only (Kafka's own do, too).
+        """
+        indexes = [log.with_suffix(suffix) for log in logs for suffix in (".index", ".timeindex")]
+        found = [f"{file} is missing" for file in indexes if not file.exists()]
+        if found:
+            return found
+        markers = [file for log in logs if (file := log.with_suffix(".txnindex")).exists()]
+        deep = self.dump([*logs, *markers], "--deep-iteration")
+        found += without_gaps(deep.errors)
+        for log in logs:
+            found += [f"{log}: {line}" for line in _wrong(deep.files.get(str(log)))]
+        for file in markers:
+            lines = deep.files.get(str(file), [])
+            if len(lines) * MARKER_BYTES != file.stat().st_size:
+                found.append(f"{file} has {file.stat().st_size} bytes: {lines}")
+        verified = self.dump(indexes, "--verify-index-only").errors
+        found += without_emptied(verified) if emptied else verified
+        sane = self.dump(indexes, "--index-sanity-check")
+        found += sane.errors
+        found += [
+            f"{file}: {lines}"
+            for file in indexes
+            if (lines := sane.files.get(str(file))) != [f"{file} passed sanity check."]
+            and (file.stat().st_size or lines != [f"{file} is empty."])
+        ]
+        return found
+
+
+def find_tools() -> KafkaTools:
+    """The tools, jars fetched at first use. `Missing` without Java, Spark's Ivy or a network."""
+    java = _java()
+    given = os.environ.get(JARS_VARIABLE)
+    if given:
+        return KafkaTools(java, Path(given))
+    folder = cache_folder() / f"kafka-{KAFKA_VERSION}"
+    if not (folder / COMPLETE).exists():
+        _resolve(java, folder)
+    return KafkaTools(java, folder)
+
+
+def cache_folder() -> Path:
+    """Where a user's programs keep what they can fetch again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparklog-tests"
+
+
+def without_gaps(errors: Iterable[str]) -> list[str]:
+    """Lines of standard error that do not say "Non-consecutive offsets"."""
+    left, gaps = [], False
+    for line in errors:
+        if line.startswith("Non-consecutive offsets in "):
+            gaps = True
+        elif not (gaps and " is followed by " in line):
+            gaps = False
+            left.append(line)
+    return left
+
+
+def without_emptied(errors: Iterable[str]) -> list[str]:
+    """Lines of standard error that do not say that a time index names a batch without records."""
+    left: list[str] = []
+    for line in errors:
+        if left and left[-1].startswith("Found timestamp mismatch in :") and line.endswith(", log timestamp: -1"):
+            continue
+        if left and left[-1].startswith("Found timestamp mismatch in :") and not line.startswith("  "):
+            left.pop()
+        left.append(line)
+    return left[:-1] if left and left[-1].startswith("Found timestamp mismatch in :") else left
+
+
+def _wrong(lines: list[str] | None) -> Iterator[str]:
+    """Lines of a `.log`'s dump that say something is wrong."""
+    if lines is None:
+        yield "was not dumped"
+        return
+    count = 0
+    for line in lines:
+        batch = _BATCH.match(line)
+        if batch is not None:
+            if count:
+                yield f"{count} records are missing before: {line}"
+            count = int(batch[3])
+            if batch[4] != "true":
+                yield line
+        elif line.startswith("| "):
+            count -= 1
+        elif not line.startswith("Log starting offset: "):
+            yield line
+    if count:
+        yield f"{count} records are missing at the end"
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    candidates = [shutil.which("java", path=f"{home}/bin")] if home else []
+    found = next(filter(None, [*candidates, shutil.which("java")]), None)
+    if found is None:
+        raise Missing("Kafka's tools need Java 17 or newer: there is no `java` on the PATH and no JAVA_HOME")
+    return found
+
+
+def _resolve(java: str, folder: Path) -> None:
+    """Fetch the jars to `folder`: whole or not there, however many runs begin at once."""
+    try:
+        import pyspark
+    except ImportError:
+        raise Missing("Kafka's jars are fetched with the Ivy that pyspark brings: install sparklog[spark]") from None
+    ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"), None)
+    if ivy is None:
+        raise Missing("there is no Ivy among pyspark's jars")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=folder.name + "-", dir=folder.parent))
+    try:
+        (work / "ivy.xml").write_text(_IVY)
+        (work / "settings.xml").write_text(_SETTINGS)
+        command = [
+            *(java, "-Xmx256m", "-jar", str(ivy), "-warn", "-cache", str(work / "cache")),
+            *("-settings", str(work / "settings.xml"), "-ivy", str(work / "ivy.xml"), "-confs", "default"),
+            *("-types", "jar", "bundle", "-retrieve", f"{work}/jars/[artifact]-[revision](-[classifier]).[ext]"),
+        ]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS, check=False)
+        if answer.returncode or not (work / "jars" / f"kafka_2.13-{KAFKA_VERSION}.jar").exists():
+            said = " | ".join(line.strip() for line in (answer.stdout + answer.stderr).splitlines() if line.strip())
+            raise Missing(f"Kafka's jars cannot be fetched (set {JARS_VARIABLE} to a folder of them): {said[-300:]}")
+        (work / "jars" / COMPLETE).touch()
+        try:
+            (work / "jars").rename(folder)
+        except OSError:
+            if not (folder / COMPLETE).exists():
+                raise
+    except subprocess.TimeoutExpired:
+        raise Missing(f"Kafka's jars were not fetched within {RESOLVE_SECONDS} s") from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _chunks(paths: list[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    size = 0
+    for path in paths:
+        if chunk and size + len(path.encode()) + 1 > ARGUMENT_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(path)
+        size += len(path.encode()) + 1
+    if chunk:
+        yield chunk
