@@ -1,0 +1,203 @@
+"""What a cleaning pass does with a batch as a whole, before it looks at records: kafka-format.md, 7.6 and 7.7.
+
+Aborted data goes in the first pass that meets it. A marker stays while anything of its transaction is met in the same
+pass, be it an emptied batch; the first pass that meets nothing stamps a delete horizon on it, a pass after that horizon
+drops it. A live producer's last batch, and the last batch of the range, are emptied instead of dropped.
+
+Kafka feeds a tracker with the aborted transactions of each segment in turn, as it goes. Here all are known from the
+start: a data batch is aborted if it lies between an aborted transaction's first offset and its marker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.compaction.producer_state import PartitionProducers, active, turns
+from sparklog.errors import Corrupt
+from sparklog.format import transaction_index
+from sparklog.format.control import ABORT, COMMIT, control_types
+from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, BytesLike
+from sparklog.format.transaction_index import AbortedTransactions
+
+__all__ = ["AbortedFilter", "BatchJudge", "Verdicts"]
+
+Bools = npt.NDArray[np.bool_]
+_COMMITTED, _ABORTED, _CONTROL = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdicts:
+    """What is to become of m batches, one bool each.
+
+    * `discard_data`: aborted data, no record survives
+    * `drop_control`: a control batch whose delete horizon has passed, its record does not survive
+    * `stamp_control`: a control batch that gets a delete horizon now; its record survives
+    * `retain_empty`: if no record survives, the empty batch stays; otherwise the batch goes altogether
+    * `aborted`: entries that the new `.txnindex` gets, for those ABORT markers among the batches that stay because
+      something of their transaction was met
+
+    Control batches that are in none of these keep their record, without a horizon or with the one they have.
+    """
+
+    discard_data: Bools
+    drop_control: Bools
+    stamp_control: Bools
+    retain_empty: Bools
+    aborted: AbortedTransactions
+
+
+class AbortedFilter:
+    """Tells aborted data batches: they are left out of the offset map, as control batches are."""
+
+    def __init__(self, state: PartitionProducers | None) -> None:
+        """`state` None: no batch of the partition carries a producer id."""
+        self._known = state is not None
+        self._aborted = transaction_index.none() if state is None else state.aborted
+
+    def aborted(self, data: BytesLike, headers: BatchHeaders) -> Bools:
+        """bool[m]: the batches of aborted transactions; False for control batches. Any order of calls.
+
+        `Corrupt` if the partition was said to have no producers, and has.
+        """
+        found = np.zeros(len(headers), np.bool_)
+        if not self._known:
+            _check_no_producers(headers)
+            return found
+        rows = np.flatnonzero(headers.is_transactional & ~headers.is_control)
+        if len(rows) and len(self._aborted):
+            found[rows] = _covered(self._aborted, headers.producer_id[rows], headers.base_offset[rows])
+        return found
+
+
+class BatchJudge:
+    """Judges the batches of one pass, in log order from the partition's first batch on: it remembers transactions."""
+
+    def __init__(
+        self,
+        state: PartitionProducers | None,
+        *,
+        now_ms: int,
+        expiration_ms: int,
+        first_uncleanable: int,
+    ) -> None:
+        """`state` None: no batch of the partition carries a producer id. `now_ms`: the pass's clock."""
+        self._state = state
+        self._filter = AbortedFilter(state)
+        self._now_ms = now_ms
+        self._first_uncleanable = first_uncleanable
+        live = {} if state is None else active(state.producers, now_ms, expiration_ms)
+        ids = sorted(live)
+        self._ids = np.array(ids, np.int64)
+        self._last_data = np.array([live[each].last_data_offset for each in ids], np.int64)
+        self._epochs = np.array([live[each].epoch for each in ids], np.int64)
+        self._observed: set[int] = set()
+        """Producers whose aborted data was met since their last ABORT marker."""
+        self._committed: set[int] = set()
+        """Producers whose other transactional data was met since their last COMMIT marker."""
+
+    def judge(
+        self, data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
+    ) -> Verdicts:
+        """The next batches: `headers` (absolute offsets) is of a scan of `data`, byte `file_position` of `file`.
+
+        Raises `Corrupt` for a marker that cannot be read, and if the partition was said to have no producers.
+        """
+        discard = self._filter.aborted(data, headers)
+        retain = headers.next_offset == self._first_uncleanable
+        if self._state is None:
+            none = np.zeros(len(headers), np.bool_)
+            return Verdicts(discard, none, none, retain, transaction_index.none())
+        gone, entries = self._control(data, headers, discard, file, file_position)
+        horizon = headers.has_delete_horizon
+        return Verdicts(
+            discard_data=discard,
+            drop_control=gone & horizon & (headers.base_timestamp <= self._now_ms),
+            stamp_control=gone & ~horizon & (headers.count > 0),
+            retain_empty=retain | self._last_of_producer(headers),
+            aborted=entries,
+        )
+
+    def _last_of_producer(self, headers: BatchHeaders) -> Bools:
+        """Whether a batch is the last of a producer that is still known; without data that is its last marker."""
+        if not len(self._ids):
+            return np.zeros(len(headers), np.bool_)
+        at = np.minimum(np.searchsorted(self._ids, headers.producer_id), len(self._ids) - 1)
+        last_data = self._last_data[at]
+        last_marker = (last_data < 0) & headers.is_control & (headers.producer_epoch == self._epochs[at])
+        last_batch = (last_data >= 0) & (headers.last_offset == last_data)
+        found: Bools = (self._ids[at] == headers.producer_id) & (last_batch | last_marker)
+        return found
+
+    def _control(
+        self, data: BytesLike, headers: BatchHeaders, aborted: Bools, file: str | None, file_position: int
+    ) -> tuple[Bools, AbortedTransactions]:
+        """The control batches of which nothing else was met (bool[m]), and the transactions of the ABORTs that stay."""
+        control = headers.is_control
+        gone = np.zeros(len(headers), np.bool_)
+        rows = np.flatnonzero(headers.is_transactional | control)
+        kinds = np.where(control[rows], _CONTROL, aborted[rows].astype(np.int64))
+        chosen = turns(headers.producer_id[rows], kinds) | control[rows]
+        rows, kinds = rows[chosen], kinds[chosen]
+        types = control_types(data, headers[rows], file=file, file_position=file_position)
+        staying: list[int] = []
+        columns = (rows, headers.producer_id[rows], headers.last_offset[rows], headers.count[rows], kinds, types)
+        for row, producer, offset, count, kind, type_ in zip(*(each.tolist() for each in columns), strict=True):
+            if kind == _ABORTED:
+                self._observed.add(producer)
+            elif kind == _COMMITTED:
+                self._committed.add(producer)
+            elif count == 0:
+                gone[row] = True
+            elif type_ == ABORT:
+                gone[row] = producer not in self._observed
+                if producer in self._observed:
+                    staying.append(offset)
+                self._observed.discard(producer)
+            elif type_ == COMMIT:
+                gone[row] = producer not in self._committed
+                self._committed.discard(producer)
+        return gone, self._entries(staying)
+
+    def _entries(self, markers: list[int]) -> AbortedTransactions:
+        """The aborted transactions that these ABORT markers end."""
+        if self._state is None or not markers:
+            return transaction_index.none()
+        known = self._state.aborted
+        return known.select(np.searchsorted(known.last_offsets, np.array(markers, np.int64)))
+
+
+def _covered(
+    aborted: AbortedTransactions, producer_ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
+) -> Bools:
+    """bool[n]: which batches (producer id, base offset) lie in an aborted transaction, whatever their order.
+
+    A producer's transactions do not overlap, so the first that ends at or behind a batch is the only candidate: both
+    are sorted together, and each batch looks at the next transaction behind it.
+    """
+    near = aborted.overlapping(int(offsets.min()), int(offsets.max()) + 1)
+    entries = len(near)
+    ids = np.concatenate((near.producer_ids, producer_ids))
+    order = np.lexsort((np.concatenate((near.last_offsets, offsets)), ids))
+    nowhere = len(order)
+    place = np.where(order < entries, np.arange(len(order)), nowhere)
+    behind = np.minimum.accumulate(place[::-1])[::-1]
+    entry = np.empty(len(order), np.int64)
+    entry[order] = np.where(behind < nowhere, order[np.minimum(behind, nowhere - 1)], entries)
+    mine = entry[entries:]
+    firsts = np.append(near.first_offsets, 0)[mine]
+    owners = np.append(near.producer_ids, NO_PRODUCER_ID)[mine]
+    found: Bools = (mine < entries) & (owners == producer_ids) & (firsts <= offsets)
+    return found
+
+
+def _check_no_producers(headers: BatchHeaders) -> None:
+    wrong = np.flatnonzero(headers.is_control | headers.is_transactional | (headers.producer_id != NO_PRODUCER_ID))
+    if len(wrong):
+        raise Corrupt(
+            "expected batches without producers, as the log says of these slices, found a producer id or a control"
+            " batch: restore the file",
+            offset=int(headers.base_offset[wrong[0]]),
+        )

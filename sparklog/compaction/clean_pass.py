@@ -1,0 +1,382 @@
+"""One cleaning pass over one partition, record by record: Kafka's `Cleaner` (kafka-format.md, 7.3 to 7.7).
+
+A pass reads the dirty part to learn each key's highest offset (`fill_map`), then everything from the first segment on
+to copy what stays (`Cleaner`):
+
+| record                                              | fate                                                           |
+|-----------------------------------------------------|----------------------------------------------------------------|
+| of an aborted transaction                           | goes, wherever it is                                           |
+| beyond what the map covers                          | stays: the next pass judges it                                 |
+| without a key                                       | goes, counted                                                  |
+| whose key has a higher offset in the map            | goes                                                           |
+| without a value, batch's delete horizon has passed  | goes                                                           |
+| any other                                           | stays; without a value, its batch gets a delete horizon now if |
+|                                                     | it has none                                                    |
+
+Memory: the map, and windows of `SPAN_BYTES` of batches or, where they are compressed, as many as become about that
+much. The output is streamed. Whatever is read is checked first: CRC-32C of each batch and of the whole segment, and
+that offsets rise within it, since a batch's CRC-32C does not cover its offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge, Verdicts
+from sparklog.compaction.offset_map import OffsetMap
+from sparklog.compaction.segment_writer import SegmentWriter
+from sparklog.errors import BadRequest, Conflict, Corrupt
+from sparklog.format.batch_checks import Place, check_crcs, check_headers
+from sparklog.format.filter_batches import Filtered, filter_batches
+from sparklog.format.key_hash import HashKey, key_hashes
+from sparklog.format.payloads import Payloads, payloads
+from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders
+from sparklog.format.record_fields import RecordFields, record_fields
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.fetch import SPAN_BYTES, MissingFile, read_window
+from sparklog.log.slices import SliceFlag
+from sparklog.log.source_slices import SourceSlice
+from sparklog.maintenance.work import Progress
+from sparklog.storage.store import Store
+
+__all__ = ["Cleaner", "Counts", "Opened", "Reader", "Window", "fill_map"]
+
+INT64_MAX = 2**63 - 1
+_MOST_STORED = 4 << 20
+"""Compressed bytes opened at once at most, however little the last ones became."""
+_GROWTH = 4
+"""By how much more at most than the time before."""
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a pass met and left. `messages_*` as Kafka counts them: control records, too; those read only where their
+    batch was not dropped unseen. `map_*`: the first reading, of the dirty part.
+    """
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    messages_read: int = 0
+    messages_written: int = 0
+    records_before: int = 0
+    records_after: int = 0
+    tombstones_kept: int = 0
+    tombstones_dropped: int = 0
+    keyless_dropped: int = 0
+    map_bytes: int = 0
+    map_records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Whole batches of a segment, checked: `data[0]` is byte `position` of `file`."""
+
+    data: memoryview
+    headers: BatchHeaders
+    file: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Some batches of a window, from row `first` of the headers asked for on, with their records."""
+
+    first: int
+    headers: BatchHeaders
+    body: Payloads
+    fields: RecordFields
+
+
+class Reader:
+    """Reads the sealed segments of one partition, each a slice, and opens their batches."""
+
+    def __init__(self, store: Store, topic: str, partition: int, progress: Progress) -> None:
+        self._store = store
+        self._topic = topic
+        self._partition = partition
+        self._progress = progress
+        self._stored = 0
+        """Compressed bytes to open at once: one batch first, then by what the last ones became."""
+
+    def windows(self, source: SourceSlice) -> Iterator[Window]:
+        """The batches of a segment in order. `Corrupt` with the place of damage; `Conflict` if the file is gone."""
+        planned = source.planned(self._topic, self._partition)
+        low, crc, following = 0, 0, source.base
+        while low < source.size:
+            try:
+                data, headers = read_window(self._store, planned, low, source.size)
+            except MissingFile:
+                raise Conflict(
+                    f"{source.file} is gone: it was replaced since this pass over {self._topic}-{self._partition} was "
+                    "planned; plan again"
+                ) from None
+            place = Place(source.file, source.position + low)
+            check_headers(headers, place, len(data))
+            _check_offsets(headers, following, source.end, place)
+            check_crcs(data, headers, place)
+            following = int(headers.next_offset[-1])
+            low += len(data)
+            crc = crc32c(data, crc)
+            if low == source.size and crc != source.crc:
+                raise Corrupt(
+                    "the segment's CRC-32C does not match its bytes, though those of its batches do: restore the file",
+                    file=source.file,
+                    position=source.position,
+                    offset=source.base,
+                )
+            self._progress(int(headers.count.sum()), len(data))
+            yield Window(data, headers, source.file, place.file_position)
+
+    def opened(self, window: Window, headers: BatchHeaders) -> Iterator[Opened]:
+        """Batches of the window (`headers`: all of its rows, or some) with their records, so many at a time that they
+        fit into memory.
+        """
+        if not len(headers):
+            return
+        if not headers.codec.any():
+            yield from self._open(window, headers, 0)
+            return
+        ends = np.cumsum(headers.size)
+        first = 0
+        while first < len(headers):
+            start = int(ends[first] - headers.size[first])
+            last = max(first + 1, int(np.searchsorted(ends, start + self._stored, "right")))
+            stored = int(ends[last - 1]) - start
+            became = 0
+            for each in self._open(window, headers[first:last], first):
+                became += len(each.body.data)
+                yield each
+            fitting = SPAN_BYTES * stored // max(became, 1)
+            self._stored = min(fitting, _GROWTH * stored, _MOST_STORED)
+            first = last
+
+    def _open(self, window: Window, headers: BatchHeaders, first: int) -> Iterator[Opened]:
+        try:
+            body = payloads(window.data, headers, check_crc=False, file=window.file, file_position=window.position)
+        except BadRequest:
+            if len(headers) == 1:
+                raise
+            # Together they become more than one call takes; each by itself is bounded.
+            half = len(headers) // 2
+            yield from self._open(window, headers[:half], first)
+            yield from self._open(window, headers[half:], first + half)
+            return
+        fields = record_fields(body, headers, file=window.file, file_position=window.position)
+        yield Opened(first, headers, body, fields)
+
+
+def _check_offsets(headers: BatchHeaders, following: int, end: int, place: Place) -> None:
+    starts = np.concatenate(([following], headers.next_offset[:-1]))
+    wrong = (headers.base_offset < starts) | (headers.next_offset > end)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise place.corrupt(
+            headers,
+            row,
+            f"expected a batch within offsets {int(starts[row])} to {end}, found "
+            f"{int(headers.base_offset[row])} to {int(headers.next_offset[row])}: restore the file",
+        )
+
+
+def fill_map(
+    found: OffsetMap,
+    dirty: Sequence[SourceSlice],
+    reader: Reader,
+    aborted: AbortedFilter,
+    hash_key: HashKey,
+    counts: Counts,
+    *,
+    first_dirty: int,
+    first_uncleanable: int,
+) -> bool:
+    """Put the keys of the dirty segments, from offset `first_dirty` on, into the map; whether it became full.
+
+    `dirty`: segments from the one that holds `first_dirty` to the last one below `first_uncleanable`. Afterwards
+    `found.latest_offset` is the last offset that the map covers, in the middle of a batch if that is where it was full.
+    """
+    bases = [segment.base for segment in dirty[1:]] + [first_uncleanable]
+    for segment, following in zip(dirty, bases, strict=True):
+        for window in reader.windows(segment):
+            counts.map_bytes += len(window.data)
+            headers = window.headers
+            skipped = headers.is_control | aborted.aborted(window.data, headers)
+            rows = np.flatnonzero(~skipped & (headers.last_offset >= first_dirty))
+            for opened in reader.opened(window, headers if len(rows) == len(headers) else headers[rows]):
+                counts.map_records += len(opened.fields)
+                stopped = _put(found, opened, hash_key, first_dirty)
+                if stopped is not None:
+                    # All batches before this one have been looked at, those without keys of their own as well.
+                    before = int(rows[opened.first + stopped]) - 1
+                    if before >= 0 and headers.last_offset[before] >= first_dirty:
+                        found.advance(int(headers.last_offset[before]))
+                    return True
+            if headers.last_offset[-1] >= first_dirty:
+                found.advance(int(headers.last_offset[-1]))
+        found.advance(following - 1)
+    return False
+
+
+def _put(found: OffsetMap, opened: Opened, hash_key: HashKey, first_dirty: int) -> int | None:
+    """Put the records that have a key; the batch in which the map was full, None if it was not."""
+    fields = opened.fields
+    chosen = fields.has_key & (fields.offset >= first_dirty)
+    starts, lengths, offsets = fields.key_start, fields.key_length, fields.offset
+    every = bool(chosen.all())
+    if not every:
+        starts, lengths, offsets = starts[chosen], lengths[chosen], offsets[chosen]
+    taken = found.put(key_hashes(opened.body.data, starts, lengths, hash_key), offsets)
+    if taken == len(offsets):
+        return None
+    return int((fields.batch if every else fields.batch[chosen])[taken])
+
+
+class Cleaner:
+    """Copies what a full map and a judge of whole batches leave of the segments, to be called in log order."""
+
+    def __init__(
+        self,
+        found: OffsetMap,
+        judge: BatchJudge,
+        reader: Reader,
+        writer: SegmentWriter,
+        hash_key: HashKey,
+        counts: Counts,
+        *,
+        now_ms: int,
+        delete_retention_ms: int,
+    ) -> None:
+        self._map = found
+        self._judge = judge
+        self._reader = reader
+        self._writer = writer
+        self._hash_key = hash_key
+        self._counts = counts
+        self._now_ms = now_ms
+        self._horizon_ms = min(now_ms + delete_retention_ms, INT64_MAX)
+
+    def group(self, segments: Sequence[SourceSlice]) -> None:
+        """Clean these segments into one, which has the base offset of the first of them."""
+        self._writer.begin(segments[0].base)
+        for segment in segments:
+            for window in self._reader.windows(segment):
+                self._window(window, segment)
+        self._writer.finish()
+
+    def _window(self, window: Window, segment: SourceSlice) -> None:
+        counts, headers = self._counts, window.headers
+        counts.bytes_read += len(window.data)
+        counts.records_before += int(headers.count[~headers.is_control].sum())
+        verdicts = self._judge.judge(window.data, headers, file=window.file, file_position=window.position)
+        entries = verdicts.aborted
+        for opened in self._reader.opened(window, headers):
+            filtered, keyless = self._filtered(window, opened, verdicts)
+            entries = self._write(filtered, keyless, segment, entries)
+        self._writer.aborted(entries)
+
+    def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> tuple[Filtered, Bools]:
+        """What stays of some batches, and which of these batches hold records without a key (bool[k])."""
+        headers, fields = opened.headers, opened.fields
+        rows = slice(opened.first, opened.first + len(headers))
+        gone = verdicts.discard_data[rows] | verdicts.drop_control[rows]
+        drop = gone & ~verdicts.retain_empty[rows]
+        no_value = ~fields.has_value
+        keep = self._kept(opened, gone, no_value)
+        batch = fields.batch
+        stamped = verdicts.stamp_control[rows].copy()
+        stays_without_value = keep & no_value
+        stamped[batch[stays_without_value]] = True
+        stamped &= ~headers.has_delete_horizon
+        filtered = filter_batches(
+            window.data,
+            headers,
+            opened.body,
+            fields,
+            keep=keep,
+            drop=drop,
+            empty=verdicts.retain_empty[rows],
+            horizon=np.where(stamped, self._horizon_ms, -1),
+        )
+        control = headers.is_control
+        tombstones = int(np.count_nonzero(no_value & ~control[batch])) if no_value.any() else 0
+        kept_tombstones = int(np.count_nonzero(stays_without_value & ~control[batch])) if tombstones else 0
+        counts = self._counts
+        counts.tombstones_kept += kept_tombstones
+        counts.tombstones_dropped += tombstones - kept_tombstones
+        counts.messages_read += int(headers.count[~drop].sum())
+        keyless = np.zeros(len(headers), np.bool_)
+        if not fields.has_key.all():
+            keyless[batch[keep & ~fields.has_key & ~control[batch]]] = True
+        return filtered, keyless[filtered.source]
+
+    def _kept(self, opened: Opened, gone: Bools, no_value: Bools) -> Bools:
+        """Which records survive; `gone`: batches of which none does."""
+        headers, fields = opened.headers, opened.fields
+        control = headers.is_control
+        keep = np.ones(len(fields), np.bool_)
+        mapped = int(np.searchsorted(fields.offset, self._map.latest_offset, "right"))
+        if mapped:
+            batch = fields.batch[:mapped]
+            hashes = key_hashes(opened.body.data, fields.key_start[:mapped], fields.key_length[:mapped], self._hash_key)
+            latest = fields.offset[:mapped] >= self._map.get(hashes)
+            if not fields.has_key[:mapped].all():
+                keyless = ~fields.has_key[:mapped]
+                latest &= ~keyless
+                self._counts.keyless_dropped += int(np.count_nonzero(keyless & ~(control | gone)[batch]))
+            if no_value[:mapped].any():
+                expired = headers.has_delete_horizon & (headers.base_timestamp <= self._now_ms)
+                latest &= ~(no_value[:mapped] & expired[batch])
+            keep[:mapped] = latest
+        if control.any():
+            keep |= control[fields.batch]
+        if gone.any():
+            keep &= ~gone[fields.batch]
+        return keep
+
+    def _write(
+        self, filtered: Filtered, keyless: Bools, segment: SourceSlice, entries: AbortedTransactions
+    ) -> AbortedTransactions:
+        """Append the batches, going on in another segment where this one is full (which takes indexes that are smaller
+        than those of the sources); the entries whose markers come later.
+        """
+        counts, headers, writer, first = self._counts, filtered.headers, self._writer, 0
+        while first < len(headers):
+            rest = headers[first:] if first else headers
+            many = writer.fits(rest)
+            if many == 0:
+                writer.begin(int(rest.base_offset[0]))
+                continue
+            some = rest if many == len(rest) else rest[:many]
+            control = some.is_control
+            records = int(some.count[~control].sum())
+            least = np.where(some.count > 0, filtered.min_ts[first : first + many], some.max_timestamp)
+            known = least[least > NO_TIMESTAMP]
+            flags = SliceFlag.NONE
+            if (control | (some.producer_id != NO_PRODUCER_ID)).any():
+                flags |= SliceFlag.KAFKA_PRODUCERS
+            if some.is_log_append_time.any():
+                flags |= SliceFlag.LOG_APPEND_TIME
+            if keyless[first : first + many].any():
+                flags |= SliceFlag.HAS_NULL_KEYS
+            writer.append(
+                filtered.data,
+                some,
+                records=records,
+                min_ts=int(known.min()) if len(known) else NO_TIMESTAMP,
+                flags=int(flags),
+                modified_ms=segment.max_ts,
+            )
+            written = entries.last_offsets <= int(some.last_offset[-1])
+            writer.aborted(entries.select(written))
+            entries = entries.select(~written)
+            counts.bytes_written += int(some.size.sum())
+            counts.messages_written += int(some.count.sum())
+            counts.records_after += records
+            first += many
+        return entries

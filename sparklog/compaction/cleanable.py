@@ -1,0 +1,122 @@
+"""Which part of a partition a cleaning pass may touch, and whether one is due: Kafka's LogCleanerManager.
+
+The log falls into three parts (kafka-format.md, 7.1 and 7.2):
+
+    clean | dirty, cleanable | not cleanable yet
+          first dirty        first uncleanable
+
+Clean is what lies below the cleaner checkpoint, `Head.cleaned_through`. Not cleanable is what follows the last stable
+offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a segment's
+base, as a segment is cleaned whole or not at all.
+
+Sealed segments only: what is unsealed counts as active, whether or not Kafka would have rolled it already. Sealing
+runs first, so that makes no difference to a partition as a run of `jobs/compact.py` finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sparklog.log.configs import TopicConfigs
+from sparklog.log.segments import Segment
+
+__all__ = ["Cleanable", "cleanable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanable:
+    """What a pass over one partition would find; offsets, and bytes of whole segments before the pass.
+
+    * `first_dirty`: where the pass begins to collect keys; `first_uncleanable`: base of the first segment it leaves
+    * `clean_bytes`: segments that begin below `first_dirty`; `cleanable_bytes`: those that hold dirty offsets below
+      `first_uncleanable` (one that straddles `first_dirty` counts in both, as in Kafka)
+    * `ratio`: cleanable of both, 0.0 where there is nothing
+    * `overdue`: the oldest dirty segment began longer than `max.compaction.lag.ms` ago
+    * `chosen`: whether a pass is due
+    * `segments`: the closed segments below `first_uncleanable`, clean ones included: a pass rewrites them, too
+    """
+
+    partition: int
+    first_dirty: int
+    first_uncleanable: int
+    clean_bytes: int
+    cleanable_bytes: int
+    ratio: float
+    overdue: bool
+    chosen: bool
+    segments: tuple[Segment, ...]
+
+
+def cleanable(
+    segments: Sequence[Segment],
+    *,
+    partition: int,
+    cleaned_through: int,
+    log_start: int,
+    log_end: int,
+    last_stable: int,
+    configs: TopicConfigs,
+    now_ms: int,
+    first_batch_ts: Callable[[Segment], int],
+) -> Cleanable:
+    """What there is to clean in one partition, whose segments (in offset order, the active one last) are given.
+
+    `cleaned_through` counts only inside `[log_start, log_end]`; outside of it Kafka starts over at the log start.
+    `first_batch_ts` answers the greatest timestamp of a segment's first batch in ms (it has to be read from the file);
+    it is asked only where the topic sets `max.compaction.lag.ms`, for dirty segments.
+    """
+    closed = _sealed_prefix(segments)
+    active_base = segments[len(closed)].base if len(closed) < len(segments) else log_end
+    first_dirty = cleaned_through if log_start <= cleaned_through <= log_end else log_start
+    dirty = _from_offset(closed, first_dirty)
+
+    limits = [last_stable, active_base]
+    min_lag = configs.min_compaction_lag_ms
+    if min_lag > 0:
+        limits += [each.base for each in dirty if each.max_ts > now_ms - min_lag][:1]
+    uncleanable = max(first_dirty, min(limits))
+    first_uncleanable = next((each.base for each in _from_offset(closed, uncleanable)), active_base)
+
+    clean_bytes = sum(each.size for each in closed if each.base < first_dirty)
+    cleanable_bytes = sum(each.size for each in dirty if each.base < first_uncleanable)
+    total = clean_bytes + cleanable_bytes
+    ratio = cleanable_bytes / total if total else 0.0
+    overdue = _overdue(dirty, configs, now_ms, first_batch_ts)
+    min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
+    return Cleanable(
+        partition=partition,
+        first_dirty=first_dirty,
+        first_uncleanable=first_uncleanable,
+        clean_bytes=clean_bytes,
+        cleanable_bytes=cleanable_bytes,
+        ratio=ratio,
+        overdue=overdue,
+        chosen=total > 0 and (ratio > min_ratio or (overdue and cleanable_bytes > 0)),
+        segments=tuple(each for each in closed if each.base < first_uncleanable),
+    )
+
+
+def _sealed_prefix(segments: Sequence[Segment]) -> Sequence[Segment]:
+    """The segments before the first that is active or not sealed."""
+    for i, each in enumerate(segments):
+        if each.active or not each.sealed:
+            return segments[:i]
+    return segments
+
+
+def _from_offset(closed: Sequence[Segment], offset: int) -> Sequence[Segment]:
+    """The closed segments from the one that contains `offset` on: a segment reaches to the base of the next."""
+    for i, each in enumerate(closed):
+        if each.next_base > offset:
+            return closed[i:]
+    return ()
+
+
+def _overdue(
+    dirty: Sequence[Segment], configs: TopicConfigs, now_ms: int, first_batch_ts: Callable[[Segment], int]
+) -> bool:
+    if "max.compaction.lag.ms" not in configs.explicit:
+        return False
+    oldest = now_ms - configs.max_compaction_lag_ms
+    return any(0 < first_batch_ts(each) < oldest for each in dirty)

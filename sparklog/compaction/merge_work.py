@@ -1,0 +1,446 @@
+"""One piece of merging, as a task does it: many small slices in, one slice per contiguous run out.
+
+Bytes are copied; what changes lies in the batch headers. Base offsets count from the new slice's base, gaps and all;
+the leader epoch and the append time, which the old slices carried for their batches, are written into the batches
+(their CRC follows), and the new slices say so (`leader_epoch` -1, `TIMES_IN_BATCHES`). Nothing is decompressed.
+
+Inputs are read a *load* at a time: up to `LOAD_BYTES`, in the order of their files, so that slices of several
+partitions that lie side by side in a file come with one request; they are laid into one buffer in the order of the
+output. Large slices need no neighbours to be read with and come `REQUEST_BYTES` at a time, which the processor's caches
+and the allocator like better, or in windows. So memory is bounded whatever is merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import Conflict, Corrupt
+from sparklog.log.commit import MERGE, Edit
+from sparklog.log.conflicts import Rewrite
+from sparklog.log.env import SYSTEM, Env
+from sparklog.log.names import append_path
+from sparklog.log.slices import FileSlices, SliceFlag, with_tier
+from sparklog.log.source_slices import SourceSlice, SourceSlices
+from sparklog.maintenance.work import Done, PieceReport, Progress, silent
+from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from sparklog.format.record_batch import BatchHeaders
+    from sparklog.log.append_output import AppendOutput
+
+__all__ = ["LOAD_BYTES", "OWN_FILE_BYTES", "MergeWork"]
+
+Int64s = npt.NDArray[np.int64]
+
+OWN_FILE_BYTES = 8 << 20
+"""An output slice of this size gets a file of its own."""
+LOAD_BYTES = 128 << 20
+"""Held in memory at once."""
+REQUEST_BYTES = 16 << 20
+COARSE_BYTES = 256 << 10
+"""Of a slice on average: from here on a request each costs little beside the reading."""
+NO_TIME = -1
+
+
+@dataclass(frozen=True)
+class MergeWork:
+    """Merge each of `sources` (neighbouring slices of one partition) into one slice of tier `tier`. Picklable.
+
+    Names of the files that it writes come from `env` while it runs, so that a task that is run twice never meets
+    its own files. That the root is the driver's shows in that the inputs lie there.
+    """
+
+    store: Store
+    topic: str
+    topic_id: str
+    read_version: int
+    tier: int
+    sources: tuple[SourceSlices, ...]
+    env: Env = field(default=SYSTEM, repr=False)
+
+    @property
+    def op(self) -> str:
+        return MERGE
+
+    @property
+    def title(self) -> str:
+        """What progress and errors call it."""
+        low, high = self.sources[0].partition, self.sources[-1].partition
+        return f"merge {self.topic}-{low}" + (f" to {high}" if high != low else "")
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(source.partition for source in self.sources))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(source.nbytes for source in self.sources)
+
+    def run(self, progress: Progress = silent) -> Done:
+        """Write the merged files. `Corrupt` (an input is damaged) and `Conflict` (it is gone: plan again) name it."""
+        from sparklog.log.fetch import MissingFile
+
+        started = self.env.now()
+        runs = [_Run(source) for source in self.sources]
+        files = _Files(self)
+        try:
+            for load in _loads([run for run in runs if run.nbytes]):
+                for run, data, headers in _read(self.store, load):
+                    files.add(run, data, headers)
+                progress(sum(part.records for part in load), sum(part.nbytes for part in load))
+            written = files.close()
+        except MissingFile as missing:
+            files.discard()
+            raise Conflict(
+                f"expected {missing.file}, which the plan for topic {self.topic} names, found no such file: it was "
+                "merged or sealed and deleted meanwhile; plan again"
+            ) from None
+        except BaseException:
+            files.discard()
+            raise
+        return Done(
+            tuple(run.rewrite() for run in runs),
+            written,
+            _reports(self, runs, self.env.now().elapsed_ms(started) / 1000),
+        )
+
+
+class _Run:
+    """One run of inputs and the slice that it becomes."""
+
+    def __init__(self, source: SourceSlices) -> None:
+        self.source = source
+        self.partition = source.partition
+        self.live = [each for each in source.rows() if not each.aborted]
+        self.nbytes = sum(each.size for each in self.live)
+        self.base = self.live[0].base if self.live else 0
+        self.offsets = self.live[-1].end - self.base if self.live else 0
+        self.records = sum(each.records for each in self.live)
+
+    def rewrite(self) -> Rewrite:
+        start, end = int(self.source.base[0]), int(self.source.end[-1])
+        return Rewrite(Edit(self.partition, start, end), self.source.inputs())
+
+    def flags(self, tier: int) -> int:
+        """What holds of any input holds of the whole; times are in the batches now."""
+        found = 0
+        for each in self.live:
+            found |= each.flags
+        if found & SliceFlag.LOG_APPEND_TIME:
+            found |= SliceFlag.TIMES_IN_BATCHES
+        return with_tier(found, tier)
+
+    def times(self, newest: int) -> tuple[int, int]:
+        """Smallest and largest time, `newest` being that of the batches; without any, max is when it was written."""
+        oldest = min((each.min_ts for each in self.live if each.min_ts >= 0), default=NO_TIME)
+        return oldest, newest if newest >= 0 else max(each.max_ts for each in self.live)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some neighbouring inputs of a run, all of them if it is small."""
+
+    run: _Run
+    rows: Sequence[SourceSlice]
+    nbytes: int
+
+    @property
+    def records(self) -> int:
+        return sum(each.records for each in self.rows)
+
+    @property
+    def coarse(self) -> bool:
+        """Whether its slices are so large that it is a load by itself."""
+        return self.nbytes >= COARSE_BYTES * len(self.rows)
+
+
+def _loads(runs: Sequence[_Run]) -> Iterator[list[_Part]]:
+    """All inputs in the order of the output, cut into loads; one slice that is larger than a load is one by itself."""
+    load: list[_Part] = []
+    filled = 0
+    for run in runs:
+        for part in _parts(run):
+            if load and (part.coarse or load[-1].coarse or filled + part.nbytes > LOAD_BYTES):
+                yield load
+                load, filled = [], 0
+            load.append(part)
+            filled += part.nbytes
+    if load:
+        yield load
+
+
+def _parts(run: _Run) -> Iterator[_Part]:
+    limit = REQUEST_BYTES if _Part(run, run.live, run.nbytes).coarse else LOAD_BYTES
+    rows: list[SourceSlice] = []
+    filled = 0
+    for each in run.live:
+        if rows and filled + each.size > limit:
+            yield _Part(run, rows, filled)
+            rows, filled = [], 0
+        rows.append(each)
+        filled += each.size
+    yield _Part(run, rows, filled)
+
+
+Bytes = memoryview
+
+
+def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, Bytes, BatchHeaders]]:
+    """The batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
+    if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > REQUEST_BYTES:
+        yield from _windows(store, load[0])
+        return
+    rows = [each for part in load for each in part.rows]
+    sizes = np.array([each.size for each in rows], np.int64)
+    ends = np.cumsum(sizes)
+    topic = load[0].run.source.topic
+    data = _fetched(store, topic, rows, (ends - sizes).tolist(), int(ends[-1]))
+    headers = _scanned(data, rows, ends - sizes)
+    row_of = np.searchsorted(ends, headers.position, side="right")
+    bases = np.repeat([part.run.base for part in load], [len(part.rows) for part in load])
+    headers = _rewritten(data, headers, rows, row_of, bases)
+    part_ends = ends[np.cumsum([len(part.rows) for part in load]) - 1]
+    batch_ends = np.searchsorted(headers.position, part_ends).tolist()
+    low = first = 0
+    for part, high, last in zip(load, part_ends.tolist(), batch_ends, strict=True):
+        own = headers[first:last]
+        yield part.run, data[low:high], replace(own, position=own.position - low)
+        low, first = high, last
+
+
+def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, Bytes, BatchHeaders]]:
+    """One large slice, window by window; its checksum is known to be right once all of them have been read."""
+    from crc32c import crc32c
+
+    from sparklog.log.fetch import read_window
+
+    (row,) = part.rows
+    planned = row.planned(part.run.source.topic, part.run.partition)
+    at = crc = 0
+    while at < row.size:
+        window, headers = read_window(store, planned, at, row.size)
+        crc = crc32c(window, crc)
+        _check_offsets(headers, [row], np.zeros(len(headers), np.int64), np.array([-at]))
+        at += len(window)
+        if at == row.size and crc != row.crc:
+            raise Corrupt("the slice's CRC-32C is wrong: restore it", file=row.file, position=row.position)
+        data = memoryview(bytearray(window))
+        zeros = np.zeros(len(headers), np.int64)
+        yield part.run, data, _rewritten(data, headers, [row], zeros, np.array([part.run.base]))
+
+
+def _fetched(store: Store, topic: str, rows: Sequence[SourceSlice], places: Sequence[int], total: int) -> Bytes:
+    """All slices in one buffer, each at its place, checked; what lies side by side in a file is one request."""
+    from crc32c import crc32c
+
+    from sparklog.log.fetch import check_slice, read_range
+
+    data = np.empty(total, np.uint8).data
+    order = sorted(range(len(rows)), key=lambda i: (rows[i].file, rows[i].position))
+    i = 0
+    while i < len(order):
+        first = rows[order[i]]
+        end, j = first.position + first.size, i + 1
+        while j < len(order):
+            following = rows[order[j]]
+            beside = following.file == first.file and following.position == end
+            if not beside or end + following.size - first.position > REQUEST_BYTES:
+                break
+            end, j = end + following.size, j + 1
+        got = memoryview(read_range(store, first.file, first.position, end - first.position))
+        for k in order[i:j]:
+            row = rows[k]
+            body = got[row.position - first.position :][: row.size]
+            if crc32c(body) != row.crc:
+                check_slice(body, row.planned(topic, -1))
+            data[places[k] : places[k] + row.size] = body
+        i = j
+    return data
+
+
+def _scanned(data: Bytes, rows: Sequence[SourceSlice], starts: Int64s) -> BatchHeaders:
+    """Headers of all batches. Checksums were right, so what is wrong here was written so; it is found all the same."""
+    from sparklog.format.record_batch import scan_headers
+
+    headers = scan_headers(data, whole=False)
+    row_of = np.searchsorted(starts, headers.position, side="right") - 1
+    begun = np.zeros(len(rows), np.bool_)
+    begun[row_of[np.isin(headers.position, starts)]] = True
+    if headers.stop != "end" or not begun.all():
+        bad = int(np.argmin(begun)) if not begun.all() else len(rows) - 1
+        row = rows[max(bad - 1, 0)]
+        raise Corrupt("a slice does not hold whole record batches", file=row.file, position=row.position)
+    _check_offsets(headers, rows, row_of, starts)
+    return headers
+
+
+def _check_offsets(headers: BatchHeaders, rows: Sequence[SourceSlice], row_of: Int64s, starts: Int64s) -> None:
+    """`Corrupt` if a batch (of the row that `row_of` gives, which begins at `starts` in the data) is not in order."""
+    shift = np.array([row.shift for row in rows], np.int64)[row_of]
+    begin, end = headers.base_offset + shift, headers.next_offset + shift
+    low = np.array([row.base for row in rows], np.int64)[row_of]
+    high = np.array([row.end for row in rows], np.int64)[row_of]
+    wrong = (begin < low) | (end > high) | (end <= begin)
+    wrong[1:] |= (row_of[1:] == row_of[:-1]) & (begin[1:] < end[:-1])
+    if wrong.any():
+        bad = int(np.argmax(wrong))
+        row = rows[int(row_of[bad])]
+        raise Corrupt(
+            f"a batch claims the offsets {int(begin[bad])} to {int(end[bad])}, which are not its own: restore the file",
+            file=row.file,
+            position=row.position + int(headers.position[bad] - starts[row_of[bad]]),
+            offset=int(begin[bad]),
+        )
+
+
+def _rewritten(
+    data: Bytes, headers: BatchHeaders, rows: Sequence[SourceSlice], row_of: Int64s, bases: Int64s
+) -> BatchHeaders:
+    """Batches with base offsets from `bases` (per row) and with the epochs and append times that their slices carry."""
+    from sparklog.format.record_batch import HEADER_BYTES
+    from sparklog.format.rewrite_headers import rewrite_headers
+
+    shift = (np.array([row.shift for row in rows], np.int64) - bases)[row_of]
+    kinds, kind_of = np.unique(
+        np.array([(row.leader_epoch, row.append_time) for row in rows], np.int64), axis=0, return_inverse=True
+    )
+    after = replace(headers, base_offset=headers.base_offset + shift)
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), HEADER_BYTES, writeable=True)
+    # One scatter for all slices: each has its own shift, and there may be a hundred thousand of them.
+    windows[after.position, :8] = after.base_offset.astype(">i8").view(np.uint8).reshape(-1, 8)
+    kind_of = kind_of.reshape(-1)[row_of]
+    order = np.argsort(kind_of, kind="stable")
+    cuts = np.searchsorted(kind_of[order], np.arange(len(kinds) + 1)).tolist()
+    newest = after.max_timestamp.copy()
+    for (epoch, time), low, high in zip(kinds.tolist(), cuts[:-1], cuts[1:], strict=True):
+        if low < high and (epoch >= 0 or time >= 0):
+            chosen = order[low:high]
+            done = rewrite_headers(
+                data,
+                after[chosen],
+                leader_epoch=epoch if epoch >= 0 else None,
+                append_time=time if time >= 0 else None,
+            )
+            newest[chosen] = done.max_timestamp
+    return replace(after, max_timestamp=newest)
+
+
+class _Files:
+    """The files being written: one for all small slices, one for each large one. Runs come one after the other."""
+
+    def __init__(self, work: MergeWork) -> None:
+        self._work = work
+        self._shared: AppendOutput | None = None
+        self._bases: list[int] = []
+        self._current: _Slice | None = None
+        self._done: list[FileSlices] = []
+
+    def add(self, run: _Run, data: Bytes, headers: BatchHeaders) -> None:
+        """The next batches of a run, offsets counting from its base."""
+        if self._current is None or self._current.run is not run:
+            self._current = _Slice(run, self._output(run))
+        if self._current.add(data, headers):
+            current, self._current = self._current, None
+            current.end(self._work.tier)
+            if current.output is self._shared:
+                self._bases.append(run.base)
+            else:
+                self._done.append(_based(current.output.close(), (run.base,)))
+
+    def close(self) -> tuple[FileSlices, ...]:
+        """Everything written, durable."""
+        if self._shared is not None:
+            self._done.append(_based(self._shared.close(), tuple(self._bases)))
+            self._shared = None
+        return tuple(self._done)
+
+    def discard(self) -> None:
+        """Leave nothing that is not whole; whole files are left to the vacuum, as nothing names them."""
+        outputs = [self._shared, None if self._current is None else self._current.output]
+        self._shared = self._current = None
+        for output in dict.fromkeys(outputs):
+            if output is not None:
+                output.discard()
+
+    def _output(self, run: _Run) -> AppendOutput:
+        if run.nbytes >= OWN_FILE_BYTES:
+            return self._begin()
+        if self._shared is None:
+            self._shared = self._begin()
+        return self._shared
+
+    def _begin(self) -> AppendOutput:
+        from sparklog.log.append_output import AppendOutput
+
+        work = self._work
+        return AppendOutput(work.store, work.topic, append_path(work.read_version, work.env.new_id()))
+
+
+def _based(file: FileSlices, bases: tuple[int, ...]) -> FileSlices:
+    return replace(file, base=bases, append_time=(NO_TIME,) * len(file), leader_epoch=(-1,) * len(file))
+
+
+class _Slice:
+    """One output slice while it is written."""
+
+    def __init__(self, run: _Run, output: AppendOutput) -> None:
+        self.run = run
+        self.output = output
+        self._crc = 0
+        self._nbytes = 0
+        self._index: list[tuple[Int64s, Int64s, Int64s]] = []
+
+    def add(self, data: Bytes, headers: BatchHeaders) -> bool:
+        """Write some batches; whether the slice is complete."""
+        from crc32c import crc32c
+
+        self.output.write(data)
+        self._crc = crc32c(data, self._crc)
+        self._index.append((headers.position + self._nbytes, headers.base_offset, headers.max_timestamp))
+        self._nbytes += len(data)
+        return self._nbytes == self.run.nbytes
+
+    def end(self, tier: int) -> None:
+        from sparklog.format.append_file import build_index
+
+        positions, offsets, newest = (np.concatenate(columns) for columns in zip(*self._index, strict=True))
+        min_ts, max_ts = self.run.times(int(newest.max()))
+        self.output.end_slice(
+            partition=self.run.partition,
+            nbytes=self._nbytes,
+            offsets=self.run.offsets,
+            records=self.run.records,
+            min_ts=min_ts,
+            max_ts=max_ts,
+            crc=self._crc,
+            flags=self.run.flags(tier),
+            index=build_index(positions, offsets, newest, self._nbytes),
+        )
+
+
+def _reports(work: MergeWork, runs: Sequence[_Run], seconds: float) -> tuple[PieceReport, ...]:
+    """One per partition, each with its share of the time."""
+    by_partition: dict[int, list[_Run]] = {}
+    for run in runs:
+        by_partition.setdefault(run.partition, []).append(run)
+    reports = []
+    for partition, own in by_partition.items():
+        before = sum(run.source.nbytes for run in own)
+        reports.append(
+            PieceReport(
+                action=MERGE,
+                topic=work.topic,
+                partition=partition,
+                records_before=sum(int(run.source.records.sum()) for run in own),
+                records_after=sum(run.records for run in own),
+                bytes_before=before,
+                bytes_after=sum(run.nbytes for run in own),
+                seconds=seconds * before / work.nbytes,
+            )
+        )
+    return tuple(reports)

@@ -1,0 +1,119 @@
+"""The cleaner's map: of each key in the dirty part of a log, the highest offset (Kafka's OffsetMap).
+
+Keys are not kept, only a 128-bit keyed hash of each (see `sparklog.format.key_hash`). Open addressing, one array of
+slots of three int64:
+
+| word | meaning                                                                                             |
+|-----:|-----------------------------------------------------------------------------------------------------|
+|    0 | first half of the key's hash                                                                        |
+|    1 | second half                                                                                         |
+|    2 | offset + 1; 0 in an empty slot, so that a new map is zeros and memory that no key needs is not used |
+
+Kafka's slots have the same 24 bytes, so a buffer holds as many keys here as there. Kafka stops filling a map when
+`slots * load factor` of them are used and another record with a key comes, be it a key that the map knows: where a pass
+ends, and with that the new cleaner checkpoint, follows from it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import BadRequest
+
+__all__ = ["SLOT_BYTES", "OffsetMap", "slots_of"]
+
+SLOT_BYTES = 24
+MAX_SLOTS = 2**31 - 1
+_LEAST_SLOTS = 1024
+_CALL_KEYS = 1 << 30
+
+Int64s = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+
+def slots_of(nbytes: int) -> int:
+    """How many slots a buffer of this many bytes has (`log.cleaner.dedupe.buffer.size`)."""
+    return min(nbytes // SLOT_BYTES, MAX_SLOTS)
+
+
+class OffsetMap:
+    """Keyed hash -> offset. `slots` times `load_factor` keys fit.
+
+    `expected`: no more keys than this are to come, so that a small log does not take the memory of a large map; if
+    more come after all, the map is full earlier. `BadRequest` if not even one key fits.
+    """
+
+    def __init__(self, slots: int, load_factor: float = 0.9, expected: int | None = None) -> None:
+        if not 0 < load_factor <= 1:
+            raise BadRequest(f"log.cleaner.io.buffer.load.factor must be above 0 and at most 1, found {load_factor}")
+        slots = min(slots, MAX_SLOTS)
+        limit = int(slots * load_factor)
+        if limit < 1:
+            raise BadRequest(
+                f"log.cleaner.dedupe.buffer.size must hold at least one key, found {slots} slots of {SLOT_BYTES} bytes "
+                f"of which {load_factor:g} may be used; raise it"
+            )
+        room = slots if expected is None else min(slots, max(2 * expected, _LEAST_SLOTS))
+        self.slots = slots
+        self.limit = limit if room == slots else min(limit, room - 1)
+        # One slot always stays empty: it ends the probe for a key that is absent.
+        self._table: Int64s = np.zeros(3 * max(room, self.limit + 1), np.int64)
+        self._entries = 0
+        self.latest_offset = -1
+        """Highest offset up to which the log is in the map; `advance` moves it over what holds no keys."""
+
+    def __len__(self) -> int:
+        """Keys in the map."""
+        return self._entries
+
+    @property
+    def utilization(self) -> float:
+        """Share of the slots in use."""
+        return self._entries / self.slots
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the slots, used or not."""
+        return self._table.nbytes
+
+    def put(self, hashes: Hashes, offsets: Int64s) -> int:
+        """Set keys' offsets in order, a later one replacing an earlier one: uint64[n, 2], int64[n], not negative.
+
+        Returns how many were taken: fewer than n if the map was full when the next one came. `BadRequest` for arrays
+        that do not belong together.
+        """
+        from sparklog.compaction._kernels_offset_map import put_keys
+
+        words, offsets = _words(hashes), np.ascontiguousarray(offsets, np.int64)
+        if len(words) != 2 * len(offsets):
+            raise BadRequest(
+                f"expected one hash of two words for each of {len(offsets)} offsets, found {len(words)} words"
+            )
+        taken = 0
+        while taken < len(offsets):
+            some = offsets[taken : taken + _CALL_KEYS]
+            answer = put_keys(self._table, words[2 * taken : 2 * (taken + len(some))], some, self._entries, self.limit)
+            self._entries += answer >> 32
+            taken += answer & 0xFFFFFFFF
+            if answer & 0xFFFFFFFF < len(some):
+                break
+        if taken:
+            self.advance(int(offsets[taken - 1]))
+        return taken
+
+    def advance(self, offset: int) -> None:
+        """All offsets up to this one have been looked at."""
+        self.latest_offset = max(self.latest_offset, offset)
+
+    def get(self, hashes: Hashes) -> Int64s:
+        """The offset of each key, -1 where it is absent: uint64[n, 2] -> int64[n]."""
+        from sparklog.compaction._kernels_offset_map import get_keys
+
+        found = np.empty(len(hashes), np.int64)
+        get_keys(self._table, _words(hashes), found)
+        return found
+
+
+def _words(hashes: Hashes) -> Int64s:
+    return np.ascontiguousarray(hashes, np.uint64).view(np.int64).reshape(-1)

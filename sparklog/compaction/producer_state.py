@@ -1,0 +1,251 @@
+"""What a partition's producers did: which transactions are open or were aborted, and each producer's last batch.
+
+Kafka keeps this in `.snapshot` and `.txnindex` files. Headers and markers say the same (kafka-format.md, 8.1, 8.3), so
+it is found by a replay of the partition's log, of which only slices that Kafka's producers wrote count: sparklog's own
+batches carry no producer ids. That the replay of a cleaned log ends in the same state as Kafka's snapshots is the
+cleaner's doing: it keeps each live producer's last batch, if need be an empty one. Two rules of its own follow:
+
+* An emptied marker (a control batch without records) is no marker for Kafka, which knows its producer from a snapshot.
+  Here it keeps the producer known, with its epoch, or the next pass would take the batch for nobody's last.
+* A producer's last timestamp is that of its last batch as it stands: if the batch was rebuilt without its youngest
+  records, the producer expires earlier than with Kafka, which remembers the time from before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import Corrupt, NotFound
+from sparklog.format import transaction_index
+from sparklog.format.control import ABORT, COMMIT, control_types
+from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, scan_headers
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
+from sparklog.log.planned import PlannedSlice
+from sparklog.log.slices import SliceFlag
+from sparklog.log.source_slices import SourceSlice, SourceSlices
+from sparklog.storage.store import Store
+
+__all__ = ["PartitionProducers", "Producer", "active", "replay", "turns"]
+
+NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A producer after its last batch; offsets are -1 where there is none.
+
+    * `epoch` of the last batch or marker; a new one forgets the data of the old (`last_data_offset` -1)
+    * `last_data_offset`: last offset of its last data batch; `last_timestamp`: ms, of its last batch or marker
+    * `open_since`: base offset of the first batch of its open transaction
+    """
+
+    epoch: int
+    last_data_offset: int
+    last_timestamp: int
+    open_since: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionProducers:
+    """Producers and transactions of a partition at its log end.
+
+    * `last_stable`: first offset of the earliest open transaction, or the log end
+    * `aborted`: aborted transactions in the order of their markers, as `.txnindex` files hold them. Those files are
+      believed where each entry belongs to an ABORT marker that is there; what they lack the replay adds.
+    * `producers`: by producer id, expired ones included (see `active`)
+    """
+
+    last_stable: int
+    aborted: AbortedTransactions
+    producers: Mapping[int, Producer]
+
+
+def active(producers: Mapping[int, Producer], now_ms: int, expiration_ms: int) -> Mapping[int, Producer]:
+    """Those that Kafka would still know (8.7): with an open transaction, or heard of since `expiration_ms` ago."""
+    return {
+        producer_id: producer
+        for producer_id, producer in producers.items()
+        if producer.open_since != NONE or now_ms - producer.last_timestamp < expiration_ms
+    }
+
+
+def replay(store: Store, topic: str, sources: SourceSlices, log_end: int) -> PartitionProducers:
+    """Replay all slices of a partition, given in offset order, and read the `.txnindex` files beside sealed ones.
+
+    Reads each slice with `KAFKA_PRODUCERS` once, in windows of `SPAN_BYTES`; slices of aborted sparklog transactions
+    and those without that flag are passed over. Raises `Corrupt`, naming the place, if a slice is not what was written
+    or a marker cannot be read; `NotFound` if a file is gone.
+    """
+    state = _State()
+    indexed: list[AbortedTransactions] = []
+    for source in sources.rows():
+        if source.aborted or not source.flags & SliceFlag.KAFKA_PRODUCERS:
+            continue
+        before = len(state.aborts)
+        for data, headers, position in _windows(store, source.planned(topic, sources.partition)):
+            state.add(data, headers, source.shift, source.file, position)
+        markers = state.aborts[before:]
+        if markers and source.sealed:
+            indexed.append(_transaction_index(store, source, markers))
+    open_since = [each.open_since for each in state.producers.values() if each.open_since != NONE]
+    return PartitionProducers(
+        last_stable=min(open_since, default=log_end),
+        aborted=_united(indexed, state.aborts),
+        producers={
+            key: Producer(s.epoch, s.last_data, s.timestamp, s.open_since) for key, s in state.producers.items()
+        },
+    )
+
+
+def turns(producer_ids: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """bool[n]: the batches that begin or end a run of the same kind among their producer's batches.
+
+    What a producer's batches add up to is decided there; a long transaction needs no look at each of its batches.
+    """
+    order = np.argsort(producer_ids, kind="stable")
+    ids, sorted_kinds = producer_ids[order], kinds[order]
+    edge = np.ones(len(order) + 1, np.bool_)
+    edge[1:-1] = (ids[1:] != ids[:-1]) | (sorted_kinds[1:] != sorted_kinds[:-1])
+    found = np.empty(len(order), np.bool_)
+    found[order] = edge[:-1] | edge[1:]
+    return found
+
+
+@dataclass(slots=True)
+class _Running:
+    """A producer during the replay."""
+
+    epoch: int = NONE
+    last_data: int = NONE
+    timestamp: int = NONE
+    open_since: int = NONE
+    marker: int = NONE
+
+    def at_epoch(self, epoch: int) -> None:
+        if self.epoch != epoch:
+            self.epoch, self.last_data = epoch, NONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    """An ABORT marker: `first` is -1 if nothing of its transaction was seen; `after`: the producer's marker before."""
+
+    producer_id: int
+    first: int
+    last: int
+    last_stable: int
+    after: int
+
+
+@dataclass(slots=True)
+class _State:
+    producers: dict[int, _Running] = field(default_factory=dict)
+    aborts: list[_Abort] = field(default_factory=list)
+    _open: dict[int, int] = field(default_factory=dict)
+    """Producer id -> first offset of its open transaction, in the order they began."""
+
+    def add(self, data: memoryview, headers: BatchHeaders, shift: int, file: str, position: int) -> None:
+        """The next batches of the log; `data[0]` is byte `position` of `file`."""
+        rows = np.flatnonzero(headers.producer_id != NO_PRODUCER_ID)
+        if not len(rows):
+            return
+        control = headers.is_control[rows]
+        kinds = np.where(control, 2, headers.is_transactional[rows].astype(np.int64))
+        kept = turns(headers.producer_id[rows], kinds) | control
+        chosen = headers[rows[kept]]
+        types = control_types(data, chosen, file=file, file_position=position).tolist()
+        columns = (
+            chosen.producer_id,
+            chosen.producer_epoch,
+            chosen.base_offset + shift,
+            chosen.last_offset + shift,
+            chosen.max_timestamp,
+            control[kept],
+            chosen.is_transactional,
+            chosen.count,
+        )
+        batches = zip(*(column.tolist() for column in columns), types, strict=True)
+        for producer_id, epoch, base, last, timestamp, is_control, transactional, count, kind in batches:
+            if not is_control:
+                self._data(producer_id, epoch, base, last, timestamp, transactional)
+            elif kind in (ABORT, COMMIT) or count == 0:
+                self._marker(producer_id, epoch, last, timestamp, kind == ABORT)
+
+    def _data(self, producer_id: int, epoch: int, base: int, last: int, timestamp: int, transactional: bool) -> None:
+        producer = self.producers.setdefault(producer_id, _Running())
+        producer.at_epoch(epoch)
+        producer.last_data, producer.timestamp = last, timestamp
+        if transactional and producer.open_since == NONE:
+            producer.open_since = self._open[producer_id] = base
+
+    def _marker(self, producer_id: int, epoch: int, last: int, timestamp: int, abort: bool) -> None:
+        producer = self.producers.setdefault(producer_id, _Running())
+        producer.at_epoch(epoch)
+        self._open.pop(producer_id, None)
+        if abort:
+            # Transactions begin in offset order, so the first one left is the earliest.
+            stable = next(iter(self._open.values()), last + 1)
+            self.aborts.append(_Abort(producer_id, producer.open_since, last, stable, producer.marker))
+        producer.timestamp, producer.open_since, producer.marker = timestamp, NONE, last
+
+
+def _windows(store: Store, found: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders, int]]:
+    """The slice's batches in whole windows, their headers, and where each window lies in the file; CRC-32C checked."""
+    from crc32c import crc32c
+
+    try:
+        if found.size <= SPAN_BYTES:
+            data = memoryview(read_range(store, found.file, found.position, found.size))
+            check_slice(data, found)
+            yield data, scan_headers(data, file=found.file, file_position=found.position), found.position
+            return
+        low = crc = 0
+        while low < found.size:
+            data, headers = read_window(store, found, low, found.size)
+            crc = crc32c(data, crc)
+            yield data, headers, found.position + low
+            low += len(data)
+    except MissingFile:
+        raise NotFound(f"expected data file '{found.file}', found none: plan anew, or restore it") from None
+    if crc != found.crc:
+        raise Corrupt("the slice's CRC-32C is wrong: restore it", file=found.file, position=found.position)
+
+
+def _transaction_index(store: Store, source: SourceSlice, markers: list[_Abort]) -> AbortedTransactions:
+    """The segment's `.txnindex`, empty where it is missing or does not fit the ABORT markers in the segment.
+
+    A wrong entry would make committed records vanish, so one that covers an earlier marker of its producer, or has
+    none of its own, condemns the file.
+    """
+    key = f"{source.file.removesuffix('.log')}.txnindex"
+    try:
+        found = transaction_index.parse(store.get(key), source.base, file=key)
+    except (NotFound, Corrupt):
+        return transaction_index.none()
+    known = {(marker.producer_id, marker.last): marker.after for marker in markers}
+    for entry in zip(
+        found.producer_ids.tolist(), found.last_offsets.tolist(), found.first_offsets.tolist(), strict=True
+    ):
+        after = known.get(entry[:2])
+        if after is None or entry[2] <= after:
+            return transaction_index.none()
+    return found
+
+
+def _united(indexed: list[AbortedTransactions], aborts: list[_Abort]) -> AbortedTransactions:
+    """All aborted transactions by marker; of two entries for one marker the one that begins earlier, then the file's.
+
+    A file knows where a transaction began whose first batches the cleaner has removed, and what was open then.
+    """
+    seen = np.array([(a.producer_id, a.first, a.last, a.last_stable) for a in aborts if a.first != NONE], np.int64)
+    columns = seen.reshape(-1, 4).T
+    every = transaction_index.concatenate([*indexed, AbortedTransactions(*columns)])
+    order = np.lexsort((np.arange(len(every)), every.first_offsets, every.last_offsets))
+    again = np.zeros(len(order), np.bool_)
+    again[1:] = np.diff(every.last_offsets[order]) == 0
+    return every.select(order[~again])

@@ -1,0 +1,381 @@
+"""A run of compaction: seal, then merge, then clean, over one topic or all of a root.
+
+Each step is planned from a fresh snapshot, its pieces run at once over all topics, and each piece is committed as it
+is finished. What goes wrong stays where it goes wrong:
+
+| what happens                                        | what the run does                                              |
+|-----------------------------------------------------|----------------------------------------------------------------|
+| another run was faster: edits dropped, inputs gone  | plans these partitions again, at most `TRIES` times            |
+| a piece fails (`Corrupt` and the like)              | reports its partition, leaves it as it was, does the others    |
+| ... and it held several partitions                  | finds out which one, does the others without it                |
+| the map of keys was full                            | another pass over the partition, as long as one is due         |
+| the topic was deleted                               | leaves it                                                      |
+| the topic's log cannot be read or committed to      | reports the topic, goes on with the others                     |
+
+Written files that no commit names are orphans; the vacuum removes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from sparklog.compaction.clean_work import CleanDone
+from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError
+from sparklog.log.commit import COMPACT, MERGE, SEAL
+from sparklog.log.conflicts import RewriteIntent
+from sparklog.log.names import file_key, is_topic_name
+from sparklog.log.numbered import pause
+from sparklog.log.root import Root
+from sparklog.log.slice_table import SliceTable
+from sparklog.log.snapshot import Snapshot
+from sparklog.log.topic import Topic
+from sparklog.maintenance.report import Failure, Size, TopicReport
+from sparklog.maintenance.work import Done, Runner, Settings, Work
+
+__all__ = ["PLANS", "OnDone", "Plans", "compact_root", "compact_topic"]
+
+TRIES = 5
+"""How often a partition is planned again because somebody else was faster."""
+
+OnDone = Callable[[Work, "Done | SparklogError"], None]
+"""Called for each piece of work after its commit, or with the error that it ended with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """The planners of a run; each plans one step over a whole snapshot."""
+
+    seal: Callable[[Snapshot, Settings, bool], Sequence[Work]]
+    merge: Callable[[Snapshot, Settings], Sequence[Work]]
+    clean: Callable[[Snapshot, Settings], Sequence[Work]]
+
+
+def _seal(snapshot: Snapshot, settings: Settings, roll: bool) -> Sequence[Work]:
+    from sparklog.compaction.sealing import plan_sealing
+
+    return plan_sealing(snapshot.store, snapshot, settings, roll=roll)
+
+
+def _merge(snapshot: Snapshot, settings: Settings) -> Sequence[Work]:
+    from sparklog.compaction.merging import plan_merges
+
+    return plan_merges(snapshot.store, snapshot, settings)
+
+
+def _clean(snapshot: Snapshot, settings: Settings) -> Sequence[Work]:
+    from sparklog.compaction.cleaning import plan_cleaning
+
+    if not settings.configs_of(snapshot.head.configs).is_compacted:
+        return ()
+    return plan_cleaning(snapshot.store, snapshot, settings)
+
+
+PLANS = Plans(_seal, _merge, _clean)
+
+
+def compact_topic(
+    topic: Topic,
+    settings: Settings,
+    runner: Runner,
+    *,
+    seal_only: bool = False,
+    roll: bool = False,
+    dry_run: bool = False,
+    on_done: OnDone | None = None,
+    plans: Plans = PLANS,
+) -> TopicReport:
+    """Seal, merge and, on a topic with `compact`, clean. What fails is in the report, not raised.
+
+    `seal_only`: neither merges nor cleans. `roll`: seals the active segments, too. `dry_run`: changes nothing, the
+    report's `planned` says what would be done and why.
+    """
+    run = _TopicRun(topic, settings, roll, plans)
+    _run_all([run], runner, seal_only=seal_only, dry_run=dry_run, on_done=on_done)
+    return run.report()
+
+
+def compact_root(
+    root: Root,
+    settings: Settings,
+    runner: Runner,
+    *,
+    topics: Sequence[str] = (),
+    seal_only: bool = False,
+    roll: bool = False,
+    dry_run: bool = False,
+    on_done: OnDone | None = None,
+    plans: Plans = PLANS,
+) -> list[TopicReport]:
+    """The same over these topics (none given: all there are), each step over all topics at once; one report each."""
+    runs: list[_TopicRun] = []
+    missing: list[TopicReport] = []
+    for name in topics or _topics(root):
+        try:
+            if topics or root.topic_handle(name).log.refresh().head.exists:
+                runs.append(_TopicRun(root.topic(name), settings, roll, plans))
+        except SparklogError as error:
+            missing.append(TopicReport(name, failures=(Failure.of(name, (), f"open {name}", error),)))
+    _run_all(runs, runner, seal_only=seal_only, dry_run=dry_run, on_done=on_done)
+    return sorted([*missing, *(run.report() for run in runs)], key=lambda report: report.topic)
+
+
+def _topics(root: Root) -> list[str]:
+    """Folders that may be topics: one that cannot be opened must not keep the others from being done."""
+    return sorted(name for name in root.store.list_folders("") if is_topic_name(name))
+
+
+def _run_all(
+    runs: Sequence[_TopicRun], runner: Runner, *, seal_only: bool, dry_run: bool, on_done: OnDone | None
+) -> None:
+    for run in runs:
+        run.begin()
+    if dry_run:
+        for run in runs:
+            run.explain(seal_only)
+        return
+    by_topic = {run.name: run for run in runs}
+    for step in (SEAL,) if seal_only else (SEAL, MERGE, COMPACT):
+        for run in runs:
+            run.expect_all()
+        while works := _ordered(work for run in runs for work in run.plan(step)):
+            for work, result in runner.run(works):
+                shown = by_topic[work.topic].settle(work, result)
+                if on_done is not None:
+                    on_done(work, shown)
+    for run in runs:
+        run.end()
+
+
+def _ordered(works: Iterable[Work]) -> list[Work]:
+    """The dirtiest first, and the largest first where there is no such thing, so that none is left over at the end."""
+    return sorted(works, key=lambda work: (-work.ratio if isinstance(work, _Dirty) else 0.0, -work.nbytes))
+
+
+@runtime_checkable
+class _Dirty(Protocol):
+    """A cleaning pass knows how dirty its partition is, from 0 to 1."""
+
+    @property
+    def ratio(self) -> float: ...
+
+
+class _TopicRun:
+    """One topic in a run: what is still to be planned, what was done, what failed."""
+
+    def __init__(self, topic: Topic, settings: Settings, roll: bool, plans: Plans) -> None:
+        self.name = topic.name
+        self._topic = topic
+        self._settings = settings
+        self._roll = roll
+        self._plans = plans
+        self._begun = topic.root.env.boot_ms()
+        self._seconds = 0.0
+        self._topic_id = ""
+        self._planned_on: Snapshot | None = None
+        self._over = False
+        self._left: set[int] | None = None
+        """Partitions to plan in the next round; None: all."""
+        self._alone: set[int] = set()
+        """Partitions to plan each by itself: a piece that held them and others failed."""
+        self._excluded: set[int] = set()
+        self._tries: dict[int, int] = {}
+        self._report = TopicReport(topic.name)
+
+    # -- steps
+
+    def begin(self) -> None:
+        """Look at the topic."""
+        try:
+            snapshot = self._topic.snapshot()
+        except SparklogError as error:
+            self._stop(error)
+            return
+        self._topic_id = snapshot.head.topic_id
+        self._report = replace(self._report, before=_sizes(snapshot))
+
+    def expect_all(self) -> None:
+        """A new step: all partitions are to be planned."""
+        self._left = None
+        self._alone.clear()
+        self._tries.clear()
+
+    def plan(self, step: str) -> list[Work]:
+        """The next round of a step; nothing where nothing is left to do, or the topic is gone."""
+        if self._over or self._left == set():
+            return []
+        lost = max((self._tries.get(partition, 0) for partition in self._left or ()), default=0)
+        if lost > 1:
+            # Two runs in step would go on taking each other's inputs away.
+            env = self._topic.root.env
+            env.sleep(pause(env.random, lost))
+        try:
+            snapshot = self._snapshot()
+            if snapshot is None:
+                return []
+            self._planned_on = snapshot
+            wanted = set(range(snapshot.head.partitions)) if self._left is None else self._left
+            wanted -= self._excluded
+            groups = [wanted - self._alone, *({partition} for partition in sorted(wanted & self._alone))]
+            works = [work for group in groups if group for work in self._plan(step, _restricted(snapshot, group))]
+        except SparklogError as error:
+            self._stop(error)
+            return []
+        self._left = set()
+        return works
+
+    def settle(self, work: Work, result: Done | SparklogError) -> Done | SparklogError:
+        """Commit what a piece has written, or see what to do about its error; what to show for it."""
+        if self._over:
+            return NotFound(f"topic '{self.name}' is done with; what '{work.title}' wrote is not used")
+        if isinstance(result, SparklogError):
+            return self._failed(work, result)
+        if not result.rewrites:
+            return result
+        try:
+            outcome = self._topic.commit(RewriteIntent(work.op, work.topic_id, result.rewrites, result.files))
+        except (Conflict, NotFound) as error:
+            return self._failed(work, error)
+        except SparklogError as error:
+            self._record(work.partitions, f"commit of {work.title}", error)
+            self._excluded.update(work.partitions)
+            self._over = self._over or isinstance(error, (Corrupt, Fenced))
+            return error
+        dropped = {edit.partition for edit in outcome.dropped}
+        stood = {rewrite.edit.partition for rewrite in result.rewrites if rewrite.edit not in outcome.dropped}
+        kept = tuple(report for report in result.reports if report.partition in stood)
+        self._report = replace(self._report, pieces=(*self._report.pieces, *kept))
+        if isinstance(result, CleanDone) and result.more:
+            self._again(self._got_further(result) - dropped)
+        if dropped:
+            lost = Conflict("another run rewrote the same slices first")
+            self._retry(dropped, work.title, lost)
+            if not kept:
+                return lost
+        return replace(result, reports=kept)
+
+    def explain(self, seal_only: bool) -> None:
+        """What a run would do."""
+        from sparklog.compaction.explain import explain
+
+        if self._over:
+            return
+        try:
+            snapshot = self._topic.snapshot(refresh=False)
+            planned = explain(snapshot, self._settings, seal_only=seal_only, roll=self._roll)
+        except SparklogError as error:
+            self._stop(error)
+        else:
+            self._report = replace(self._report, planned=tuple(planned))
+
+    def end(self) -> None:
+        self._seconds = (self._topic.root.env.boot_ms() - self._begun) / 1000
+
+    def report(self) -> TopicReport:
+        return replace(self._report, seconds=self._seconds)
+
+    # -- inside
+
+    def _plan(self, step: str, snapshot: Snapshot) -> Sequence[Work]:
+        if step == SEAL:
+            return self._plans.seal(snapshot, self._settings, self._roll)
+        return (self._plans.merge if step == MERGE else self._plans.clean)(snapshot, self._settings)
+
+    def _snapshot(self) -> Snapshot | None:
+        """The newest state; None, and the end of this topic's run, where it is gone."""
+        try:
+            snapshot = self._topic.snapshot()
+        except NotFound:
+            snapshot = None
+        if snapshot is None or snapshot.head.topic_id != self._topic_id:
+            self._over = True
+            self._report = replace(self._report, notes=(*self._report.notes, "deleted meanwhile, nothing left to do"))
+            return None
+        return snapshot
+
+    def _failed(self, work: Work, error: SparklogError) -> SparklogError:
+        """A piece failed: again, narrowed down, or reported."""
+        if isinstance(error, (Conflict, NotFound)):
+            try:
+                if self._snapshot() is not None:
+                    self._retry(work.partitions, work.title, error)
+            except SparklogError as other:
+                self._stop(other)
+            return error
+        partitions = set(work.partitions)
+        if len(partitions) == 1:
+            self._record(partitions, work.title, error)
+            self._excluded |= partitions
+        else:
+            self._alone |= self._blamed(error, partitions) or partitions
+            self._again(partitions)
+        return error
+
+    def _blamed(self, error: SparklogError, partitions: set[int]) -> set[int]:
+        """The partitions of a piece whose slices lie where an error says the damage is; empty if it does not say.
+
+        They are tried alone, not believed: what fails alone is reported.
+        """
+        if not isinstance(error, Corrupt) or error.file is None or self._planned_on is None:
+            return set()
+        found = set()
+        for part in self._planned_on.slices.parts():
+            here = np.isin(part.partition, sorted(partitions))
+            if error.position is not None:
+                here &= (part.position <= error.position) & (error.position < part.position + part.size)
+            for row in np.flatnonzero(here).tolist():
+                if file_key(self.name, part.path(row)) == error.file:
+                    found.add(int(part.partition[row]))
+        return found
+
+    def _retry(self, partitions: Iterable[int], title: str, error: Conflict | NotFound) -> None:
+        """Plan these partitions again; the error is theirs once that has happened too often."""
+        for partition in partitions:
+            self._tries[partition] = self._tries.get(partition, 0) + 1
+            if self._tries[partition] <= TRIES:
+                self._again((partition,))
+            elif partition not in self._excluded:
+                self._excluded.add(partition)
+                self._record((partition,), title, type(error)(f"{error}; given up for now, after {TRIES + 1} tries"))
+
+    def _again(self, partitions: Iterable[int]) -> None:
+        self._left = {*(self._left or ()), *partitions}
+
+    def _got_further(self, done: Done) -> set[int]:
+        """Partitions that a pass moved on: a pass that takes in nothing would be repeated for ever."""
+        before = self._planned_on.head.cleaned_through if self._planned_on is not None else ()
+        return {
+            edit.partition
+            for edit in (rewrite.edit for rewrite in done.rewrites)
+            if edit.cleaned_through is not None and edit.cleaned_through > before[edit.partition]
+        }
+
+    def _record(self, partitions: Iterable[int], title: str, error: SparklogError) -> None:
+        failure = Failure.of(self.name, sorted(partitions), title, error)
+        self._report = replace(self._report, failures=(*self._report.failures, failure))
+
+    def _stop(self, error: SparklogError) -> None:
+        """The topic itself cannot be read."""
+        self._over = True
+        self._record((), f"read {self.name}", error)
+
+
+def _sizes(snapshot: Snapshot) -> Mapping[int, Size]:
+    rows, partitions = snapshot.slices.all(), snapshot.head.partitions
+    records = np.bincount(rows.partition, rows.records, partitions).astype(np.int64).tolist()
+    nbytes = np.bincount(rows.partition, rows.size, partitions).astype(np.int64).tolist()
+    return {partition: Size(*found) for partition, found in enumerate(zip(records, nbytes, strict=True))}
+
+
+def _restricted(snapshot: Snapshot, partitions: set[int]) -> Snapshot:
+    """The snapshot with the slices of these partitions only: planners see nothing of the others."""
+    if len(partitions) == snapshot.head.partitions:
+        return snapshot
+    chosen = np.array(sorted(partitions))
+    parts = tuple(part[np.isin(part.partition, chosen)] for part in snapshot.slices.parts())
+    paths, txn_ids = snapshot.slices.texts
+    table = SliceTable(snapshot.slices.version, tuple(part for part in parts if len(part)), paths, txn_ids)
+    return replace(snapshot, slices=table)

@@ -1,0 +1,348 @@
+"""Writes Kafka segments: `.log` with its `.index`, `.timeindex` and `.txnindex`, byte for byte as Kafka would have.
+
+    sealed/<partition>/<read version>-<id>/00000000000000001234.log        batches back to back, offsets as in the log
+                                           00000000000000001234.index      8 bytes an entry: see format/offset_index.py
+                                           00000000000000001234.timeindex  12 bytes: format/time_index.py
+                                           00000000000000001234.txnindex   34 bytes; only where there are entries
+
+Batches come with final offsets, in order; what they hold is not looked at. Index entries follow the rule for appends
+of single batches, which is also what Kafka's recovery rebuilds. The indexes grow while the log is written, so that a
+segment of many tiny batches costs no more memory than its indexes are allowed to have.
+
+A segment of 0 bytes is never written (Kafka leaves such where the cleaner keeps nothing of a group): a slice cannot
+be empty, and nothing needs one here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import BadRequest
+from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
+from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
+from sparklog.format.time_index import TimeIndex
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.configs import TopicConfigs
+from sparklog.log.names import sealed_path
+from sparklog.log.slices import FileSlices, SliceFlag
+from sparklog.storage.store import ObjectWriter, Store
+
+__all__ = ["MAX_SEGMENT_BYTES", "SegmentWriter"]
+
+MAX_SEGMENT_BYTES = 2**31 - 1
+"""Kafka opens no larger file: positions in an index are int32."""
+_CARRIED = int(SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME | SliceFlag.KAFKA_PRODUCERS)
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class SegmentWriter:
+    """The segments that one run writes for one partition, one after the other, into one folder.
+
+    `begin` names a segment by its base offset, `append` adds batches, `finish` ends it, `close` gives all of them for
+    the commit. Files that exist when something fails are named by nobody: the vacuum removes them.
+    """
+
+    def __init__(
+        self, store: Store, topic: str, partition: int, read_version: int, unique: str, configs: TopicConfigs
+    ) -> None:
+        """`read_version`: version the plan was made at; `unique`: an id of this run (`Env.new_id`)."""
+        self._store = store
+        self._topic = topic
+        self._partition = partition
+        self._read_version = read_version
+        self._unique = unique
+        self._interval = configs.index_interval_bytes
+        index_bytes = configs.integer("segment.index.bytes")
+        self._offset_entries = offset_index.max_entries(index_bytes)
+        self._time_entries = time_index.max_entries(index_bytes)
+        self._current: _Segment | None = None
+        self._done: list[FileSlices] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes in the current segment, 0 without one."""
+        return 0 if self._current is None else self._current.size
+
+    @property
+    def segments(self) -> int:
+        """Segments finished so far."""
+        return len(self._done)
+
+    def begin(self, base: int) -> None:
+        """Go on with a segment of this base offset. The one before, if it holds anything, is finished."""
+        self.finish()
+        self._current = _Segment(base, base, _Indexes(base, self._interval))
+
+    def fits(self, headers: BatchHeaders, segment_bytes: int = MAX_SEGMENT_BYTES) -> int:
+        """How many of these batches, from the first on, still go into the current segment by Kafka's roll rule.
+
+        Fewer than all where the offset index or the time index would be full before a batch is appended, where an
+        offset lies more than 2^31-1 above the base, or where the segment would exceed `segment_bytes`; but an empty
+        segment takes its first batch whatever its size. 0: `begin` a segment at the first batch's base offset.
+        """
+        current = self._segment()
+        many = int(np.searchsorted(headers.last_offset, current.base + MAX_RELATIVE_OFFSET, "right"))
+        room = min(segment_bytes, MAX_SEGMENT_BYTES) - current.size
+        many = min(many, max(int(np.searchsorted(np.cumsum(headers.size), room, "right")), int(current.size == 0)))
+        indexes = current.indexes
+        if indexes.offset_count + many > self._offset_entries or indexes.time_count + many > self._time_entries:
+            positions, last, stamps = _places(headers[:many], current.size)
+            free = indexes.until_full(positions, last, stamps, self._offset_entries, self._time_entries)
+            many = max(free, min(many, int(current.size == 0)))
+        return many
+
+    def overflows(self, headers: BatchHeaders, segment_bytes: int = MAX_SEGMENT_BYTES) -> bool:
+        """Whether a new segment must begin before or within these batches: `fits` fewer than all."""
+        return self.fits(headers, segment_bytes) < len(headers)
+
+    def append(
+        self,
+        data: BytesLike,
+        headers: BatchHeaders,
+        *,
+        records: int,
+        min_ts: int,
+        flags: int = 0,
+        modified_ms: int = NO_TIMESTAMP,
+    ) -> None:
+        """Add the batches of `headers` (final offsets), which lie back to back in `data` where their positions say.
+
+        `records`: how many the slice is said to hold; `min_ts`: their smallest timestamp, -1 without any; `flags`: of
+        `SliceFlag`, of which those that hold for a sealed segment are kept. `modified_ms`: the time of a segment none
+        of whose batches has a timestamp (Kafka: the file's modification time). `BadRequest` where offsets do not rise.
+        """
+        if not len(headers):
+            return
+        current = self._segment()
+        start, end = int(headers.position[0]), int(headers.position[-1] + headers.size[-1])
+        body = memoryview(data).cast("B")[start:end]
+        self._check(current, headers, end - start)
+        if current.writer is None:
+            current.path = sealed_path(self._partition, self._read_version, self._unique, current.base)
+            current.writer = self._store.writer(f"{self._topic}/{current.path}")
+        current.writer.write(body)
+        current.indexes.add(*_places(headers, current.size))
+        current.crc = crc32c.crc32c(body, current.crc)
+        current.size += len(body)
+        current.next_offset = int(headers.next_offset[-1])
+        current.records += records
+        current.flags |= flags & _CARRIED
+        current.modified_ms = max(current.modified_ms, modified_ms)
+        if min_ts != NO_TIMESTAMP:
+            current.min_ts = min_ts if current.min_ts == NO_TIMESTAMP else min(current.min_ts, min_ts)
+
+    def aborted(self, entries: AbortedTransactions) -> None:
+        """Entries of the current segment's `.txnindex`: transactions whose ABORT marker lies in it, in order."""
+        if len(entries):
+            self._segment().aborted.append(entries)
+
+    def finish(self) -> None:
+        """End the current segment, if any: its files are durable then. One without batches leaves nothing."""
+        current, self._current = self._current, None
+        if current is None or current.writer is None:
+            return
+        current.writer.close()
+        stem = f"{self._topic}/{current.path.removesuffix('.log')}"
+        offsets, times = current.indexes.built()
+        self._create(f"{stem}.index", offsets.to_bytes())
+        self._create(f"{stem}.timeindex", times.to_bytes())
+        if current.aborted:
+            self._create(f"{stem}.txnindex", transaction_index.concatenate(current.aborted).to_bytes())
+        self._done.append(current.file(self._partition))
+
+    def close(self) -> tuple[FileSlices, ...]:
+        """End the current segment; all segments in the order written, with their bases, ready for a commit."""
+        self.finish()
+        return tuple(self._done)
+
+    def discard(self) -> None:
+        """Give up: the segment being written vanishes; whole ones are left to the vacuum, as nothing names them."""
+        current, self._current = self._current, None
+        if current is not None and current.writer is not None:
+            current.writer.discard()
+
+    def _segment(self) -> _Segment:
+        if self._current is None:
+            raise BadRequest("no segment was begun: call begin with its base offset first")
+        return self._current
+
+    def _create(self, key: str, data: bytes) -> None:
+        writer = self._store.writer(key)
+        try:
+            writer.write(data)
+        except BaseException:
+            writer.discard()
+            raise
+        writer.close()
+
+    @staticmethod
+    def _check(current: _Segment, headers: BatchHeaders, nbytes: int) -> None:
+        first, last = int(headers.base_offset[0]), int(headers.last_offset[-1])
+        rising = headers.base_offset[1:] > headers.last_offset[:-1]
+        if first < current.next_offset or not rising.all():
+            raise BadRequest(
+                f"batches of segment {current.base} must follow offset {current.next_offset} in order, "
+                f"found {first} to {last}"
+            )
+        if last - current.base > MAX_RELATIVE_OFFSET or current.size + nbytes > MAX_SEGMENT_BYTES:
+            raise BadRequest(
+                f"segment {current.base} with {current.size} bytes takes no batches up to offset {last} with {nbytes} "
+                "bytes: begin another one"
+            )
+        if nbytes != int(headers.size.sum()):
+            raise BadRequest(f"expected batches back to back, found {int(headers.size.sum())} bytes of {nbytes}")
+
+
+@dataclass(slots=True)
+class _Segment:
+    """The segment being written; its `.log` is opened with its first batch."""
+
+    base: int
+    next_offset: int
+    indexes: _Indexes
+    size: int = 0
+    crc: int = 0
+    records: int = 0
+    min_ts: int = NO_TIMESTAMP
+    modified_ms: int = NO_TIMESTAMP
+    flags: int = 0
+    path: str = ""
+    writer: ObjectWriter | None = None
+    aborted: list[AbortedTransactions] = field(default_factory=list)
+
+    def file(self, partition: int) -> FileSlices:
+        """The segment as a commit names it: one slice."""
+        flags = self.flags
+        if flags & SliceFlag.LOG_APPEND_TIME:
+            flags |= SliceFlag.TIMES_IN_BATCHES
+        greatest = self.indexes.max_timestamp
+        return FileSlices(
+            path=self.path,
+            size=self.size,
+            footer_length=0,
+            partition=(partition,),
+            nbytes=(self.size,),
+            offsets=(self.next_offset - self.base,),
+            records=(self.records,),
+            min_ts=(self.min_ts,),
+            max_ts=(self.modified_ms if greatest == NO_TIMESTAMP else greatest,),
+            crc=(self.crc,),
+            flags=(int(flags),),
+            base=(self.base,),
+            shift=(0,),
+            append_time=(-1,),
+            leader_epoch=(-1,),
+        )
+
+
+class _Indexes:
+    """Both indexes of one segment, built while its batches are written: `offset_index.build` and `time_index.build`
+    in steps."""
+
+    def __init__(self, base: int, interval: int) -> None:
+        self._base = base
+        self._interval = interval
+        self.max_timestamp = NO_TIMESTAMP
+        self.offset_count = 0
+        self.time_count = 0
+        self._holder = base
+        """Last offset of the earliest batch with that timestamp."""
+        self._indexed = 0
+        """Where the batch starts that was indexed last."""
+        self._stamped = NO_TIMESTAMP
+        """Timestamp of the last time entry."""
+        self._offsets: list[Int64Array] = []
+        self._positions: list[Int64Array] = []
+        self._stamps: list[Int64Array] = []
+        self._holders: list[Int64Array] = []
+
+    def add(self, positions: Int64Array, last: Int64Array, stamps: Int64Array) -> None:
+        """Take the next batches: where each starts, its last offset and its maxTimestamp."""
+        running, holders = self._maxima(last, stamps)
+        chosen = self._choose(positions)
+        if len(chosen):
+            self._offsets.append(last[chosen])
+            self._positions.append(positions[chosen])
+            self.offset_count += len(chosen)
+            self._indexed = int(positions[chosen[-1]])
+            self._stamp(running[chosen], holders[chosen])
+        self.max_timestamp, self._holder = int(running[-1]), int(holders[-1])
+
+    def until_full(
+        self, positions: Int64Array, last: Int64Array, stamps: Int64Array, offset_entries: int, time_entries: int
+    ) -> int:
+        """How many of the next batches come before an index is full: that is looked at before each append."""
+        if not len(positions):
+            return 0
+        running, _ = self._maxima(last, stamps)
+        chosen = self._choose(positions)
+        stamped = chosen[self._rises(running[chosen])]
+        # Batch i is refused if the entries of batches before it, and those there are, already fill an index.
+        full = [len(positions)]
+        for entries, there, free in (
+            (chosen, self.offset_count, offset_entries),
+            (stamped, self.time_count, time_entries),
+        ):
+            if there >= free:
+                full.append(0)
+            elif free - there <= len(entries):
+                full.append(int(entries[free - there - 1]) + 1)
+        return min(full)
+
+    def built(self) -> tuple[OffsetIndex, TimeIndex]:
+        """The whole indexes, with the time entry that closing adds."""
+        self._stamp(np.array([self.max_timestamp], np.int64), np.array([self._holder], np.int64))
+        return (
+            OffsetIndex(self._base, _joined(self._offsets), _joined(self._positions)),
+            TimeIndex(self._base, _joined(self._stamps), _joined(self._holders)),
+        )
+
+    def _maxima(self, last: Int64Array, stamps: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Per batch the greatest timestamp up to it, and the last offset of the earliest batch that has it."""
+        running = np.maximum(np.maximum.accumulate(stamps), self.max_timestamp)
+        rises = np.empty(len(running), np.bool_)
+        rises[0] = running[0] > self.max_timestamp
+        np.greater(running[1:], running[:-1], out=rises[1:])
+        rose = np.maximum.accumulate(np.where(rises, np.arange(len(rises)), -1))
+        return running, np.where(rose < 0, self._holder, last[rose])
+
+    def _choose(self, positions: Int64Array) -> Int64Array:
+        """Which batches get an entry: those that start more than the interval behind the one indexed before."""
+        if len(positions) == 1 or int(np.diff(positions).min()) > self._interval:
+            # No two batches are so near that one hides the other.
+            return np.arange(int(positions[0] <= self._indexed + self._interval), len(positions))
+        chosen: list[int] = []
+        indexed = self._indexed
+        while (at := int(np.searchsorted(positions, indexed + self._interval, "right"))) < len(positions):
+            chosen.append(at)
+            indexed = int(positions[at])
+        return np.array(chosen, np.int64)
+
+    def _rises(self, stamps: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which of these maxima lie above the time entry before them."""
+        return stamps > np.concatenate(([self._stamped], stamps[:-1]))
+
+    def _stamp(self, stamps: Int64Array, holders: Int64Array) -> None:
+        kept = self._rises(stamps)
+        if kept.any():
+            self._stamps.append(stamps[kept])
+            self._holders.append(holders[kept])
+            self.time_count += int(kept.sum())
+            self._stamped = int(stamps[-1])
+
+
+def _places(headers: BatchHeaders, size: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Where each batch will start in a segment of `size` bytes, its last offset, its maxTimestamp."""
+    positions = headers.position - headers.position[:1] + size
+    return positions, headers.last_offset, headers.max_timestamp
+
+
+def _joined(parts: Sequence[Int64Array]) -> Int64Array:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

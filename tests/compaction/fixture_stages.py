@@ -1,0 +1,274 @@
+"""Stages of the compaction fixtures as the cleaner's plan sees them: segments with their bytes, without an import.
+
+A stage is a log dir as Kafka left it; all segments but the last are closed, and count as sealed here. Kafka's 0-byte
+segments are kept: sparklog itself has none. `stored` puts segments into a store as an import would.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+
+from sparklog.format.record_batch import BatchHeaders, scan_headers
+from sparklog.log.configs import TopicConfigs
+from sparklog.log.names import append_path, sealed_path
+from sparklog.log.segments import Segment
+from sparklog.log.slices import SliceFlag
+from sparklog.log.source_slices import SourceSlices
+from sparklog.storage.store import Store
+from tests.compaction.plain_cleaner import PlainConfigs, PlainLog, PlainSegment, aborted_entries, decoded
+from tests.fixture_data import fixture_tree
+
+PARTITION = "compacted-0"
+NOT_MAGIC_2 = "old-formats"
+
+
+@dataclass(frozen=True)
+class StageSegment:
+    """One segment's files: the `.log`, its indexes and, where there is one, its `.txnindex` (else empty)."""
+
+    base: int
+    path: Path
+    data: bytes
+    index: bytes
+    time_index: bytes
+    transaction_index: bytes
+    modified_ms: int
+    largest_ts: int
+
+    @cached_property
+    def headers(self) -> BatchHeaders:
+        return scan_headers(self.data)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a fixture: `told` is its entry in fixture.json, `cleaner` what Kafka's cleaner said, if it ran."""
+
+    fixture: str
+    name: str
+    folder: Path
+    configs: TopicConfigs
+    told: dict[str, Any]
+    files: tuple[StageSegment, ...]
+
+    @property
+    def now_ms(self) -> int:
+        return int(self.told["clockMs"])
+
+    @property
+    def log_start(self) -> int:
+        return int(self.told["logStartOffset"])
+
+    @property
+    def log_end(self) -> int:
+        return int(self.told["logEndOffset"])
+
+    @property
+    def last_stable(self) -> int:
+        return int(self.told["lastStableOffset"])
+
+    @property
+    def cleaner(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.told.get("cleaner", {})
+        return found
+
+    @property
+    def cleaned_through(self) -> int:
+        """The partition's line in cleaner-offset-checkpoint, the log start without one."""
+        return _checkpoint(self.folder / "cleaner-offset-checkpoint", self.log_start)
+
+    @property
+    def plain(self) -> PlainLog:
+        """For the plain model of Kafka's cleaner."""
+        segments = [
+            PlainSegment(
+                base=file.base,
+                batches=list(decoded(file.data)),
+                modified_ms=file.modified_ms,
+                index=len(file.index),
+                time_index=len(file.time_index),
+                aborted=aborted_entries(file.transaction_index),
+            )
+            for file in self.files
+        ]
+        return PlainLog(segments, self.log_start, self.log_end, self.cleaned_through)
+
+    def segments(self, *, empty: bool = True) -> list[Segment]:
+        """As the plan counts them; without `empty`, 0-byte segments are left out, as an import leaves them out."""
+        bases = [file.base for file in self.files] + [self.log_end]
+        found = []
+        for row, file in enumerate(self.files):
+            headers = file.headers
+            last = row == len(self.files) - 1
+            segment = Segment(
+                partition=0,
+                base=file.base,
+                next_base=bases[row + 1],
+                end=int(headers.next_offset[-1]) if len(headers) else file.base,
+                first_row=row,
+                rows=1,
+                size=len(file.data),
+                first_ts=int(headers.max_timestamp[0]) if len(headers) else -1,
+                max_ts=file.largest_ts,
+                sealed=not last,
+                active=last,
+            )
+            if empty or file.data or last:
+                found.append(segment)
+        return found
+
+    def first_batch_ts(self, segment: Segment) -> int:
+        """What `cleanable` asks for: the greatest timestamp of the segment's first batch."""
+        headers = self.files[segment.first_row].headers
+        return int(headers.max_timestamp[0]) if len(headers) else -1
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One round of Kafka's cleaner: the stage it found, and the one it left (whose `cleaner` says how it went)."""
+
+    before: Stage
+    after: Stage
+
+    @property
+    def name(self) -> str:
+        return f"{self.before.fixture}/{self.after.name}"
+
+    @property
+    def now_ms(self) -> int:
+        return int(self.after.cleaner["clockMs"])
+
+    @property
+    def plain_configs(self) -> PlainConfigs:
+        """The fixture's configs, with this round's map."""
+        configs = self.before.configs
+        return PlainConfigs(
+            segment_bytes=configs.segment_bytes,
+            segment_index_bytes=configs.integer("segment.index.bytes"),
+            index_interval_bytes=configs.index_interval_bytes,
+            min_cleanable_dirty_ratio=float(configs.text("min.cleanable.dirty.ratio")),
+            min_compaction_lag_ms=configs.min_compaction_lag_ms,
+            max_compaction_lag_ms=configs.max_compaction_lag_ms,
+            delete_retention_ms=configs.integer("delete.retention.ms"),
+            offset_map_slots=self.after.cleaner.get("offsetMapSlots", 0),
+        )
+
+
+@cache
+def stages(fixture: str) -> tuple[Stage, ...]:
+    """All stages of `compaction/<fixture>`, in the order they were made."""
+    root = fixture_tree() / "compaction" / fixture
+    told = json.loads((root / "fixture.json").read_text())
+    configs = TopicConfigs.of({name.removeprefix("internal."): value for name, value in told["configs"].items()})
+    return tuple(_stage(fixture, root / each["stage"], configs, each) for each in told["stages"])
+
+
+def fixture_names() -> list[str]:
+    """The compaction fixtures of magic 2."""
+    folders = sorted(path.name for path in (fixture_tree() / "compaction").iterdir() if path.is_dir())
+    return [name for name in folders if name != NOT_MAGIC_2]
+
+
+def passes(fixture: str) -> list[Pass]:
+    """The rounds of the cleaner in a fixture."""
+    found = stages(fixture)
+    return [Pass(before, after) for before, after in pairwise(found) if after.cleaner]
+
+
+def all_passes() -> list[Pass]:
+    """The rounds of all fixtures."""
+    return [each for name in fixture_names() for each in passes(name)]
+
+
+def partition_files(folder: Path) -> tuple[StageSegment, ...]:
+    """The segments of any partition folder; modification times -1."""
+    return tuple(_segment(path, {"mtimeMs": -1, "largestTimestamp": -1}) for path in sorted(folder.glob("*.log")))
+
+
+def stored(
+    store: Store, segments: Sequence[tuple[int, bytes, bytes]], *, topic: str = "compacted", shift: int = 0
+) -> SourceSlices:
+    """Put segments (base, `.log`, `.txnindex`) where an import puts them, and what a plan would say of them.
+
+    The last is a slice of an append file (between other bytes), the others are sealed. `shift`: what the last one's
+    batches lack in their base offsets. 0-byte segments are left out.
+    """
+    rows: list[dict[str, int]] = []
+    paths: list[str] = []
+    for i, (base, data, transactions) in enumerate(segments):
+        if not data:
+            continue
+        active = i == len(segments) - 1
+        path = append_path(1, "last") if active else sealed_path(0, 1, "run", base)
+        before, after = (b"before", b"the footer") if active else (b"", b"")
+        store.create(f"{topic}/{path}", before + data + after)
+        if transactions and not active:
+            store.create(f"{topic}/{path.removesuffix('.log')}.txnindex", transactions)
+        headers = scan_headers(data)
+        kafka = bool((headers.producer_id >= 0).any() or headers.is_control.any())
+        numbers = {
+            "path": len(paths),
+            "file_size": len(before + data + after),
+            "footer_length": len(after),
+            "position": len(before),
+            "size": len(data),
+            "base": base,
+            "end": int(headers.next_offset[-1]) + (shift if active else 0),
+            "shift": shift if active else 0,
+            "records": int(headers.count.sum()),
+            "min_ts": -1,
+            "max_ts": int(headers.max_timestamp.max()),
+            "crc": crc32c(data),
+            "flags": int(SliceFlag.KAFKA_PRODUCERS) if kafka else 0,
+            "append_time": -1,
+            "leader_epoch": -1,
+            "status": 0,
+        }
+        rows.append(numbers)
+        paths.append(path)
+    columns = {name: np.array([row[name] for row in rows], np.int64) for name in _SLICE_COLUMNS}
+    return SourceSlices(topic=topic, partition=0, paths=tuple(paths), **columns)
+
+
+_SLICE_COLUMNS = tuple(each.name for each in fields(SourceSlices) if each.name not in ("topic", "partition", "paths"))
+
+
+def _stage(fixture: str, folder: Path, configs: TopicConfigs, told: dict[str, Any]) -> Stage:
+    paths = sorted((folder / PARTITION).glob("*.log"))
+    by_base = {each["baseOffset"]: each for each in told["segments"]}
+    files = tuple(_segment(path, by_base[int(path.stem)]) for path in paths)
+    return Stage(fixture, folder.name, folder, configs, told, files)
+
+
+def _segment(path: Path, told: dict[str, Any]) -> StageSegment:
+    def beside(suffix: str) -> bytes:
+        other = path.with_suffix(suffix)
+        return other.read_bytes() if other.exists() else b""
+
+    return StageSegment(
+        base=int(path.stem),
+        path=path,
+        data=path.read_bytes(),
+        index=beside(".index"),
+        time_index=beside(".timeindex"),
+        transaction_index=beside(".txnindex"),
+        modified_ms=int(told["mtimeMs"]),
+        largest_ts=int(told["largestTimestamp"]),
+    )
+
+
+def _checkpoint(path: Path, default: int) -> int:
+    for line in path.read_text().splitlines()[2:] if path.exists() else ():
+        topic, partition, offset = line.split()
+        if f"{topic}-{partition}" == PARTITION:
+            return int(offset)
+    return default

@@ -1,0 +1,156 @@
+"""Random logs for the cleaner, as Kafka's producers could have written them, in the terms of the plain model.
+
+    history = History(random.Random(seed))
+    history.write(40); history.roll()
+    clean(history.log, configs, now_ms=history.now_ms)
+    history.write(10) ...
+
+Writers: one without a producer id, idempotent ones, and transactional ones of transaction.version 0 (a marker carries
+its transaction's epoch) and 2 (the epoch after it). Keys repeat, values are null now and then, transactions overlap,
+some stay open. A segment is closed when the next batch would make it larger than `segment_bytes`.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from dataclasses import dataclass, field, replace
+
+from tests.compaction.plain_cleaner import (
+    ABORT,
+    COMMIT,
+    Aborted,
+    PlainBatch,
+    PlainLog,
+    PlainRecord,
+    PlainSegment,
+    index_sizes,
+)
+
+START_MS = 1_700_000_000_000
+
+
+@dataclass
+class Writer:
+    """A producer id of -1 is none; `version` None: it writes no transactions."""
+
+    producer_id: int
+    version: int | None = None
+    epoch: int = -1
+    sequence: int = 0
+    open_since: int | None = None
+
+
+def _writers() -> list[Writer]:
+    return [
+        Writer(-1),
+        *(Writer(producer_id, None, 0) for producer_id in (100, 101)),
+        *(Writer(producer_id, 0, 3) for producer_id in (200, 201)),
+        *(Writer(producer_id, 2, 5) for producer_id in (300, 301, 302)),
+    ]
+
+
+@dataclass
+class History:
+    """`log` grows by `write`, and may be cleaned in between; `now_ms` moves with every batch."""
+
+    rng: random.Random
+    segment_bytes: int = 600
+    keys: int = 8
+    keyless: float = 0.0
+    tombstones: float = 0.2
+    codecs: tuple[int, ...] = (0,)
+    append_time: float = 0.0
+    index_interval_bytes: int = 200
+    now_ms: int = START_MS
+    writers: list[Writer] = field(default_factory=_writers)
+    log: PlainLog = field(default_factory=lambda: PlainLog([PlainSegment(0, [])], 0, 0))
+
+    def write(self, batches: int) -> None:
+        """Append so many batches, markers among them."""
+        for _ in range(batches):
+            self.now_ms += self.rng.choice((0, 1, 7, 50))
+            writer = self.rng.choice(self.writers)
+            if writer.open_since is not None and self.rng.random() < 0.35:
+                self.end_transaction(writer, self.rng.choice((ABORT, COMMIT)))
+            elif writer.version is not None and writer.open_since is None and self.rng.random() < 0.05:
+                # A transaction that wrote nothing here: its marker comes all the same.
+                self.end_transaction(writer, self.rng.choice((ABORT, COMMIT)))
+            else:
+                self.data(writer)
+
+    def roll(self) -> None:
+        """Close the active segment; an empty one stays active."""
+        active = self.log.segments[-1]
+        if active.batches:
+            active.index, active.time_index = index_sizes(active, self.index_interval_bytes)
+            active.modified_ms = self.now_ms
+            self.log.segments.append(PlainSegment(self.log.log_end, [], self.now_ms))
+
+    def end_transactions(self) -> None:
+        """End all that are open."""
+        for writer in self.writers:
+            if writer.open_since is not None:
+                self.end_transaction(writer, self.rng.choice((ABORT, COMMIT)))
+
+    def data(self, writer: Writer) -> None:
+        """A batch of one to five records."""
+        base, rng = self.log.log_end, self.rng
+        append_time = self.now_ms if rng.random() < self.append_time else None
+        records = tuple(self._record(base + i, append_time) for i in range(rng.choice((1, 1, 2, 3, 5))))
+        newest = max(record.timestamp for record in records)
+        batch = PlainBatch(
+            base=base,
+            last=base + len(records) - 1,
+            max_timestamp=newest,
+            records=records,
+            codec=rng.choice(self.codecs),
+            log_append_time=append_time is not None,
+            transactional=writer.version is not None,
+            producer_id=writer.producer_id,
+            producer_epoch=writer.epoch,
+            base_sequence=writer.sequence if writer.producer_id >= 0 else -1,
+        )
+        writer.sequence += len(records)
+        if writer.version is not None and writer.open_since is None:
+            writer.open_since = base
+        self._append(batch)
+
+    def end_transaction(self, writer: Writer, kind: int) -> None:
+        """A COMMIT or ABORT marker, with its `.txnindex` entry if it aborts anything."""
+        if writer.version == 2:
+            writer.epoch, writer.sequence = writer.epoch + 1, 0
+        offset = self.log.log_end
+        record = PlainRecord(offset, self.now_ms, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 1))
+        first, writer.open_since = writer.open_since, None
+        batch = PlainBatch(
+            base=offset,
+            last=offset,
+            max_timestamp=self.now_ms,
+            records=(record,),
+            transactional=True,
+            control=True,
+            producer_id=writer.producer_id,
+            producer_epoch=writer.epoch,
+        )
+        self._append(batch)
+        if kind == ABORT and first is not None:
+            others = [other.open_since for other in self.writers if other.open_since is not None]
+            entry = Aborted(writer.producer_id, first, offset, min(others, default=offset + 1))
+            self.log.segments[-1].aborted.append(entry)
+
+    def _record(self, offset: int, append_time: int | None) -> PlainRecord:
+        rng = self.rng
+        key = None if rng.random() < self.keyless else b"k%d" % rng.randrange(self.keys)
+        tombstone = key is not None and rng.random() < self.tombstones
+        value = None if tombstone else b"v%d" % offset * rng.choice((0, 1, 5))
+        headers = ((b"h", None), (b"", b"x" * 3)) if rng.random() < 0.1 else ()
+        stamp = self.now_ms + rng.choice((0, 0, -3, 2)) if append_time is None else append_time
+        return PlainRecord(offset, stamp, key, value, headers)
+
+    def _append(self, batch: PlainBatch) -> None:
+        batch = replace(batch, raw=batch.to_bytes())
+        if self.log.segments[-1].size + batch.size > self.segment_bytes:
+            self.roll()
+        self.log.segments[-1].batches.append(batch)
+        self.log.log_end = batch.last + 1

@@ -1,0 +1,345 @@
+"""What becomes of whole batches: held against Kafka's passes, and against the plain model on random histories.
+
+A judged pass is simulated batch by batch: the judge says what goes as a whole, the plain model which records survive.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge, Verdicts
+from sparklog.compaction.producer_state import PartitionProducers, Producer, replay
+from sparklog.errors import Corrupt
+from sparklog.format import transaction_index
+from sparklog.format.control import end_txn_marker
+from sparklog.format.record_batch import BatchHeaders, scan_headers
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.storage.memory import MemoryStore
+from tests.compaction.fixture_stages import Pass, all_passes, stored
+from tests.compaction.histories import START_MS, History
+from tests.compaction.plain_cleaner import (
+    Aborted,
+    PlainBatch,
+    PlainConfigs,
+    PlainLog,
+    PlainRecord,
+    PlainSegment,
+    Round,
+    Told,
+    Tracker,
+    build_map,
+    choose,
+    clean,
+    decoded,
+    emptied,
+)
+
+DAY_MS = 86_400_000
+
+
+def state_of(log: PlainLog) -> PartitionProducers | None:
+    """As a task finds it: from files in a store; None where the slices say that Kafka's producers wrote nothing."""
+    store = MemoryStore(lambda: 0)
+    files = [
+        (each.base, b"".join(batch.to_bytes() for batch in each.batches), index_bytes(each.aborted))
+        for each in log.segments
+    ]
+    sources = stored(store, files)
+    return replay(store, "compacted", sources, log.log_end) if sources.flags.any() else None
+
+
+def entries(aborted: list[Aborted]) -> AbortedTransactions:
+    rows = np.array([(e.producer_id, e.first, e.last, e.last_stable) for e in aborted], np.int64).reshape(-1, 4)
+    return AbortedTransactions(*rows.T)
+
+
+def index_bytes(aborted: list[Aborted]) -> bytes:
+    return entries(aborted).to_bytes()
+
+
+def judged(
+    log: PlainLog, configs: PlainConfigs, now_ms: int, rng: random.Random
+) -> tuple[list[PlainBatch], list[Aborted]]:
+    """All batches of the log after a pass, and the `.txnindex` entries of what was cleaned."""
+    told = choose(log, configs, now_ms)
+    offsets, latest = build_map(log, configs, told.first_dirty, told.first_uncleanable)
+    records = Round(log, configs, now_ms, offsets, latest, Told(True))
+    state = state_of(log)
+    judge = BatchJudge(
+        state,
+        now_ms=now_ms,
+        expiration_ms=configs.producer_id_expiration_ms,
+        first_uncleanable=told.first_uncleanable,
+    )
+    left: list[PlainBatch] = []
+    staying: list[Aborted] = []
+    for segment in log.segments:
+        if segment.base > latest:
+            left += segment.batches
+            continue
+        at = 0
+        while at < len(segment.batches):
+            window = segment.batches[at : at + rng.choice((1, 2, 5, 100))]
+            at += len(window)
+            data = b"".join(batch.to_bytes() for batch in window)
+            verdicts = judge.judge(data, scan_headers(data))
+            for i, batch in enumerate(window):
+                kept = applied(records, batch, verdicts, i, now_ms + configs.delete_retention_ms)
+                left += [] if kept is None else [kept]
+            columns = (
+                verdicts.aborted.producer_ids,
+                verdicts.aborted.first_offsets,
+                verdicts.aborted.last_offsets,
+                verdicts.aborted.last_stable_offsets,
+            )
+            staying += [Aborted(*row) for row in zip(*(each.tolist() for each in columns), strict=True)]
+    return left, staying
+
+
+def applied(records: Round, batch: PlainBatch, verdicts: Verdicts, i: int, horizon: int) -> PlainBatch | None:
+    """What the verdicts on batch i make of it."""
+    if verdicts.discard_data[i] or verdicts.drop_control[i]:
+        survivors: tuple[PlainRecord, ...] = ()
+    elif batch.control:
+        survivors = batch.records
+    else:
+        survivors = tuple(record for record in batch.records if records.keeps(record, batch))
+    if not survivors:
+        return emptied(batch) if verdicts.retain_empty[i] else None
+    tombstone = batch.horizon is None and any(record.value is None for record in survivors)
+    stamped = horizon if tombstone or verdicts.stamp_control[i] else batch.horizon
+    newest = batch.max_timestamp if batch.log_append_time else max(record.timestamp for record in survivors)
+    return replace(batch, records=survivors, horizon=stamped, max_timestamp=newest)
+
+
+def batches_of(log: PlainLog) -> list[PlainBatch]:
+    return [batch for segment in log.segments for batch in segment.batches]
+
+
+CHOSEN = [each for each in all_passes() if each.after.cleaner["chosen"] and not each.after.cleaner["deletedSegments"]]
+
+
+@pytest.mark.parametrize("one", CHOSEN, ids=lambda each: each.name)
+def test_a_judged_pass_leaves_the_batches_that_kafka_left(one: Pass) -> None:
+    left, staying = judged(one.before.plain, one.plain_configs, one.now_ms, random.Random(1))
+    after = one.after.plain
+    assert left == batches_of(after)
+    cleaned = [each for each in after.segments if each.base < one.after.cleaner["endOffset"]]
+    assert staying == [entry for each in cleaned for entry in each.aborted]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_judged_passes_over_random_histories_equal_the_plain_model(seed: int) -> None:
+    rng = random.Random(seed)
+    history = History(rng, keys=rng.choice((3, 20)), keyless=rng.choice((0.0, 0.2)), tombstones=rng.choice((0.0, 0.3)))
+    log, passes = history.log, 0
+    for _ in range(6):
+        history.write(rng.choice((5, 30)))
+        if rng.random() < 0.5:
+            history.end_transactions()
+        history.roll()
+        history.now_ms += rng.choice((0, 2000, 30_000, 300_000))
+        configs = PlainConfigs(
+            segment_bytes=rng.choice((600, 5000)),
+            min_cleanable_dirty_ratio=0.0,
+            delete_retention_ms=rng.choice((0, 10_000)),
+            producer_id_expiration_ms=100_000,
+            offset_map_slots=rng.choice((4, 10, 1000)),
+            keep_empty_segments=rng.random() < 0.5,
+        )
+        if not choose(log, configs, history.now_ms).chosen:
+            continue
+        passes += 1
+        left, staying = judged(log, configs, history.now_ms, rng)
+        told = clean(log, configs, now_ms=history.now_ms)
+        assert left == batches_of(log)
+        assert staying == [entry for each in log.segments if each.base < told.end for entry in each.aborted]
+    assert passes
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_filter_finds_the_data_that_kafkas_tracker_calls_aborted(seed: int) -> None:
+    history = History(random.Random(seed))
+    history.write(200)
+    history.end_transactions()
+    batches = batches_of(history.log)
+    tracker = Tracker()
+    tracker.add(entry for segment in history.log.segments for entry in segment.aborted)
+    expected = [tracker.control(batch) and False if batch.control else tracker.data(batch) for batch in batches]
+    aborted = AbortedFilter(state_of(history.log))
+    data = b"".join(batch.to_bytes() for batch in batches)
+    headers = scan_headers(data)
+    assert aborted.aborted(data, headers).tolist() == expected
+    assert any(expected)
+    # Windows may come in any order: nothing is remembered.
+    late = np.arange(len(headers))[::-1]
+    assert aborted.aborted(data, headers[late]).tolist() == expected[::-1]
+
+
+# --- rule by rule ----------------------------------------------------------------------------------------------------
+
+
+def data_batch(base: int, last: int, producer_id: int = -1, epoch: int = 0, *, transactional: bool = True) -> bytes:
+    records = (PlainRecord(base, START_MS, b"k", b"v"),)
+    return PlainBatch(
+        base, last, START_MS, records, transactional=transactional, producer_id=producer_id, producer_epoch=epoch
+    ).to_bytes()
+
+
+def marker(offset: int, producer_id: int, *, commit: bool, epoch: int = 0, horizon: int | None = None) -> bytes:
+    whole = end_txn_marker(
+        commit=commit,
+        offset=offset,
+        timestamp=START_MS,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        coordinator_epoch=0,
+    )
+    return replace(next(decoded(whole)), horizon=horizon, raw=None).to_bytes()
+
+
+def verdicts(
+    parts: list[bytes],
+    *,
+    aborted: list[Aborted] | None = None,
+    producers: dict[int, Producer] | None = None,
+    now_ms: int = START_MS,
+    first_uncleanable: int = 1000,
+) -> tuple[Verdicts, BatchHeaders]:
+    state = PartitionProducers(1000, entries(aborted or []), producers or {})
+    judge = BatchJudge(state, now_ms=now_ms, expiration_ms=DAY_MS, first_uncleanable=first_uncleanable)
+    data = b"".join(parts)
+    headers = scan_headers(data)
+    return judge.judge(data, headers), headers
+
+
+def test_a_marker_stays_while_data_of_its_transaction_is_met() -> None:
+    abort = Aborted(7, 0, 2, 3)
+    found, _ = verdicts(
+        [data_batch(0, 0, 7), data_batch(1, 1, 8), marker(2, 7, commit=False), marker(3, 8, commit=True)],
+        aborted=[abort],
+    )
+    assert found.discard_data.tolist() == [True, False, False, False]
+    assert not found.stamp_control.any()
+    assert not found.drop_control.any()
+    assert found.aborted.last_offsets.tolist() == [2]
+
+
+def test_what_no_transaction_wrote_is_never_aborted() -> None:
+    parts = [data_batch(0, 0, 7), data_batch(1, 1, 7, transactional=False), marker(2, 7, commit=False)]
+    found, _ = verdicts(parts, aborted=[Aborted(7, 0, 2, 3)])
+    assert found.discard_data.tolist() == [True, False, False]
+
+
+def test_a_marker_of_which_nothing_is_left_is_stamped_once_and_goes_when_the_horizon_is_reached() -> None:
+    fresh = [marker(2, 7, commit=False), marker(3, 8, commit=True)]
+    found, _ = verdicts(fresh, aborted=[Aborted(7, 0, 2, 3)])
+    assert found.stamp_control.tolist() == [True, True]
+    assert not found.drop_control.any()
+    assert len(found.aborted) == 0
+    for at, gone in ((START_MS - 1, False), (START_MS, True)):
+        stamped = [marker(2, 7, commit=False, horizon=START_MS), marker(3, 8, commit=True, horizon=START_MS)]
+        found, _ = verdicts(stamped, now_ms=at)
+        assert found.drop_control.tolist() == [gone, gone]
+        assert not found.stamp_control.any()
+
+
+def test_a_marker_with_a_horizon_stays_if_its_data_is_met_after_all() -> None:
+    found, _ = verdicts([data_batch(0, 0, 8), marker(1, 8, commit=True, horizon=1)])
+    assert not found.drop_control.any()
+
+
+def test_an_emptied_data_batch_keeps_its_marker() -> None:
+    empty = emptied(next(decoded(data_batch(0, 3, 7)))).to_bytes()
+    found, _ = verdicts([empty, marker(4, 7, commit=False)], aborted=[Aborted(7, 0, 4, 5)])
+    assert found.discard_data.tolist() == [True, False]
+    assert not found.stamp_control.any()
+    assert found.aborted.last_offsets.tolist() == [4]
+
+
+def test_the_second_of_two_markers_finds_nothing_left() -> None:
+    found, _ = verdicts([data_batch(0, 0, 8), marker(1, 8, commit=True), marker(2, 8, commit=True)])
+    assert found.stamp_control.tolist() == [False, False, True]
+
+
+def test_other_control_batches_are_never_touched() -> None:
+    leader_change = PlainRecord(0, START_MS, b"\x00\x00\x00\x02", b"\x00\x00")
+    batch = PlainBatch(0, 0, START_MS, (leader_change,), control=True)
+    in_between = replace(batch, base=2, last=2, producer_id=7, transactional=True)
+    parts = [batch.to_bytes(), replace(batch, base=1, last=1, horizon=1).to_bytes(), in_between.to_bytes()]
+    found, _ = verdicts(parts, aborted=[Aborted(7, 0, 9, 10)])
+    assert not (found.stamp_control | found.drop_control | found.discard_data).any()
+
+
+def test_an_emptied_marker_is_neither_stamped_nor_counted_as_one() -> None:
+    empty = emptied(next(decoded(marker(1, 8, commit=True)))).to_bytes()
+    found, _ = verdicts([data_batch(0, 0, 8), empty, marker(2, 8, commit=True)])
+    assert not found.stamp_control.any()
+    assert found.retain_empty.tolist() == [False, False, False]
+
+
+def test_the_last_data_batch_of_a_live_producer_is_retained() -> None:
+    parts = [data_batch(0, 4, 7), data_batch(5, 9, 7), data_batch(10, 14, 8), data_batch(15, 19)]
+    live = {7: Producer(0, 9, START_MS, -1), 8: Producer(0, 99, START_MS, -1)}
+    assert verdicts(parts, producers=live)[0].retain_empty.tolist() == [False, True, False, False]
+    gone = verdicts(parts, producers=live, now_ms=START_MS + DAY_MS)[0]
+    assert not gone.retain_empty.any()
+    still = {7: Producer(0, 9, START_MS, 5)}
+    assert verdicts(parts, producers=still, now_ms=START_MS + DAY_MS)[0].retain_empty.tolist()[1]
+
+
+def test_without_data_the_markers_of_the_producers_epoch_are_retained() -> None:
+    parts = [marker(0, 7, commit=True, epoch=3), marker(1, 7, commit=True, epoch=4), data_batch(2, 2, 7, 4)]
+    parts += [marker(3, 6, commit=True, epoch=4), marker(4, 8, commit=True, epoch=4)]
+    found, _ = verdicts(parts, producers={7: Producer(4, -1, START_MS, -1)})
+    assert found.retain_empty.tolist() == [False, True, False, False, False]
+
+
+def test_the_last_batch_of_the_cleanable_range_is_retained() -> None:
+    found, _ = verdicts([data_batch(0, 4), data_batch(5, 9), data_batch(10, 11)], first_uncleanable=10)
+    assert found.retain_empty.tolist() == [False, True, False]
+
+
+def test_without_producers_nothing_is_kept_or_dropped_but_the_last_of_the_range() -> None:
+    data = data_batch(0, 4, transactional=False) + data_batch(5, 9, transactional=False)
+    judge = BatchJudge(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10)
+    found = judge.judge(data, scan_headers(data))
+    assert found.retain_empty.tolist() == [False, True]
+    assert not (found.discard_data | found.drop_control | found.stamp_control).any()
+    assert len(found.aborted) == 0
+
+
+@pytest.mark.parametrize("wrong", [data_batch(3, 3, 7, transactional=False), marker(3, 7, commit=True)])
+def test_producers_where_the_log_says_there_are_none_are_an_error(wrong: bytes) -> None:
+    data = data_batch(0, 2, transactional=False) + wrong
+    headers = scan_headers(data)
+    with pytest.raises(Corrupt, match="without producers") as caught:
+        BatchJudge(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10).judge(data, headers)
+    assert caught.value.offset == 3
+    with pytest.raises(Corrupt, match="without producers"):
+        AbortedFilter(None).aborted(data, headers)
+
+
+def test_a_marker_that_cannot_be_read_is_named() -> None:
+    whole = bytearray(marker(3, 7, commit=True))
+    whole[66:68] = b"\xff\xff"  # a negative version
+    judge = BatchJudge(
+        PartitionProducers(9, transaction_index.none(), {}), now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10
+    )
+    with pytest.raises(Corrupt, match="version") as caught:
+        judge.judge(whole, scan_headers(whole), file="x.log", file_position=50)
+    assert (caught.value.file, caught.value.position, caught.value.offset) == ("x.log", 50, 3)
+
+
+def test_an_empty_window_has_no_verdicts() -> None:
+    found, _ = verdicts([])
+    assert len(found.retain_empty) == 0
+
+
+def test_plain_segments_need_no_state() -> None:
+    log = PlainLog([PlainSegment(0, [next(decoded(data_batch(0, 0, transactional=False)))])], 0, 1)
+    assert state_of(log) is None

@@ -1,0 +1,612 @@
+"""The cleaning pass: against the plain model on random logs, and what it owes beside the rules."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparklog.compaction import clean_pass
+from sparklog.compaction.clean_work import CleanDone, CleanWork
+from sparklog.compaction.cleaning import plan_cleaning
+from sparklog.compaction.sealing import plan_sealing
+from sparklog.errors import Conflict, Corrupt
+from sparklog.format.key_hash import HashKey
+from sparklog.format.record_batch import scan_headers
+from sparklog.kafka.importing import import_log_dir
+from sparklog.log.conflicts import RewriteIntent
+from sparklog.log.fetch import SPAN_BYTES
+from sparklog.log.names import file_key
+from sparklog.log.slices import SliceFlag
+from sparklog.log.topic import Topic
+from sparklog.maintenance.work import Settings
+from sparklog.storage.local import LocalStore
+from tests.compaction.histories import History
+from tests.compaction.plain_cleaner import (
+    Aborted,
+    PlainBatch,
+    PlainConfigs,
+    PlainLog,
+    Told,
+    aborted_entries,
+    clean,
+    decoded,
+)
+from tests.log.data_plane import START_MS, Place, small
+
+NOW_MS = START_MS + 10_000_000
+COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "index.interval.bytes": 200}
+
+
+# --- random logs against the plain model -----------------------------------------------------------------------------
+
+
+def written(log: PlainLog, folder: Path) -> Path:
+    """A log dir that holds the log as its one topic `t`."""
+    partition = folder / "t-0"
+    partition.mkdir(parents=True)
+    for segment in log.segments:
+        data = b"".join(batch.to_bytes() for batch in segment.batches)
+        (partition / f"{segment.base:020d}.log").write_bytes(data)
+        entries = [np.array([0], ">i2").tobytes() + _entry(each) for each in segment.aborted]
+        if entries:
+            (partition / f"{segment.base:020d}.txnindex").write_bytes(b"".join(entries))
+    (folder / "cleaner-offset-checkpoint").write_text(f"0\n1\nt 0 {log.cleaned_through}\n")
+    return folder
+
+
+def _entry(entry: Aborted) -> bytes:
+    return np.array([entry.producer_id, entry.first, entry.last, entry.last_stable], ">i8").tobytes()
+
+
+def topic_of(place: Place, log: PlainLog, configs: PlainConfigs, folder: Path) -> Topic:
+    texts = {
+        "cleanup.policy": "compact",
+        "segment.bytes": configs.segment_bytes,
+        "segment.index.bytes": configs.segment_index_bytes,
+        "index.interval.bytes": configs.index_interval_bytes,
+        "min.cleanable.dirty.ratio": configs.min_cleanable_dirty_ratio,
+        "min.compaction.lag.ms": configs.min_compaction_lag_ms,
+        "delete.retention.ms": configs.delete_retention_ms,
+    }
+    import_log_dir(place.root, written(log, folder), configs=texts)
+    return place.root.topic("t")
+
+
+def committed(topic: Topic, work: CleanWork) -> CleanDone:
+    done = work.run()
+    if done.rewrites:
+        outcome = topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
+        assert outcome.commit is not None
+        assert not outcome.dropped
+    return done
+
+
+def state(topic: Topic) -> list[tuple[int, list[PlainBatch], list[Aborted]]]:
+    """(base, batches, entries of the `.txnindex`) of all sealed segments."""
+    slices = topic.snapshot().slices.all()
+    found = []
+    for row in np.flatnonzero(slices.sealed()).tolist():
+        key = file_key("t", slices.path(row))
+        index = key.removesuffix(".log") + ".txnindex"
+        entries = aborted_entries(topic.store.get(index)) if topic.store.stat(index) is not None else []
+        found.append((int(slices.base[row]), list(decoded(topic.store.get(key))), entries))
+    return found
+
+
+def random_configs(rng: random.Random) -> PlainConfigs:
+    return PlainConfigs(
+        segment_bytes=rng.choice((400, 900, 3000)),
+        index_interval_bytes=200,
+        min_cleanable_dirty_ratio=rng.choice((0.0, 0.0, 0.3)),
+        min_compaction_lag_ms=rng.choice((0, 0, 400)),
+        delete_retention_ms=rng.choice((0, 300, 5000)),
+        producer_id_expiration_ms=86_400_000,
+        offset_map_slots=rng.choice((2, 4, 9, 1000, 1000)),
+        keep_empty_segments=False,
+    )
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    configs = random_configs(rng)
+    codecs = rng.choice(((0,), (0, 2, 4), (1, 3)))
+    history = History(rng, 600, keyless=rng.choice((0.0, 0.2)), codecs=codecs, append_time=rng.choice((0.0, 0.3)))
+    if seed % 3 == 0:
+        history.writers = history.writers[:1]
+    passes = 0
+    for round_ in range(6):
+        history.write(rng.randrange(4, 40))
+        if rng.random() < 0.3:
+            history.end_transactions()
+        history.roll()
+        history.now_ms += rng.choice((0, 200, 1000, 6000, 90_000_000 if seed % 4 == 0 else 0))
+        place = Place("memory", tmp_path, seed=round_ + 1)
+        topic = topic_of(place, history.log, configs, tmp_path / f"round-{round_}")
+        settings = Settings(history.now_ms, producer_expiration_ms=configs.producer_id_expiration_ms)
+        works = plan_cleaning(topic.store, topic.snapshot(), settings, slots=configs.offset_map_slots)
+        done = committed(topic, works[0]) if works else CleanDone((), (), ())
+        told = clean(history.log, configs, now_ms=history.now_ms)
+        assert bool(done.rewrites) == told.chosen
+        passes += told.chosen
+        if told.chosen:
+            assert_told(topic, done, told)
+        assert_state(topic, history.log)
+    assert passes > 1
+
+
+def assert_told(topic: Topic, done: CleanDone, told: Told) -> None:
+    assert done.cleaned is not None
+    assert topic.head().cleaned_through.tolist() == [told.end]
+    plan, counts = done.cleaned.plan, done.cleaned.counts
+    assert (plan.first_dirty, plan.first_uncleanable, plan.ratio) == (
+        told.first_dirty,
+        told.first_uncleanable,
+        told.ratio,
+    )
+    assert counts.messages_written == told.messages_written
+    assert counts.messages_read == told.messages_read
+    assert counts.keyless_dropped == told.keyless
+
+
+def assert_state(topic: Topic, log: PlainLog) -> None:
+    """Segments, their batches and `.txnindex` entries, the bytes of what is not compressed, and the slices' fields."""
+    closed = [segment for segment in log.segments[:-1] if segment.batches]
+    found = state(topic)
+    assert [base for base, _, _ in found] == [segment.base for segment in closed]
+    slices = topic.snapshot().slices.all()
+    for row, ((_, batches, entries), segment) in enumerate(zip(found, closed, strict=True)):
+        assert batches == segment.batches
+        for mine, other in zip(batches, segment.batches, strict=True):
+            assert mine.codec or mine.raw == other.to_bytes()
+        assert entries == segment.aborted
+        data = [batch for batch in batches if not batch.control]
+        assert slices.end[row] == batches[-1].last + 1
+        assert slices.records[row] == sum(len(batch.records) for batch in data)
+        assert slices.max_ts[row] == segment.largest_ts
+        flags = SliceFlag(int(slices.flags[row]))
+        assert (SliceFlag.HAS_NULL_KEYS in flags) == any(r.key is None for batch in data for r in batch.records)
+        assert (SliceFlag.KAFKA_PRODUCERS in flags) == any(batch.producer_id >= 0 for batch in batches)
+        assert (SliceFlag.LOG_APPEND_TIME in flags) == any(batch.log_append_time for batch in batches)
+        times = [r.timestamp for batch in data for r in batch.records]
+        times += [batch.max_timestamp for batch in batches if batch.control or not batch.records]
+        assert slices.min_ts[row] == min(times)
+
+
+# --- sparklog's own topics -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    key: bytes | None
+    value: bytes | None
+
+
+def append(
+    topic: Topic, rows: list[Row], *, batch_bytes: int = 400, codec: str = "none", stamp: int = START_MS
+) -> None:
+    table = pa.table(
+        {
+            "key": pa.array([row.key for row in rows], pa.binary()),
+            "value": pa.array([row.value for row in rows], pa.binary()),
+            "timestamp": pa.array(np.arange(len(rows)) + stamp, pa.int64()),
+        }
+    )
+    topic.append(table, options=small(codec, batch_bytes=batch_bytes))
+
+
+def seal(topic: Topic) -> None:
+    for work in plan_sealing(topic.store, topic.snapshot(), Settings(NOW_MS), roll=True):
+        done = work.run()
+        assert topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files)).commit is not None
+
+
+def plan(topic: Topic, *, slots: int | None = None, now_ms: int = NOW_MS) -> list[CleanWork]:
+    return plan_cleaning(topic.store, topic.snapshot(), Settings(now_ms), slots=slots)
+
+
+def keyed(n: int, keys: int, *, seed: int = 1, tombstones: float = 0.1) -> list[Row]:
+    rng = random.Random(seed)
+    return [
+        Row(b"k%d" % rng.randrange(keys), None if rng.random() < tombstones else b"%d-" % i + rng.randbytes(20))
+        for i in range(n)
+    ]
+
+
+def contents(topic: Topic) -> list[tuple[int, bytes, bytes | None]]:
+    table = topic.scan().to_table()
+    return list(zip(*(table[name].to_pylist() for name in ("offset", "key", "value")), strict=True))
+
+
+def updated(place: Place, parts: int = 4, **configs: object) -> Topic:
+    """A topic with 200 updates of 40 keys in each of some sealed segments."""
+    topic = place.topic(1, {**COMPACTED, **configs})
+    for part in range(parts):
+        append(topic, keyed(200, 40, seed=part))
+        seal(topic)
+    return topic
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place("memory", tmp_path)
+
+
+def test_the_last_value_of_each_key_stays_and_its_offset_with_it(place: Place) -> None:
+    topic = updated(place)
+    before = contents(topic)
+    latest = {key: (offset, key, value) for offset, key, value in before}
+    done = committed(topic, plan(topic)[0])
+    assert contents(topic) == sorted(latest.values())
+    (report,) = done.reports
+    assert (report.records_before, report.records_after) == (len(before), len(latest))
+    kept = sum(value is None for _, _, value in latest.values())
+    assert report.tombstones_kept == kept
+    assert report.tombstones_dropped == sum(value is None for _, _, value in before) - kept > 0
+    assert report.bytes_before > report.bytes_after == int(topic.snapshot().slices.all().size.sum())
+    assert report.dirty_ratio == 1.0
+    assert not done.more
+
+
+def test_tombstones_go_two_phases(place: Place) -> None:
+    topic = place.topic(1, {**COMPACTED, "delete.retention.ms": 1000})
+    append(topic, [Row(b"a", b"1"), Row(b"b", b"1"), Row(b"a", None)])
+    seal(topic)
+    committed(topic, plan(topic)[0])
+    assert contents(topic) == [(1, b"b", b"1"), (2, b"a", None)]
+    for now_ms, left in ((NOW_MS + 999, [(1, b"b", b"1"), (2, b"a", None)]), (NOW_MS + 1000, [(1, b"b", b"1")])):
+        append(topic, [Row(b"c%d" % now_ms, b"")])
+        seal(topic)
+        committed(topic, plan(topic, now_ms=now_ms)[0])
+        assert contents(topic)[: len(left)] == left
+        assert [key for _, key, _ in contents(topic)].count(b"a") == len(left) - 1
+
+
+def test_a_delete_horizon_beyond_all_time_is_the_end_of_time(place: Place) -> None:
+    topic = place.topic(1, {**COMPACTED, "delete.retention.ms": 2**63 - 1})
+    append(topic, [Row(b"a", b"1"), Row(b"a", None)])
+    seal(topic)
+    committed(topic, plan(topic)[0])
+    ((_, batches, _),) = state(topic)
+    assert [batch.horizon for batch in batches] == [2**63 - 1]
+    assert contents(topic) == [(1, b"a", None)]
+
+
+def test_a_second_run_finds_nothing_to_do(place: Place) -> None:
+    topic = updated(place)
+    committed(topic, plan(topic)[0])
+    version = topic.head().version
+    assert plan(topic) == []
+    assert topic.head().version == version
+
+
+def test_of_two_passes_at_once_one_stands(place: Place) -> None:
+    topic = updated(place)
+    (work,) = plan(topic)
+    first, second = work.run(), work.run()
+    assert {file.path for file in first.files}.isdisjoint(file.path for file in second.files)
+    strip = [[replace(file, path="") for file in done.files] for done in (first, second)]
+    assert strip[0] == strip[1]
+    intents = [RewriteIntent(work.op, work.topic_id, done.rewrites, done.files) for done in (first, second)]
+    assert topic.commit(intents[0]).commit is not None
+    after = contents(topic)
+    outcome = topic.commit(intents[1])
+    assert outcome.commit is None
+    assert len(outcome.dropped) == 1
+    assert contents(topic) == after
+
+
+def test_small_maps_reach_the_same_in_several_passes(tmp_path: Path) -> None:
+    ends = []
+    for slots in (None, 12, 25):
+        topic = updated(Place("memory", tmp_path))
+        passes = 0
+        while works := plan(topic, slots=slots):
+            done = committed(topic, works[0])
+            passes += 1
+            assert done.more == (int(topic.head().cleaned_through[0]) < 800)
+        assert passes == 1 if slots is None else passes > 3
+        ends.append(contents(topic))
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_what_lies_beyond_the_map_is_left_alone(place: Place) -> None:
+    topic = updated(place)
+    before = {batch.base: batch for _, batches, _ in state(topic) for batch in batches}
+    records = contents(topic)
+    done = committed(topic, plan(topic, slots=20)[0])
+    assert done.cleaned is not None
+    end = done.cleaned.end_offset
+    assert 0 < end < 200
+    assert [row for row in contents(topic) if row[0] >= end] == [row for row in records if row[0] >= end]
+    untouched = [batch for _, batches, _ in state(topic) for batch in batches if batch.base >= 200]
+    assert [batch.raw for batch in untouched] == [batch.raw for batch in before.values() if batch.base >= 200]
+
+
+def test_each_pass_hashes_with_another_key(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = updated(place)
+    (work,) = plan(topic)
+    used: list[set[tuple[int, int]]] = []
+    real = clean_pass.key_hashes
+
+    def spy(data: object, start: object, length: object, key: HashKey) -> object:
+        used[-1].add((key.low, key.high))
+        return real(data, start, length, key)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(clean_pass, "key_hashes", spy)
+    for _ in range(3):
+        used.append(set())
+        work.run()
+    assert [len(each) for each in used] == [1, 1, 1]
+    assert len(set.union(*used)) == 3
+
+
+def test_records_without_a_key_go_and_are_counted(place: Place) -> None:
+    topic = place.topic(1, {"index.interval.bytes": 200})
+    append(topic, [Row(None, b"x"), Row(b"a", b"1"), Row(None, None), Row(b"a", b"2")])
+    seal(topic)
+    assert plan(topic) == []
+    settings = Settings(NOW_MS, defaults={"cleanup.policy": "compact"})
+    (work,) = plan_cleaning(topic.store, topic.snapshot(), settings)
+    done = committed(topic, work)
+    assert contents(topic) == [(3, b"a", b"2")]
+    assert done.reports[0].keyless_dropped == 2
+    assert done.reports[0].tombstones_dropped == 1
+    assert topic.snapshot().slices.all().flags.tolist() == [0]
+
+
+# --- damage, races, bounds -------------------------------------------------------------------------------------------
+
+
+def sealed_keys(topic: Topic) -> list[str]:
+    slices = topic.snapshot().slices.all()
+    return [file_key(topic.name, slices.path(row)) for row in np.flatnonzero(slices.sealed()).tolist()]
+
+
+def in_a_record(data: bytes) -> int:
+    headers = scan_headers(data)
+    return int(headers.position[len(headers) // 2]) + 90
+
+
+def in_a_base_offset(data: bytes) -> int:
+    headers = scan_headers(data)
+    return int(headers.position[len(headers) // 2]) + 5
+
+
+def in_a_leader_epoch(data: bytes) -> int:
+    headers = scan_headers(data)
+    return int(headers.position[len(headers) // 2]) + 15
+
+
+def in_a_length(data: bytes) -> int:
+    headers = scan_headers(data)
+    return int(headers.position[len(headers) // 2]) + 8
+
+
+@pytest.mark.parametrize("where", [in_a_record, in_a_base_offset, in_a_leader_epoch, in_a_length])
+@pytest.mark.parametrize("part", ["clean", "dirty"])
+def test_damage_is_named_and_nothing_is_committed(place: Place, where: Callable[[bytes], int], part: str) -> None:
+    topic = updated(place, parts=2)
+    committed(topic, plan(topic)[0])
+    for seed in (7, 8, 9):
+        append(topic, keyed(200, 40, seed=seed))
+        seal(topic)
+    keys = sealed_keys(topic)
+    assert len(keys) >= 4
+    key = keys[1 if part == "clean" else 3]
+    data = bytearray(place.inner.get(key))
+    at = where(bytes(data))
+    headers = scan_headers(bytes(data))
+    data[at] ^= 1
+    place.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
+    (work,) = plan(topic)
+    before, version = topic.snapshot().slices.all().base.tolist(), topic.head().version
+    with pytest.raises(Corrupt) as caught:
+        work.run()
+    assert caught.value.file == key
+    assert caught.value.position is not None
+    if where is not in_a_leader_epoch:
+        # The batch, or the place in it; of a byte that no batch's CRC-32C covers only the segment is known.
+        batch = len(headers) // 2
+        assert headers.position[batch] <= caught.value.position < headers.position[batch] + headers.size[batch]
+    assert topic.head().version == version
+    assert topic.snapshot().slices.all().base.tolist() == before
+
+
+def test_a_segment_that_is_gone_means_to_plan_again(place: Place) -> None:
+    topic = updated(place)
+    (work,) = plan(topic)
+    place.inner.delete(sealed_keys(topic)[2])
+    with pytest.raises(Conflict, match="plan again"):
+        work.run()
+
+
+def test_a_failing_store_leaves_no_half_segment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = updated(place)
+    (work,) = plan(topic)
+    before = {item.key for item in place.inner.list("t/")}
+    real = clean_pass.filter_batches
+    calls = iter(range(100))
+
+    def failing(*arguments: object, **options: object) -> object:
+        if next(calls) == 2:
+            raise OSError("the disk is on fire")
+        return real(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(clean_pass, "filter_batches", failing)
+    with pytest.raises(OSError, match="fire"):
+        work.run()
+    left = {item.key for item in place.inner.list("t/")} - before
+    assert not any(key.endswith(".log") and key[:-3] + "index" not in left for key in left)
+
+
+def test_progress_counts_what_is_read(place: Place) -> None:
+    topic = updated(place)
+    size = int(topic.snapshot().slices.all().size.sum())
+    seen: list[tuple[int, int]] = []
+    done = plan(topic)[0].run(lambda records, nbytes: seen.append((records, nbytes)))
+    assert sum(nbytes for _, nbytes in seen) == 2 * size
+    assert sum(records for records, _ in seen) == 2 * done.reports[0].records_before
+
+
+def test_work_travels_to_a_task(tmp_path: Path) -> None:
+    place = Place("local", tmp_path)
+    topic = updated(place)
+    (work,) = plan_cleaning(place.inner, topic.snapshot(), Settings(NOW_MS))
+    assert (work.op, work.title, work.partitions) == ("compact", "compact t-0", (0,))
+    assert work.nbytes == int(topic.snapshot().slices.all().size.sum())
+    done = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work)).run()))
+    assert [replace(file, path="") for file in done.files] == [replace(file, path="") for file in work.run().files]
+
+
+def test_the_dirtiest_partition_comes_first(place: Place) -> None:
+    topic = place.topic(3, {**COMPACTED, "min.cleanable.dirty.ratio": 0.1})
+    for turn, keys in enumerate((range(60), range(60), range(20), range(5))):
+        append(topic, [Row(b"k%d" % key, b"%d" % turn * 30) for key in keys])
+        seal(topic)
+        if turn == 1:
+            for work in plan(topic):
+                committed(topic, work)
+    works = plan(topic)
+    ratios = [work.ratio for work in works]
+    assert len(works) > 1
+    assert ratios == sorted(ratios, reverse=True)
+    assert len(set(ratios)) > 1
+
+
+def test_only_compacted_topics_are_cleaned(place: Place) -> None:
+    topic = updated(place)
+    topic.alter(configs={"cleanup.policy": "delete"})
+    assert plan(topic) == []
+
+
+def test_segments_below_the_log_start_are_not_named(place: Place) -> None:
+    topic = place.topic(1, {**COMPACTED, "cleanup.policy": "compact,delete", "segment.bytes": 300})
+    append(topic, [Row(b"only-%d" % i, b"x") for i in range(8)])
+    append(topic, [Row(b"a", b"1"), Row(b"b", b"1")])
+    seal(topic)
+    append(topic, [Row(b"a", b"2"), Row(b"b", b"2")])
+    seal(topic)
+    assert topic.snapshot().slices.all().base.tolist() == [0, 10]
+    topic.delete_records({0: 8})
+    done = committed(topic, plan(topic)[0])
+    assert [file.base for file in done.files] == [(10,)]
+    assert topic.snapshot().slices.all().base.tolist() == [10]
+    assert contents(topic) == [(10, b"a", b"2"), (11, b"b", b"2")]
+    assert topic.head().cleaned_through.tolist() == [12]
+
+
+def test_of_a_log_without_keys_an_empty_batch_is_left(place: Place) -> None:
+    """The last batch of the range stays, emptied, so that the log's end can be told from its batches."""
+    topic = place.topic(1, {"index.interval.bytes": 200})
+    for _ in range(3):
+        append(topic, [Row(None, b"x"), Row(None, b"y")])
+    seal(topic)
+    settings = Settings(NOW_MS, defaults={"cleanup.policy": "compact"})
+    (work,) = plan_cleaning(topic.store, topic.snapshot(), settings)
+    committed(topic, work)
+    assert contents(topic) == []
+    ((base, batches, _),) = state(topic)
+    assert (base, [(batch.base, batch.last, batch.records) for batch in batches]) == (0, [(4, 5, ())])
+    slices = topic.snapshot().slices.all()
+    assert (slices.base.tolist(), slices.end.tolist(), slices.records.tolist()) == ([0], [6], [0])
+    assert topic.head().cleaned_through.tolist() == [6]
+
+
+def test_a_full_index_begins_another_segment(place: Place) -> None:
+    topic = updated(place, parts=1, **{"segment.index.bytes": 10_000})
+    many = len(contents(topic))
+    topic.alter(configs={"segment.index.bytes": 36})
+    latest = {row[1]: row for row in contents(topic)}
+    committed(topic, plan(topic)[0])
+    slices = topic.snapshot().slices.all()
+    assert len(slices) > 1
+    for row in range(len(slices)):
+        stem = file_key("t", slices.path(row)).removesuffix(".log")
+        assert len(place.inner.get(f"{stem}.index")) <= 36
+        assert len(place.inner.get(f"{stem}.timeindex")) <= 36
+    assert contents(topic) == sorted(latest.values())
+    assert len(contents(topic)) < many
+
+
+def test_append_times_stay(place: Place) -> None:
+    topic = place.topic(1, {**COMPACTED, "message.timestamp.type": "LogAppendTime"})
+    append(topic, [Row(b"a", b"1"), Row(b"b", b"1")])
+    place.clock.now_ms += 5000
+    append(topic, [Row(b"a", b"2"), Row(b"a", b"3")])
+    seal(topic)
+    stamps = dict(zip(*times(topic), strict=True))
+    committed(topic, plan(topic)[0])
+    offsets, after = times(topic)
+    assert offsets == [1, 3]
+    assert after == [stamps[1], stamps[3]]
+    slices = topic.snapshot().slices.all()
+    assert slices.flags.tolist() == [int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)]
+    assert (slices.min_ts.tolist(), slices.max_ts.tolist()) == ([min(after)], [max(after)])
+
+
+def times(topic: Topic) -> tuple[list[int], list[int]]:
+    table = topic.scan().to_table()
+    return table["offset"].to_pylist(), table["timestamp"].cast(pa.int64()).to_pylist()
+
+
+def test_batches_that_become_too_large_together_are_opened_one_by_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = place.topic(1, COMPACTED)
+    append(topic, keyed(2000, 300), codec="lz4", batch_bytes=3000)
+    seal(topic)
+    latest = {row[1]: row for row in contents(topic)}
+    monkeypatch.setattr("sparklog.format.payloads.CALL_LIMIT", 8000)
+    committed(topic, plan(topic)[0])
+    assert contents(topic) == sorted(latest.values())
+
+
+class Watched:
+    """A store that notes the largest read."""
+
+    def __init__(self, inner: LocalStore) -> None:
+        self.inner = inner
+        self.largest = 0
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        data = self.inner.get(key, start, length)
+        self.largest = max(self.largest, len(data))
+        return data
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_memory_is_that_of_a_few_windows(codec: str, tmp_path: Path) -> None:
+    place = Place("local", tmp_path)
+    topic = place.topic(1, COMPACTED)
+    value = b"x" * 4000 if codec != "none" else random.Random(1).randbytes(4000)
+    for part in range(4):
+        append(
+            topic, [Row(b"%d" % (i % 3000), value) for i in range(part, part + 4000)], batch_bytes=500_000, codec=codec
+        )
+    seal(topic)
+    store = Watched(place.inner)  # type: ignore[arg-type]
+    (work,) = plan_cleaning(store, topic.snapshot(), Settings(NOW_MS))  # type: ignore[arg-type]
+    work.run()
+    tracemalloc.start()
+    try:
+        done = work.run()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert done.reports[0].records_before == 16_000
+    assert done.reports[0].records_after == 3000
+    assert store.largest <= SPAN_BYTES
+    # 64 MB of records pass through; what is held are a window, its records and its output.
+    assert peak < 5 * SPAN_BYTES

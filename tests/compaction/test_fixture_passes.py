@@ -1,0 +1,186 @@
+"""Every pass of Kafka's own cleaner, repeated: a stage imported as it stands, cleaned once, is Kafka's next stage.
+
+0-byte segments are left out on both sides: Kafka leaves one where nothing of a group stays, sparklog does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparklog.compaction.clean_work import CleanDone
+from sparklog.compaction.cleaning import plan_cleaning
+from sparklog.format.decode import decode
+from sparklog.format.record_batch import BatchHeaders, scan_headers
+from sparklog.format.transaction_index import parse
+from sparklog.kafka.importing import import_log_dir
+from sparklog.log.conflicts import LogStartIntent, RewriteIntent
+from sparklog.log.names import file_key
+from sparklog.log.segments import RollRule, segments_of
+from sparklog.log.topic import Topic
+from sparklog.maintenance.work import Settings
+from sparklog.retention.expiry import plan_expiry
+from sparklog.storage.store import Store
+from tests.compaction.fixture_stages import Pass, Stage, all_passes
+from tests.log.data_plane import Place
+
+PASSES = {each.name: each for each in all_passes()}
+HEADER_FIELDS = (
+    *("base_offset", "leader_epoch", "attributes", "last_offset_delta", "base_timestamp", "max_timestamp"),
+    *("producer_id", "producer_epoch", "base_sequence", "count"),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A segment as it lies in a root or in a log dir."""
+
+    base: int
+    data: bytes
+    transactions: bytes
+
+    @property
+    def headers(self) -> BatchHeaders:
+        return scan_headers(self.data)
+
+
+def imported(place: Place, stage: Stage) -> Topic:
+    names = import_log_dir(place.root, stage.folder, configs=dict(stage.configs.explicit), force=True)
+    assert names == ["compacted"]
+    return place.root.topic("compacted")
+
+
+def cleaned_once(topic: Topic, each: Pass) -> CleanDone | None:
+    """One pass with Kafka's clock and map, committed; None if nothing was due."""
+    settings = Settings(now_ms=each.now_ms)
+    works = plan_cleaning(topic.store, topic.snapshot(), settings, slots=each.after.cleaner.get("offsetMapSlots"))
+    assert len(works) <= 1
+    if not works:
+        return None
+    done = works[0].run()
+    if not done.rewrites:
+        return None
+    head = topic.head()
+    outcome = topic.commit(RewriteIntent(works[0].op, head.topic_id, done.rewrites, done.files))
+    assert outcome.commit is not None
+    assert not outcome.dropped
+    return done
+
+
+def segments(topic: Topic) -> list[Found]:
+    """All slices: the sealed segments, and the active one's."""
+    found = []
+    slices = topic.snapshot().slices.all()
+    for row in range(len(slices)):
+        key = file_key(topic.name, slices.path(row))
+        data = topic.store.get(key, int(slices.position[row]), int(slices.size[row]))
+        assert int(slices.shift[row]) == 0
+        found.append(Found(int(slices.base[row]), data, beside(topic.store, key)))
+    return found
+
+
+def beside(store: Store, key: str) -> bytes:
+    other = key.removesuffix(".log") + ".txnindex"
+    return store.get(other) if key.endswith(".log") and store.stat(other) is not None else b""
+
+
+def expected_segments(stage: Stage) -> list[Found]:
+    last = len(stage.files) - 1
+    return [
+        Found(file.base, file.data, b"" if at == last else file.transaction_index)
+        for at, file in enumerate(stage.files)
+        if file.data
+    ]
+
+
+def assert_same_segment(found: Found, expected: Found) -> None:
+    """Byte by byte where nothing is compressed; headers and records where something is."""
+    assert found.base == expected.base
+    ours, theirs = found.headers, expected.headers
+    for name in HEADER_FIELDS:
+        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist(), name
+    plain = theirs.codec == 0
+    for row in np.flatnonzero(plain):
+        at, to = int(ours.position[row]), int(theirs.position[row])
+        size = int(theirs.size[row])
+        assert found.data[at : at + size] == expected.data[to : to + size]
+    if plain.all():
+        assert found.data == expected.data
+    wanted = ("offset", "timestamp", "key", "value", "headers")
+    mine, other = decode(found.data, ours, columns=wanted), decode(expected.data, theirs, columns=wanted)
+    for column in ("offset", "timestamp"):
+        assert getattr(mine, column).tolist() == getattr(other, column).tolist()
+    for column in ("key", "value", "headers"):
+        assert getattr(mine, column).to_pylist() == getattr(other, column).to_pylist()
+    assert found.transactions == expected.transactions
+    if found.transactions:
+        assert len(parse(found.transactions, found.base))
+
+
+def expire(topic: Topic, each: Pass) -> int:
+    """What a round ends with on a topic with `delete`: segments that have expired go. The log start that is due.
+
+    Kafka also moves it over 0-byte segments that expire. Here there are none, and it stays.
+    """
+    snapshot = topic.snapshot()
+    head, configs = snapshot.head, each.before.configs
+    log_end = int(head.log_end[0])
+    expiry = plan_expiry(
+        segments_of(snapshot.slices.all(), 0, log_end, RollRule.of(configs, head.topic_id)),
+        partition=0,
+        log_start=int(head.log_start[0]),
+        log_end=log_end,
+        high_watermark=log_end,
+        configs=configs,
+        now_ms=each.now_ms,
+    )
+    told = each.after.cleaner
+    deleted = told["segmentsAfterCleaning"][: told["deletedSegments"]]
+    assert [item.segment.base for item in expiry.gone] == [item["baseOffset"] for item in deleted if item["size"]]
+    topic.commit(LogStartIntent(head.topic_id, {0: expiry.log_start}))
+    only_empty = bool(deleted) and not any(item["size"] for item in deleted)
+    return each.before.log_start if only_empty else each.after.log_start
+
+
+@pytest.mark.parametrize("name", sorted(PASSES))
+def test_a_stage_cleaned_once_is_the_next_stage(name: str, tmp_path: Path) -> None:
+    each = PASSES[name]
+    topic = imported(Place("memory", tmp_path), each.before)
+    done = cleaned_once(topic, each)
+    told = each.after.cleaner
+    assert (done is not None) == told["chosen"]
+    if done is not None:
+        assert_told(topic, done, told)
+    log_start = expire(topic, each)
+    head = topic.head()
+    assert head.log_start.tolist() == [log_start]
+    assert head.log_end.tolist() == [each.after.log_end]
+    found, expected = segments(topic), expected_segments(each.after)
+    assert [segment.base for segment in found] == [segment.base for segment in expected]
+    for mine, other in zip(found, expected, strict=True):
+        assert_same_segment(mine, other)
+
+
+def assert_told(topic: Topic, done: CleanDone, told: dict[str, object]) -> None:
+    """What Kafka said of the pass: the new checkpoint, the segments before any retention, its statistics."""
+    cleaned = done.cleaned
+    assert cleaned is not None
+    assert topic.head().cleaned_through.tolist() == [told["endOffset"]]
+    assert cleaned.plan.first_uncleanable == told["firstUncleanableOffset"]
+    assert done.more == (told["endOffset"] < told["firstUncleanableOffset"])
+    after = [(item["baseOffset"], item["size"], item["largestTimestamp"]) for item in told["segmentsAfterCleaning"]]
+    slices = topic.snapshot().slices.all()
+    assert slices.base.tolist() == [base for base, size, _ in after if size]
+    assert slices.max_ts.tolist() == [greatest for _, size, greatest in after if size]
+    counts = cleaned.counts
+    assert counts.bytes_read == told["bytesRead"]
+    assert counts.messages_read == told["messagesRead"]
+    assert counts.messages_written == told["messagesWritten"]
+    assert counts.keyless_dropped == told["invalidMessagesRead"]
+    packed = any(segment.headers.codec.any() for segment in segments(topic))
+    if not packed:
+        assert slices.size.tolist() == [size for _, size, _ in after if size]
+        assert counts.bytes_written == told["bytesWritten"]

@@ -1,0 +1,321 @@
+"""A month of one commit a second, on slice metadata alone: how many slices there are, how long files live, the cost.
+
+Nothing is read or written: appended files are rows of a slice table, and each run of maintenance seals what the roll
+rule closes, plans the merges with the real planner and puts what they would write in place of what they replace. The
+commits between two runs are summed up as a few (the slow test has each of them).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sparklog.compaction.merge_work import OWN_FILE_BYTES, MergeWork
+from sparklog.compaction.merging import FAN_IN, plan_merges
+from sparklog.log.configs import TopicConfigs
+from sparklog.log.head import Head
+from sparklog.log.segments import RollRule, due, segments_of
+from sparklog.log.slice_table import COLUMN_TYPES, Slices, SliceTable, Texts
+from sparklog.log.slices import merge_tier, with_tier
+from sparklog.log.snapshot import Snapshot
+from sparklog.maintenance.work import Settings
+from sparklog.storage.memory import MemoryStore
+
+Int64s = npt.NDArray[np.int64]
+Rates = Callable[[float], list[float]]
+"""Seconds since the beginning -> bytes a second of each partition."""
+
+DAY = 86_400
+RECORD_BYTES = 200
+FOOTER = 100
+KIB, MIB = 1 << 10, 1 << 20
+STORE = MemoryStore(lambda: 0)
+MANY = 32
+"""What a partition may have after a run."""
+
+
+@dataclass
+class Measured:
+    """What a simulation saw, over all runs."""
+
+    slices: list[list[int]] = field(default_factory=list)
+    """After each run, unsealed slices per partition."""
+    appended: int = 0
+    rewritten: int = 0
+    lone: int = 0
+    """Runs after which an appended file was left, as nothing was to be gained from merging it."""
+    pinned: int = 0
+    """Most bytes of files whose slices had been sealed or merged, but which others kept alive."""
+
+    def most(self) -> list[int]:
+        return np.max(np.array(self.slices), axis=0).tolist()
+
+
+class Month:
+    """One topic: `now` in seconds, rows of unsealed slices as columns."""
+
+    def __init__(self, rates: Rates, *, tasks: int = 2, commits: int = 3, configs: dict[str, object] | None = None):
+        self.rates, self.tasks, self.commits = rates, tasks, commits
+        self.partitions = len(rates(0.0))
+        self.now = 0.0
+        self.version = 0
+        self.configs = TopicConfigs.of(configs)
+        self.rule = RollRule.of(self.configs, "month")
+        self.parts = [{name: np.zeros(0, dtype) for name, dtype in COLUMN_TYPES.items()}]
+        self.end = np.zeros(self.partitions, np.int64)
+        self.owed = np.zeros(self.partitions)
+        self.measured = Measured()
+        self.names: list[str] = []
+
+    def run(self, seconds: float) -> None:
+        """Append for some time, then maintain once and look."""
+        self.append(seconds)
+        self.seal()
+        self.merge()
+        self.look()
+
+    # -- what writers do
+
+    def append(self, seconds: float) -> None:
+        """Commits of `tasks` files each, with a slice for each partition that has a record by then."""
+        step = seconds / self.commits
+        times = self.now + step * np.arange(1, self.commits + 1)
+        arrived = np.repeat(
+            np.array([self.rates(now) for now in times.tolist()]) * step / self.tasks, self.tasks, axis=0
+        )
+        come = self.owed + np.cumsum(arrived, axis=0)
+        total = (come // RECORD_BYTES).astype(np.int64)
+        records = np.diff(total, axis=0, prepend=0)
+        self.owed = come[-1] - total[-1] * RECORD_BYTES
+        sizes = records * RECORD_BYTES
+        self.measured.appended += int(sizes.sum())
+        file, partition = np.nonzero(records)
+        base = self.end[partition] + (total - records)[file, partition]
+        self.put(
+            files=len(records),
+            file=file,
+            file_size=sizes.sum(axis=1)[file] + FOOTER,
+            read_version=self.version + file // self.tasks,
+            position=(np.cumsum(sizes, axis=1) - sizes)[file, partition],
+            size=sizes[file, partition],
+            partition=partition,
+            base=base,
+            end=base + records[file, partition],
+            max_ts=(times * 1000).astype(np.int64)[file // self.tasks],
+        )
+        self.end = self.end + total[-1]
+        self.now += seconds
+        self.version += self.commits
+
+    def put(self, *, files: int, file: Int64s, **values: int | Int64s) -> None:
+        """Rows of some new files, numbered from 0."""
+        values = {"footer_length": FOOTER, "append_time": -1, "txn": -1, **values, "file": file + len(self.names)}
+        values["shift"], values["records"] = values["base"], np.subtract(values["end"], values["base"])
+        self.names += [f"append/{self.version:020d}-f{len(self.names) + i}.slices" for i in range(files)]
+        n = len(file)
+        self.parts.append(
+            {name: np.full(n, values.get(name, 0), np.int64).astype(dtype) for name, dtype in COLUMN_TYPES.items()}
+        )
+
+    @property
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        if len(self.parts) > 1:
+            self.columns = {name: np.concatenate([part[name] for part in self.parts]) for name in COLUMN_TYPES}
+        return self.parts[0]
+
+    @columns.setter
+    def columns(self, columns: dict[str, npt.NDArray[Any]]) -> None:
+        self.parts = [columns]
+
+    # -- what maintenance does
+
+    def snapshot(self) -> Snapshot:
+        """The table as a reader has it: sorted, with codes for the files that are still named."""
+        columns = self.columns
+        order = np.lexsort((columns["base"], columns["partition"]))
+        used, codes = np.unique(columns["file"], return_inverse=True)
+        self.names = [self.names[i] for i in used.tolist()]
+        columns = {name: column[order] for name, column in columns.items()}
+        columns["file"] = codes.astype(np.int32)[order]
+        self.columns = columns
+        slices = Slices(columns, Texts.of(self.names), Texts())
+        starts = np.zeros(self.partitions, np.int64)
+        head = Head(
+            version=self.version,
+            topic_id="month",
+            deleted=False,
+            configs=self.configs,
+            log_start=starts,
+            log_end=self.end.copy(),
+            cleaned_through=starts,
+        )
+        table = SliceTable(self.version, (slices,) if len(slices) else (), slices.paths, slices.txn_ids)
+        return Snapshot("month", STORE, head, table)
+
+    def seal(self) -> None:
+        """Closed segments leave the table: what is sealed is no matter of merging."""
+        rows = self.snapshot().slices.all()
+        keep = np.ones(len(rows), np.bool_)
+        for partition in range(self.partitions):
+            span = rows.partition_rows(partition)
+            for segment in segments_of(rows[span], partition, int(self.end[partition]), self.rule):
+                if not segment.active or due(segment, self.rule, int(self.now * 1000)):
+                    first = span.start + segment.first_row
+                    keep[first : first + segment.rows] = False
+        self.columns = {name: column[keep] for name, column in self.columns.items()}
+
+    def merge(self) -> None:
+        """Plan, and put outputs in place of inputs."""
+        snapshot = self.snapshot()
+        works = plan_merges(STORE, snapshot, Settings(int(self.now * 1000)))
+        rows = snapshot.slices.all()
+        gone = np.zeros(len(rows), np.bool_)
+        for work in works:
+            for source in work.sources:
+                first = rows.partition_rows(source.partition).start
+                at = first + np.searchsorted(rows.base[rows.partition_rows(source.partition)], source.base)
+                assert (rows.end[at] == source.end).all()
+                assert not gone[at].any()
+                gone[at] = True
+        self.columns = {name: column[~gone] for name, column in self.columns.items()}
+        for work in works:
+            self.write(work)
+        self.version += 1
+
+    def write(self, work: MergeWork) -> None:
+        """What the task would write: files of one slice for the large ones, one file for all others."""
+        self.measured.rewritten += work.nbytes
+        outputs = np.array(
+            [
+                (source.partition, source.base[0], source.end[-1], source.nbytes, source.max_ts.max())
+                for source in work.sources
+            ],
+            np.int64,
+        )
+        large = outputs[:, 3] >= OWN_FILE_BYTES
+        for group in (outputs[~large], *(outputs[i : i + 1] for i in np.flatnonzero(large))):
+            if not len(group):
+                continue
+            partition, base, end, size, max_ts = group.T
+            self.put(
+                files=1,
+                file=np.zeros(len(group), np.int64),
+                file_size=int(size.sum()) + FOOTER,
+                read_version=work.read_version,
+                position=np.cumsum(size) - size,
+                size=size,
+                partition=partition,
+                base=base,
+                end=end,
+                max_ts=max_ts,
+                flags=with_tier(0, work.tier),
+            )
+
+    # -- what must hold
+
+    def look(self) -> None:
+        columns = self.columns
+        self.measured.slices.append(np.bincount(columns["partition"], minlength=self.partitions).tolist())
+        tiers = np.array([merge_tier(flags) for flags in columns["flags"].tolist()])
+        grown = columns["size"] >= max(OWN_FILE_BYTES, self.configs.segment_bytes // FAN_IN)
+        left = (tiers == 0) & ~grown
+        # An appended file lives one run, unless it is the only one.
+        assert len(np.unique(columns["file"][left])) <= 1
+        self.measured.lone += int(left.any())
+        files, first = np.unique(columns["file"], return_index=True)
+        held = int(columns["file_size"][first].sum()) - FOOTER * len(files)
+        self.measured.pinned = max(self.measured.pinned, held - int(columns["size"].sum()))
+
+
+def simulated(rates: Rates, *, every: float = 900, days: float = 30, **options: object) -> Measured:
+    month = Month(rates, **options)  # type: ignore[arg-type]
+    for _ in range(int(days * DAY / every)):
+        month.run(every)
+    return month.measured
+
+
+def steady(*rates: float) -> Rates:
+    return lambda now: list(rates)
+
+
+def test_a_month_at_rates_from_a_byte_to_a_megabyte_a_second() -> None:
+    found = simulated(steady(1, 30, KIB, 10 * KIB, 100 * KIB, MIB), commits=2)
+    assert max(found.most()) <= MANY, found.most()
+    # The fast partitions, of which nearly all bytes are, go from their own files to segments.
+    assert found.rewritten < 1.5 * found.appended
+    # What a slow partition keeps alive of a fast one's bytes is little: large slices have files of their own.
+    assert found.pinned < 8 * OWN_FILE_BYTES
+    assert found.lone == 0
+
+
+@pytest.mark.parametrize("rate", [100.0, 5 * KIB, 20 * KIB])
+def test_each_byte_is_rewritten_a_few_times(rate: float) -> None:
+    """One partition, at rates at which nothing is large: the tiers are what bounds the cost."""
+    found = simulated(steady(rate), days=14, commits=2, tasks=1)
+    assert max(found.most()) <= MANY, found.most()
+    assert found.rewritten <= 4.2 * found.appended
+
+
+@pytest.mark.parametrize("every", [120.0, 300.0, 3600.0])
+def test_however_often_it_runs(every: float) -> None:
+    found = simulated(steady(10, 2 * KIB, 200 * KIB), every=every, days=min(20.0, every / 60), commits=1)
+    assert max(found.most()) <= MANY, found.most()
+
+
+def bursts(now: float) -> list[float]:
+    """Partitions that are idle for hours and then fast, at times of their own; one flickers around 8 MiB a run."""
+    source = random.Random(int(now // 900))
+    burst = [4 * MIB if source.random() < 0.03 else 0.0 for _ in range(3)]
+    return [*burst, source.choice([7.0, 9.0]) * MIB / 900, source.choice([1.0, 7 * MIB / 900, 200 * KIB]), 20.0]
+
+
+def test_irregular_rates() -> None:
+    found = simulated(bursts, days=12, commits=2)
+    assert max(found.most()) <= MANY, found.most()
+    assert found.rewritten < 2 * found.appended
+
+
+def test_seven_large_slices_and_one_small_one_over_and_over() -> None:
+    """What is large and what is small of one partition alternates, beside one that is always small."""
+
+    def rates(now: float) -> list[float]:
+        return [(1.0 if int(now // 900) % FAN_IN == 0 else 9.0) * MIB / 900, 50.0]
+
+    found = simulated(rates, days=6, commits=2)
+    assert max(found.most()) <= MANY, found.most()
+
+
+def test_runs_that_come_when_they_come() -> None:
+    source = random.Random(5)
+    month = Month(steady(5, 3 * KIB, 60 * KIB, 600 * KIB))
+    for _ in range(600):
+        month.run(source.choice([30, 300, 900, 900, 3600, 6 * 3600]))
+    assert max(month.measured.most()) <= MANY, month.measured.most()
+
+
+@pytest.mark.parametrize("segment_bytes", [14, 10 * MIB, 100 * MIB])
+def test_small_segments(segment_bytes: int) -> None:
+    found = simulated(steady(10, KIB, 100 * KIB), days=5, commits=2, configs={"segment.bytes": segment_bytes})
+    assert max(found.most()) <= MANY, found.most()
+
+
+def test_a_topic_that_is_never_sealed() -> None:
+    """By time or size: the tiers alone hold it."""
+    never = {"segment.bytes": 2**31 - 1, "segment.ms": 2**62}
+    found = simulated(steady(1, 100, KIB), configs=never, commits=1)
+    assert max(found.most()) <= MANY, found.most()
+    assert found.rewritten < 4.2 * found.appended
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_month_commit_by_commit() -> None:
+    found = simulated(steady(100, KIB, 10 * KIB, 100 * KIB, MIB, 5 * MIB), commits=900)
+    assert max(found.most()) <= MANY, found.most()
+    assert found.rewritten < 1.5 * found.appended

@@ -1,0 +1,147 @@
+"""The offset map against a dictionary, and the rule by which it is full."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sparklog.compaction.offset_map import SLOT_BYTES, OffsetMap, slots_of
+from sparklog.errors import BadRequest
+
+
+def hashes_of(keys: list[int], crowded: bool = False) -> np.ndarray:
+    """Any hash will do; crowded ones differ only where no probe begins."""
+    source = [random.Random(key) for key in keys]
+    words = [(1 << 63 if crowded else each.getrandbits(64), each.getrandbits(64)) for each in source]
+    return np.array(words, np.uint64).reshape(-1, 2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("crowded", [False, True])
+def test_it_is_a_dictionary_of_offsets(seed: int, crowded: bool) -> None:
+    rng = random.Random(seed)
+    slots, load_factor = rng.randrange(8, 400), rng.choice([0.5, 0.9, 1.0])
+    found, model = OffsetMap(slots, load_factor), dict[int, int]()
+    offset, full = 0, False
+    while not full:
+        keys = [rng.randrange(600) for _ in range(rng.randrange(1, 90))]
+        offsets = np.cumsum([rng.randrange(1, 4) for _ in keys]) + offset
+        offset = int(offsets[-1])
+        expected = 0
+        for key, each in zip(keys, offsets.tolist(), strict=True):
+            if len(model) >= int(slots * load_factor):
+                full = True
+                break
+            model[key] = each
+            expected += 1
+        assert found.put(hashes_of(keys, crowded), offsets) == expected
+        assert len(found) == len(model)
+        assert found.latest_offset == max(model.values())
+    everything = list(range(700))
+    assert found.get(hashes_of(everything, crowded)).tolist() == [model.get(key, -1) for key in everything]
+    assert found.utilization == len(model) / slots
+
+
+def test_a_full_map_takes_not_even_a_key_that_it_knows() -> None:
+    full = OffsetMap(10, 0.2)
+    assert full.put(hashes_of([1, 2, 1]), np.array([5, 6, 7])) == 2
+    assert full.put(hashes_of([1]), np.array([7])) == 0
+    assert full.latest_offset == 6
+    assert full.get(hashes_of([1, 2, 3])).tolist() == [5, 6, -1]
+
+
+def test_both_halves_of_a_hash_count() -> None:
+    same_first = np.array([[7, 1], [7, 2], [8, 1]], np.uint64)
+    found = OffsetMap(100)
+    found.put(same_first, np.array([10, 20, 30]))
+    assert found.get(same_first).tolist() == [10, 20, 30]
+
+
+def test_offset_zero_and_hash_zero_are_keys_like_any_other() -> None:
+    found = OffsetMap(100)
+    zero = np.zeros((1, 2), np.uint64)
+    assert found.get(zero).tolist() == [-1]
+    found.put(zero, np.array([0]))
+    assert found.get(zero).tolist() == [0]
+    assert found.latest_offset == 0
+
+
+def test_the_probe_goes_on_at_the_beginning() -> None:
+    last = np.full((5, 2), 2**64 - 1, np.uint64)
+    last[:, 1] = np.arange(5)
+    found = OffsetMap(6, 1.0)
+    assert found.put(last, np.arange(5)) == 5
+    assert found.get(last).tolist() == list(range(5))
+
+
+def test_offsets_go_on_where_there_are_no_keys() -> None:
+    found = OffsetMap(100)
+    assert found.latest_offset == -1
+    found.advance(41)
+    found.advance(7)
+    assert found.latest_offset == 41
+    assert found.put(np.zeros((0, 2), np.uint64), np.zeros(0, np.int64)) == 0
+    assert found.latest_offset == 41
+
+
+def test_a_small_log_takes_a_small_map() -> None:
+    small = OffsetMap(slots_of(128 << 20), expected=10_000)
+    assert small.nbytes <= 20_000 * SLOT_BYTES
+    keys = hashes_of(list(range(10_000)))
+    assert small.put(keys, np.arange(10_000)) == 10_000
+    assert small.utilization == 10_000 / slots_of(128 << 20)
+
+
+def test_more_keys_than_expected_only_fill_it_earlier() -> None:
+    small = OffsetMap(1 << 20, expected=0)
+    keys = hashes_of(list(range(5000)))
+    taken = small.put(keys, np.arange(5000))
+    assert 0 < taken < 5000
+    assert small.get(keys).tolist() == [*range(taken), *[-1] * (5000 - taken)]
+
+
+def test_slots_are_those_of_kafka() -> None:
+    assert slots_of(128 << 20) == 5_592_405
+    assert OffsetMap(slots_of(128 << 20)).limit == 5_033_164
+    assert OffsetMap(50).limit == 45
+    assert OffsetMap(50).nbytes == 50 * 24
+
+
+@pytest.mark.parametrize(("slots", "load_factor"), [(0, 0.9), (1, 0.9), (10, 0.0), (10, 1.1), (10, -1.0)])
+def test_a_map_without_room_is_refused(slots: int, load_factor: float) -> None:
+    with pytest.raises(BadRequest, match=r"log\.cleaner\."):
+        OffsetMap(slots, load_factor)
+
+
+def test_a_hash_for_each_offset() -> None:
+    with pytest.raises(BadRequest, match="two words for each of 3 offsets, found 4"):
+        OffsetMap(100).put(hashes_of([1, 2]), np.arange(3))
+
+
+FIFTY_MILLION = """
+import resource, sys
+import numpy as np
+from sparklog.compaction.offset_map import OffsetMap
+keys = 50_000_000
+found = OffsetMap(int(keys / 0.9) + 1)
+words = np.empty((1 << 17, 2), np.uint64)
+for start in range(0, keys, len(words)):
+    n = min(len(words), keys - start)
+    words[:n, 0] = np.arange(start, start + n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    words[:n, 1] = np.arange(start, start + n)
+    taken = found.put(words[:n], np.arange(start, start + n))
+    assert taken == n
+assert len(found) == keys
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_fifty_million_keys_fit_into_one_and_a_half_gigabytes() -> None:
+    answer = subprocess.run([sys.executable, "-c", FIFTY_MILLION], capture_output=True, text=True, check=True)
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert int(answer.stdout) * unit < 1.5e9

@@ -1,0 +1,72 @@
+"""The plain model of the cleaner leaves what Kafka's cleaner left, so that other tests may trust it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.compaction.fixture_stages import Pass, all_passes
+from tests.compaction.histories import History
+from tests.compaction.plain_cleaner import PlainConfigs, clean, decoded, last_stable
+
+TOLD = {
+    "first_dirty": "firstDirtyOffset",
+    "first_uncleanable": "firstUncleanableOffset",
+    "clean_bytes": "cleanBytes",
+    "cleanable_bytes": "cleanableBytes",
+    "ratio": "cleanableRatio",
+    "end": "endOffset",
+    "messages_read": "messagesRead",
+    "messages_written": "messagesWritten",
+    "keyless": "invalidMessagesRead",
+}
+
+
+@pytest.mark.parametrize("one", all_passes(), ids=lambda each: each.name)
+def test_it_leaves_what_kafka_left(one: Pass) -> None:
+    log, after = one.before.plain, one.after.plain
+    told = clean(log, one.plain_configs, now_ms=one.now_ms)
+    cleaner = one.after.cleaner
+    assert told.chosen == cleaner["chosen"]
+    if told.chosen:
+        assert {theirs: getattr(told, ours) for ours, theirs in TOLD.items()} == {
+            theirs: cleaner[theirs] for theirs in TOLD.values()
+        }
+        assert log.cleaned_through == one.after.cleaned_through
+    assert [each.base for each in log.segments] == [each["baseOffset"] for each in cleaner["segmentsAfterCleaning"]]
+    assert last_stable(log) == one.after.last_stable
+    # A round ends with retention, which takes segments from the front.
+    mine = log.segments[-len(after.segments) :]
+    for segment, theirs in zip(mine, after.segments, strict=True):
+        assert segment.batches == theirs.batches
+        plain = [batch.to_bytes() for batch in segment.batches if not batch.codec]
+        assert plain == [batch.raw for batch in theirs.batches if not batch.codec]
+        assert segment.aborted == theirs.aborted
+        assert (segment.index, segment.time_index) == (theirs.index, theirs.time_index)
+        assert segment.largest_ts == one.after.files[after.segments.index(theirs)].largest_ts
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_newest_value_of_every_key_survives_random_histories(seed: int) -> None:
+    history = History(random.Random(seed), codecs=(0, 2, 4), append_time=0.2)
+    history.write(120)
+    history.end_transactions()
+    history.roll()
+    aborted = {entry.first: entry for segment in history.log.segments for entry in segment.aborted}
+    newest = {}
+    for batch in (batch for segment in history.log.segments for batch in segment.batches):
+        dead = any(e.producer_id == batch.producer_id and e.first <= batch.base <= e.last for e in aborted.values())
+        if not batch.control and not dead:
+            newest.update({record.key: record for record in batch.records})
+    configs = PlainConfigs(segment_bytes=600, min_cleanable_dirty_ratio=0.0, keep_empty_segments=False)
+    assert clean(history.log, configs, now_ms=history.now_ms).chosen
+    left = [
+        record
+        for segment in history.log.segments
+        for batch in segment.batches
+        for record in next(decoded(batch.to_bytes())).records
+        if not batch.control
+    ]
+    assert left == sorted(newest.values(), key=lambda record: record.offset)
+    assert all(segment.batches for segment in history.log.segments[:-1])

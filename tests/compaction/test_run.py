@@ -1,0 +1,493 @@
+"""A run of compaction with planners made by hand: what is committed, what is planned again, what is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from sparklog.compaction.clean_work import CleanDone
+from sparklog.compaction.run import TRIES, Plans, compact_root, compact_topic
+from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
+from sparklog.log.commit import COMPACT, MERGE, SEAL, Edit
+from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
+from sparklog.log.names import commit_key, sealed_path
+from sparklog.log.root import Root
+from sparklog.log.slices import FileSlices
+from sparklog.log.snapshot import Snapshot
+from sparklog.log.topic import Topic
+from sparklog.maintenance.report import Size
+from sparklog.maintenance.work import Done, InProcess, PieceReport, Progress, Settings, Work, silent
+from sparklog.storage.memory import MemoryStore
+from tests.log.topics import START_MS, World, append
+
+SETTINGS = Settings(START_MS)
+Hook = Callable[["Fake"], None]
+
+
+@dataclass(frozen=True)
+class Fake:
+    """Joins all slices of some partitions, one edit each; `hook` is called while it runs, and may raise."""
+
+    op: str
+    snapshot: Snapshot
+    partitions: tuple[int, ...]
+    hook: Hook
+    ratio: float = 0.0
+    cleaned_through: int | None = None
+    more: bool = False
+
+    @property
+    def topic(self) -> str:
+        return self.snapshot.topic
+
+    @property
+    def topic_id(self) -> str:
+        return self.snapshot.head.topic_id
+
+    @property
+    def title(self) -> str:
+        return f"{self.op} {self.topic}-{','.join(map(str, self.partitions))}"
+
+    @property
+    def nbytes(self) -> int:
+        return 100 * len(self.partitions)
+
+    def run(self, progress: Progress = silent) -> Done:
+        self.hook(self)
+        rewrites, files, reports = [], [], []
+        for partition in self.partitions:
+            rewrite, file, report = self._joined(partition)
+            rewrites.append(rewrite)
+            files.append(file)
+            reports.append(report)
+        return CleanDone(tuple(rewrites), tuple(files), tuple(reports), self.more)
+
+    def _joined(self, partition: int) -> tuple[Rewrite, FileSlices, PieceReport]:
+        found = self.snapshot.slices.select(partition)
+        inputs = tuple(
+            Input(found.path(row), int(found.position[row]), int(found.base[row]), int(found.end[row]))
+            for row in range(len(found))
+        )
+        start, end, records = int(found.base[0]), int(found.end[-1]), int(found.records.sum())
+        path = sealed_path(partition, self.snapshot.version, f"{self.op}{self.snapshot.version}", start)
+        file = FileSlices(
+            *(path, 500, 0, (partition,), (500,), (end - start,), (records,), (1,), (2,), (9,), (0,)), base=(start,)
+        )
+        report = PieceReport(self.op, self.topic, partition, records, records, int(found.size.sum()), 500, seconds=1.0)
+        if self.op == COMPACT:
+            report = replace(report, dirty_ratio=0.5)
+        return Rewrite(Edit(partition, start, end, self.cleaned_through), inputs), file, report
+
+
+def nothing(*given: object) -> Sequence[Work]:
+    return ()
+
+
+@dataclass
+class Merger:
+    """Plans one piece over all partitions with several slices, and remembers over which."""
+
+    hook: Hook = field(default=lambda work: None)
+    packed: bool = True
+    planned: list[tuple[int, ...]] = field(default_factory=list)
+
+    def __call__(self, snapshot: Snapshot, settings: Settings) -> list[Fake]:
+        many = tuple(p for p in range(snapshot.head.partitions) if len(snapshot.slices.select(p)) > 1)
+        if not many:
+            return []
+        self.planned.append(many)
+        groups = [many] if self.packed else [(partition,) for partition in many]
+        return [Fake(MERGE, snapshot, group, self.hook) for group in groups]
+
+    def plans(self) -> Plans:
+        return Plans(nothing, self, nothing)
+
+
+def place(partitions: int = 3, name: str = "t") -> tuple[World, Root, Topic]:
+    world = World()
+    root = world.root(world.store())
+    return world, root, filled(root, name, partitions)
+
+
+def filled(root: Root, name: str, partitions: int = 3) -> Topic:
+    topic = root.create_topic(name, partitions=partitions)
+    for n in range(2):
+        append(topic, *((partition, 5) for partition in range(partitions)), name=f"{name}{n}")
+    return topic
+
+
+def slices_of(topic: Topic) -> list[int]:
+    snapshot = topic.snapshot()
+    return [len(snapshot.slices.select(partition)) for partition in range(snapshot.head.partitions)]
+
+
+def once(hook: Hook) -> Hook:
+    """A hook that acts the first time only."""
+    left = [hook]
+
+    def act(work: Fake) -> None:
+        if left:
+            left.pop()(work)
+
+    return act
+
+
+def rewritten_by_another(work: Fake, *partitions: int) -> None:
+    """Somebody else merges these partitions, and is faster."""
+    snapshot = replace(work.snapshot)
+    done = Fake(SEAL, snapshot, partitions or work.partitions, lambda work: None).run()
+    other = World(seed=99).root(work.snapshot.store).topic(work.topic)
+    outcome = other.commit(RewriteIntent(SEAL, work.topic_id, done.rewrites, done.files))
+    assert outcome.commit is not None
+    assert not outcome.dropped
+
+
+def test_each_piece_is_a_commit_in_the_order_seal_merge_clean() -> None:
+    _, _, topic = place(2)
+    before = topic.head().version
+    shown: list[str] = []
+    done: set[str] = set()
+
+    def step(op: str) -> Callable[..., list[Fake]]:
+        def plan(snapshot: Snapshot, *rest: object) -> list[Fake]:
+            if op in done:
+                return []
+            done.add(op)
+            return [
+                Fake(op, snapshot, (p,), lambda work: None, cleaned_through=5 if op == COMPACT else None)
+                for p in (0, 1)
+            ]
+
+        return plan
+
+    plans = Plans(step(SEAL), step(MERGE), step(COMPACT))
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=plans, on_done=lambda work, _: shown.append(work.title))
+    assert shown == ["seal t-0", "seal t-1", "merge t-0", "merge t-1", "compact t-0", "compact t-1"]
+    head = topic.head()
+    assert head.version == before + 6
+    assert head.cleaned_through.tolist() == [5, 5]
+    assert report.before == {0: Size(10, 200), 1: Size(10, 200)}
+    first, second = report.totals()
+    assert first.actions == second.actions == (("seal", 1), ("merge", 1), ("compact", 1))
+    assert first.after == Size(10, 500)
+    assert not report.failed
+
+
+def test_seal_only_and_roll_are_passed_on() -> None:
+    _, _, topic = place(1)
+    rolled: list[bool] = []
+
+    def seal(snapshot: Snapshot, settings: Settings, roll: bool) -> list[Work]:
+        rolled.append(roll)
+        return []
+
+    merger = Merger()
+    compact_topic(topic, SETTINGS, InProcess(), seal_only=True, roll=True, plans=Plans(seal, merger, merger))
+    assert rolled == [True]
+    assert merger.planned == []
+
+
+def test_an_edit_that_somebody_else_was_faster_with_is_planned_again() -> None:
+    _, _, topic = place()
+    merger = Merger(once(lambda work: rewritten_by_another(work, 1)))
+    shown: list[Done | SparklogError] = []
+    report = compact_topic(
+        topic, SETTINGS, InProcess(), plans=merger.plans(), on_done=lambda work, result: shown.append(result)
+    )
+    assert slices_of(topic) == [1, 1, 1]
+    assert merger.planned == [(0, 1, 2)], "planned again, partition 1 has nothing left to do"
+    assert not report.failed
+    assert [total.partition for total in report.totals()] == [0, 2]
+    (done,) = shown
+    assert isinstance(done, Done)
+    assert [piece.partition for piece in done.reports] == [0, 2]
+
+
+def test_only_the_partitions_that_lost_are_planned_again() -> None:
+    _, _, topic = place()
+
+    def race(work: Fake) -> None:
+        rewritten_by_another(work, 1)
+        append(topic, (0, 1), (1, 1), name="later")
+
+    merger = Merger(once(race))
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=merger.plans())
+    assert merger.planned == [(0, 1, 2), (1,)]
+    assert slices_of(topic) == [2, 1, 1]
+    assert not report.failed
+
+
+def test_who_always_loses_waits_gives_up_and_says_so() -> None:
+    world, _, topic = place(2)
+    count = [0]
+
+    def race(work: Fake) -> None:
+        if 1 in work.partitions:
+            count[0] += 1
+            rewritten_by_another(work, 1)
+            append(topic, (1, 1), name=f"more{count[0]}")
+
+    merger = Merger(race)
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=merger.plans())
+    assert count[0] == TRIES + 1
+    assert len(world.slept) == TRIES - 1, "not after the first loss, which is chance"
+    (failure,) = report.failures
+    assert (failure.partitions, failure.code) == ((1,), "SPARKLOG_CONFLICT")
+    assert failure.message == f"another run rewrote the same slices first; given up for now, after {TRIES + 1} tries"
+    assert slices_of(topic) == [1, 2]
+
+
+def test_inputs_that_are_gone_are_planned_again() -> None:
+    _, _, topic = place(1)
+
+    def gone(work: Fake) -> None:
+        raise NotFound("no such file")
+
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=Merger(once(gone)).plans())
+    assert slices_of(topic) == [1]
+    assert not report.failed
+    append(topic, (0, 1), name="more")
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=Merger(gone).plans())
+    (failure,) = report.failures
+    assert (failure.partitions, failure.code) == ((0,), "SPARKLOG_NOT_FOUND")
+    assert failure.message.startswith("no such file; given up")
+
+
+def corrupt_in(partition: int, *, named: bool) -> Hook:
+    def hook(work: Fake) -> None:
+        if partition in work.partitions:
+            found = work.snapshot.slices.select(partition)
+            place = {"file": f"{work.topic}/{found.path(1)}", "position": int(found.position[1]) + 7} if named else {}
+            raise Corrupt("bad CRC", **place)  # type: ignore[arg-type]
+
+    return hook
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_corrupt_partition_is_left_and_reported_and_the_others_are_done(named: bool) -> None:
+    _, _, topic = place(4)
+    merger = Merger(corrupt_in(2, named=named))
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=merger.plans())
+    assert slices_of(topic) == [1, 1, 2, 1]
+    (failure,) = report.failures
+    assert (failure.partitions, failure.code, failure.title) == ((2,), "SPARKLOG_CORRUPT", "merge t-2")
+    # Where the error says which partition it is, the others go on being done together.
+    assert merger.planned == [(0, 1, 2, 3), *([(0, 1, 3), (2,)] if named else [(0,), (1,), (2,), (3,)])]
+    assert [(total.partition, total.failed) for total in report.totals()] == [
+        *((0, False), (1, False), (2, True), (3, False))
+    ]
+
+
+def test_an_error_that_blames_the_wrong_partition_leaves_no_sound_one_undone() -> None:
+    _, _, topic = place(3)
+    wrong = corrupt_in(0, named=True)
+
+    def hook(work: Fake) -> None:
+        if 2 in work.partitions:
+            if 0 in work.partitions:
+                wrong(work)
+            raise Corrupt("bad CRC", file="t/append/of-nobody")
+
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=Merger(hook).plans())
+    assert slices_of(topic) == [1, 1, 2]
+    assert [failure.partitions for failure in report.failures] == [(2,)]
+
+
+def test_a_failed_partition_is_left_alone_by_the_steps_that_follow() -> None:
+    _, _, topic = place(2)
+    seal = Merger(corrupt_in(0, named=True))
+    merge = Merger()
+    compact_topic(topic, SETTINGS, InProcess(), plans=Plans(lambda s, t, roll: seal(s, t), merge, nothing))
+    assert slices_of(topic) == [2, 1]
+    assert merge.planned == []
+
+
+def test_a_topic_deleted_in_the_middle_is_left_and_the_others_are_done() -> None:
+    _, root, topic = place()
+    other = filled(root, "u")
+
+    def delete(work: Fake) -> None:
+        if work.topic == "t":
+            World(seed=50).root(root.store).delete_topic("t")
+
+    reports = compact_root(root, SETTINGS, InProcess(), plans=Merger(delete).plans())
+    assert [(report.topic, report.failed, report.notes) for report in reports] == [
+        ("t", False, ("deleted meanwhile, nothing left to do",)),
+        ("u", False, ()),
+    ]
+    assert slices_of(other) == [1, 1, 1]
+    assert not topic.root.topic_handle("t").log.refresh().head.exists
+
+
+def test_a_topic_created_again_in_the_middle_is_not_touched() -> None:
+    _, root, _ = place()
+
+    def again(work: Fake) -> None:
+        elsewhere = World(seed=51).root(root.store)
+        elsewhere.delete_topic("t")
+        filled(elsewhere, "t", 1)
+
+    (report,) = compact_root(root, SETTINGS, InProcess(), plans=Merger(again).plans())
+    assert report.notes == ("deleted meanwhile, nothing left to do",)
+    assert not report.failed
+    assert slices_of(root.topic("t")) == [2]
+
+
+def test_files_below_the_upload_floor_are_written_again() -> None:
+    _, _, topic = place(1)
+
+    def vacuum(work: Fake) -> None:
+        append(topic, (0, 1), name="newer")
+        topic.commit(MaintainIntent(floor=topic.head().version))
+
+    merger = Merger(once(vacuum))
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=merger.plans())
+    assert merger.planned == [(0,), (0,)]
+    assert slices_of(topic) == [1]
+    assert not report.failed
+
+
+@pytest.mark.parametrize(("error", "over"), [(Fenced, True), (Corrupt, True), (Unavailable, False)])
+def test_a_commit_that_fails_is_reported_and_other_topics_go_on(
+    error: Callable[[str], SparklogError], over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, root, topic = place(2)
+    other = filled(root, "u", 2)
+    commit = topic.commit
+    tried = []
+
+    def fails(intent: RewriteIntent) -> object:
+        tried.append(intent)
+        if len(tried) == 1:
+            raise error("the commit failed")
+        return commit(intent)
+
+    monkeypatch.setattr(topic, "commit", fails)
+    reports = compact_root(root, SETTINGS, InProcess(), plans=Merger(packed=False).plans())
+    assert [(failure.partitions, failure.message) for failure in reports[0].failures] == [((0,), "the commit failed")]
+    assert slices_of(topic) == [2, 2 if over else 1]
+    assert slices_of(other) == [1, 1]
+
+
+def passes(through: Sequence[int]) -> Plans:
+    """Cleans partition 0 once for each offset, saying each time that the map was full."""
+    left = list(through)
+
+    def clean(snapshot: Snapshot, settings: Settings) -> list[Fake]:
+        return (
+            [Fake(COMPACT, snapshot, (0,), lambda work: None, cleaned_through=left.pop(0), more=True)] if left else []
+        )
+
+    return Plans(nothing, nothing, clean)
+
+
+def test_a_full_map_is_followed_by_another_pass_while_passes_get_further() -> None:
+    _, _, topic = place(1)
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=passes((3, 6, 9)))
+    assert topic.head().cleaned_through.tolist() == [9]
+    assert report.totals()[0].actions == (("compact", 3),)
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=passes((9, 10)))
+    assert report.totals()[0].actions == (("compact", 1),), "it took in nothing: once more would be once more for ever"
+
+
+def test_nothing_to_do_commits_nothing() -> None:
+    _, _, topic = place(1)
+    version = topic.head().version
+    assert compact_topic(topic, SETTINGS, InProcess(), plans=Plans(nothing, nothing, nothing)).totals() == []
+
+    @dataclass(frozen=True)
+    class Idle(Fake):
+        def run(self, progress: Progress = silent) -> Done:
+            return Done((), (), ())
+
+    def clean(snapshot: Snapshot, settings: Settings) -> list[Fake]:
+        return [Idle(COMPACT, snapshot, (0,), lambda work: None)]
+
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=Plans(nothing, nothing, clean))
+    assert report.totals() == []
+    assert topic.head().version == version
+
+
+class Recording(InProcess):
+    """Remembers what it was given to run at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[list[str]] = []
+
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+        self.batches.append([work.title for work in works])
+        return super().run(works)
+
+
+def test_the_pieces_of_all_topics_run_together_the_dirtiest_first() -> None:
+    _, root, _ = place(2)
+    filled(root, "u", 2)
+    ratios = {("t", 0): 0.6, ("t", 1): 0.9, ("u", 0): 0.95, ("u", 1): 0.7}
+
+    def clean(snapshot: Snapshot, settings: Settings) -> list[Fake]:
+        if snapshot.head.cleaned_through.any():
+            return []
+        return [
+            Fake(COMPACT, snapshot, (p,), lambda work: None, ratios[snapshot.topic, p], cleaned_through=1)
+            for p in (0, 1)
+        ]
+
+    runner = Recording()
+    compact_root(root, SETTINGS, runner, plans=Plans(nothing, nothing, clean))
+    assert runner.batches == [["compact u-0", "compact t-1", "compact u-1", "compact t-0"]]
+
+
+def test_topics_are_those_that_were_named_or_all() -> None:
+    _, root, topic = place(1)
+    other = filled(root, "u", 1)
+    filled(root, "gone").delete()
+    (report,) = compact_root(root, SETTINGS, InProcess(), topics=("u",), plans=Merger().plans())
+    assert report.topic == "u"
+    assert (slices_of(topic), slices_of(other)) == ([2], [1])
+    assert [report.topic for report in compact_root(root, SETTINGS, InProcess(), plans=Merger().plans())] == ["t", "u"]
+    assert slices_of(topic) == [1]
+
+
+def test_a_root_without_topics_is_no_report_at_all() -> None:
+    world = World()
+    assert compact_root(world.root(world.store()), SETTINGS, InProcess(), plans=Merger().plans()) == []
+
+
+def test_a_topic_that_is_not_there_is_reported_and_the_others_are_done() -> None:
+    _, root, topic = place(1, "orders")
+    reports = compact_root(root, SETTINGS, InProcess(), topics=("order", "orders"), plans=Merger().plans())
+    assert [(report.topic, report.failed) for report in reports] == [("order", True), ("orders", False)]
+    assert "did you mean 'orders'?" in reports[0].failures[0].message
+    assert slices_of(topic) == [1]
+
+
+def test_a_topic_that_cannot_be_read_is_reported_and_the_others_are_done() -> None:
+    _, root, topic = place(1)
+    filled(root, "broken", 1)
+    store = root.store
+    assert isinstance(store, MemoryStore)
+    store.delete(commit_key("broken", 1))
+    store.create(commit_key("broken", 1), b"{}")
+    fresh = World(seed=60).root(store)
+    reports = compact_root(fresh, SETTINGS, InProcess(), plans=Merger().plans())
+    assert [(report.topic, report.failed) for report in reports] == [("broken", True), ("t", False)]
+    assert reports[0].failures[0].code == "SPARKLOG_CORRUPT"
+    assert slices_of(topic) == [1]
+
+
+def test_a_planner_that_fails_stops_its_topic_only() -> None:
+    _, root, topic = place(1)
+    filled(root, "u", 1)
+    merger = Merger()
+
+    def merge(snapshot: Snapshot, settings: Settings) -> Sequence[Work]:
+        if snapshot.topic == "u":
+            raise Conflict("cannot be planned")
+        return merger(snapshot, settings)
+
+    reports = compact_root(root, SETTINGS, InProcess(), plans=Plans(nothing, merge, nothing))
+    assert [(report.topic, report.failed) for report in reports] == [("t", False), ("u", True)]
+    assert slices_of(topic) == [1]

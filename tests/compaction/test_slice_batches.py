@@ -1,0 +1,116 @@
+"""Many slices in one buffer: every batch gets its own slice's numbers, and wrong ones are told by their place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sparklog.compaction.slice_batches import patch_batches, scan_slices
+from sparklog.errors import Corrupt
+from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader, crc_failures, scan_headers
+from sparklog.log.source_slices import SourceSlice
+
+
+def batch(base: int, offsets: int, attributes: int = 0) -> bytes:
+    return BatchHeader(base, offsets - 1, offsets, 100, 150, attributes).pack(b"payload")
+
+
+def row_of(base: int, end: int, position: int = 0, **changes: int) -> SourceSlice:
+    """A slice of a file of its own, whose batches count from 0."""
+    row = SourceSlice(f"append/{base}", f"t/append/{base}", 9, 1, position, 0, base, end, base, 0, 0, 0, 0, 0, -1, 0, 0)
+    return replace(row, **changes)
+
+
+def joined(*slices: bytes) -> tuple[bytearray, np.ndarray]:
+    starts = np.cumsum([0, *map(len, slices[:-1])])
+    return bytearray(b"".join(slices)), starts.astype(np.int64)
+
+
+ROWS = [
+    row_of(100, 105, leader_epoch=3),
+    row_of(105, 107, leader_epoch=-1),
+    row_of(110, 111, leader_epoch=4, append_time=900),
+    row_of(111, 113, leader_epoch=3),
+]
+DATA = [
+    batch(0, 2) + batch(3, 2),
+    batch(0, 2, LOG_APPEND_TIME_BIT),
+    batch(0, 1, LOG_APPEND_TIME_BIT),
+    batch(0, 1) + batch(1, 1),
+]
+
+
+def test_each_batch_gets_what_its_slice_says() -> None:
+    data, starts = joined(*DATA)
+    headers, row = scan_slices(data, ROWS, starts)
+    assert row.tolist() == [0, 0, 1, 2, 3, 3]
+    patched = patch_batches(data, headers, ROWS, row, np.zeros(4, np.int64))
+    found = scan_headers(data)
+    assert found.base_offset.tolist() == [100, 103, 105, 110, 111, 112]
+    assert found.leader_epoch.tolist() == [3, 3, -1, 4, 3, 3]
+    assert found.max_timestamp.tolist() == [150, 150, 150, 900, 150, 150]
+    assert len(crc_failures(data, found)) == 0
+    for name in ("base_offset", "leader_epoch", "max_timestamp", "crc", "position"):
+        assert getattr(patched, name).tolist() == getattr(found, name).tolist()
+
+
+def test_offsets_count_from_the_bases_given() -> None:
+    data, starts = joined(*DATA)
+    headers, row = scan_slices(data, ROWS, starts)
+    patch_batches(data, headers, ROWS, row, np.array([100, 100, 110, 110]))
+    assert scan_headers(data).base_offset.tolist() == [0, 3, 5, 0, 1, 2]
+
+
+def test_one_slice_is_patched_as_many_are() -> None:
+    for row, given in zip(ROWS, DATA, strict=True):
+        alone, several = bytearray(given), bytearray(given * 2)
+        headers, index = scan_slices(alone, [row], np.zeros(1, np.int64))
+        patch_batches(alone, headers, [row], index, np.array([7]))
+        twin = replace(row, base=row.end, end=2 * row.end - row.base, shift=row.end)
+        headers, index = scan_slices(several, [row, twin], np.array([0, len(given)]))
+        patch_batches(several, headers, [row, twin], index, np.array([7, row.end - row.base + 7]))
+        assert alone * 2 == several
+
+
+def test_the_first_window_and_a_later_one() -> None:
+    """A window in the middle of a slice: its bytes do not begin where the slice does."""
+    row = row_of(100, 105, position=5000)
+    data = bytearray(batch(3, 2))
+    headers, index = scan_slices(data, [row], np.array([-68]), after=102)
+    assert (headers.base_offset.tolist(), index.tolist()) == ([3], [0])
+    with pytest.raises(Corrupt, match="within offsets 104 to 105") as caught:
+        scan_slices(data, [row], np.array([-68]), after=104)
+    assert (caught.value.file, caught.value.position, caught.value.offset) == ("t/append/100", 5068, 104)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place", "offset"),
+    [
+        (batch(0, 2) + batch(3, 3), 68, 102),
+        (batch(0, 2) + batch(1, 2), 68, 102),
+        (batch(-1, 2) + batch(3, 2), 0, 100),
+        (batch(0, 0) + batch(3, 2), 0, 100),
+    ],
+)
+def test_batches_beyond_their_slice_or_out_of_order(wrong: bytes, place: int, offset: int) -> None:
+    before, after = row_of(90, 100), row_of(105, 107, position=20)
+    data, starts = joined(batch(0, 10), wrong, batch(0, 2))
+    with pytest.raises(Corrupt, match="restore the file") as caught:
+        scan_slices(data, [before, row_of(100, 105, position=40), after], starts)
+    assert (caught.value.file, caught.value.position, caught.value.offset) == ("t/append/100", 40 + place, offset)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [batch(0, 5)[:-1], batch(0, 5) + b"\0", batch(0, 5) + bytes(40), batch(0, 2) + batch(2, 3)[:30], bytes(100)],
+    ids=["cut", "a byte more", "zeros behind", "second cut", "zeros"],
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_slices_that_are_no_whole_batches(wrong: bytes, last: bool) -> None:
+    rows = [row_of(90, 100), row_of(100, 105, position=40), row_of(105, 107)][: 2 if last else 3]
+    data, starts = joined(*[batch(0, 10), wrong, batch(0, 2)][: len(rows)])
+    with pytest.raises(Corrupt) as caught:
+        scan_slices(data, rows, starts)
+    assert caught.value.file == "t/append/100"
