@@ -101,7 +101,7 @@ def test_the_two_commands_are_there() -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "docs/differences.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "docs/differences.md", "docs/operations.md"])
 def test_links_lead_somewhere(document: str) -> None:
     file = REPOSITORY / document
     missing = [link for link in LINK.findall(file.read_text()) if not (file.parent / link).exists()]

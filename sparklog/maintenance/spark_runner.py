@@ -1,0 +1,215 @@
+"""Runs work in Spark tasks: one Spark job of one task per piece, several jobs at once.
+
+One job per piece, not one job of all pieces, so that each result is there, and can be committed, as soon as it is
+finished, and a piece that fails takes nothing else with it. As many jobs run at once as Spark has task slots; they are
+begun in the order given.
+
+A task answers with its error as a value: Spark sees a task that succeeded, tries nothing again that would fail again,
+and the driver has the error itself, not the text of two stack traces. What kills a task (a lost executor, memory, a
+fault of ours) is Spark's failure, which comes as `Unavailable` naming the piece.
+
+Needs a session with a SparkContext: `spark-submit`, not Spark Connect. pyspark is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sparklog.errors import SparklogError, Unavailable
+from sparklog.log.env import SYSTEM, Env
+from sparklog.maintenance.progress import Meter, Narrator, say
+from sparklog.maintenance.work import Done, InProcess, Progress, Runner, Work, silent
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SparkIfNeeded", "SparkRunner"]
+
+HEARTBEAT_MS = 30_000
+STOP_SECONDS = 60
+_Answer = tuple[int, "Done | SparklogError | BaseException"]
+
+
+class SparkRunner:
+    """A `Runner` over a Spark session. `parallelism` None: as many jobs at once as Spark's default parallelism."""
+
+    def __init__(
+        self, spark: SparkSession, *, parallelism: int | None = None, quiet: bool = False, env: Env = SYSTEM
+    ) -> None:
+        self._context = spark.sparkContext
+        self._parallelism = parallelism
+        self._quiet = quiet
+        self._env = env
+
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+        """Run all; each with its result as it is finished. Closed early, it cancels what still runs."""
+        if not works:
+            return
+        batch = _Batch(self._context, works, self._quiet, self._env)
+        slots = self._parallelism or max(1, self._context.defaultParallelism)
+        batch.start(min(slots, len(works)))
+        try:
+            for _ in works:
+                yield batch.next()
+        finally:
+            batch.stop()
+
+
+class SparkIfNeeded:
+    """A `Runner` that starts Spark when there is work for it, and works here where there is no pyspark.
+
+    `name`: of the application. A session that runs already is used, and left running.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._runner: Runner | None = None
+        self._started: SparkSession | None = None
+
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+        """See `Runner`."""
+        if not works:
+            return iter(())
+        if self._runner is None:
+            self._runner = self._start()
+        return self._runner.run(works)
+
+    def close(self) -> None:
+        """Stop the session, if it was started here."""
+        if self._started is not None:
+            self._started.stop()
+
+    def _start(self) -> Runner:
+        try:
+            from pyspark.sql import SparkSession
+        except ImportError:
+            return InProcess(Narrator().progress)
+        running = SparkSession.getActiveSession()
+        if running is not None:
+            return SparkRunner(running)
+        # Over TCP each task waits some 40 ms for nothing; it must be said before the session starts.
+        builder = SparkSession.builder.appName(self._name).config("spark.python.unix.domain.socket.enabled", "true")
+        self._started = builder.getOrCreate()
+        return SparkRunner(self._started)
+
+
+class _Batch:
+    """The pieces of one call of `run`: threads that take them in order, and a queue of answers."""
+
+    def __init__(self, context: object, works: Sequence[Work], quiet: bool, env: Env) -> None:
+        self._context = context
+        self._works = works
+        self._quiet = quiet
+        self._env = env
+        self._group = f"sparklog-{env.new_id()}"
+        self._lock = threading.Lock()
+        self._next = self._finished = 0
+        self._stopped = False
+        self._running: dict[int, int] = {}
+        self._threads: list[threading.Thread] = []
+        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+
+    def start(self, threads: int) -> None:
+        from pyspark import InheritableThread
+
+        for number in range(threads):
+            # Spark keeps a job's group and description per thread, and only for threads of this kind.
+            thread = InheritableThread(target=self._work, name=f"{self._group}-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def next(self) -> tuple[Work, Done | SparklogError]:
+        """The next piece that is finished; while none is, a line now and then says what runs."""
+        while True:
+            try:
+                index, answer = self._answers.get(timeout=HEARTBEAT_MS / 1000)
+                break
+            except queue.Empty:
+                if not self._quiet:
+                    say(self._heartbeat())
+        self._finished += 1
+        if not isinstance(answer, (Done, SparklogError)):
+            raise answer
+        return self._works[index], answer
+
+    def stop(self) -> None:
+        """Begin nothing more, cancel what runs; returns once no thread is left, or after `STOP_SECONDS`."""
+        self._stopped = True
+        for _ in range(STOP_SECONDS * 5):
+            alive = [thread for thread in self._threads if thread.is_alive()]
+            if not alive:
+                return
+            if self._running:
+                # Again and again: a job that a thread was just about to begin is not there to be cancelled yet.
+                self._context.cancelJobGroup(self._group)  # type: ignore[attr-defined]
+            alive[0].join(0.2)
+
+    def _heartbeat(self) -> str:
+        with self._lock:
+            running = sorted(self._running.items())
+        now = self._env.boot_ms()
+        names = [f"{self._works[index].title} ({(now - begun) // 1000} s)" for index, begun in running]
+        return f"{self._finished} of {len(self._works)} pieces finished, running: {', '.join(names)}"
+
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._stopped or self._next >= len(self._works):
+                return None
+            index = self._next
+            self._next += 1
+            self._running[index] = self._env.boot_ms()
+            return index
+
+    def _work(self) -> None:
+        while (index := self._take()) is not None:
+            answer: Done | SparklogError | BaseException
+            try:
+                answer = self._job(self._works[index])
+            except BaseException as error:  # noqa: BLE001 - the driver's thread raises it
+                answer = error
+            with self._lock:
+                del self._running[index]
+            self._answers.put((index, answer))
+
+    def _job(self, work: Work) -> Done | SparklogError:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        context = self._context
+        context.setJobGroup(self._group, work.title)  # type: ignore[attr-defined]
+        try:
+            rows = context.parallelize((0,), 1)  # type: ignore[attr-defined]
+            found = rows.mapPartitions(partial(_task, work, self._quiet)).collect()[0]
+        except (Py4JError, PySparkException) as error:
+            return Unavailable(f"the Spark task of '{work.title}' failed: {_cause(str(error))}; run it again")
+        return found  # type: ignore[no-any-return]
+
+
+def _task(work: Work, quiet: bool, _rows: Iterable[int]) -> Iterator[Done | SparklogError]:
+    """In a Spark task: the one result of a piece."""
+    progress: Progress = silent if quiet else Meter(work.title)
+    try:
+        yield work.run(progress)
+    except SparklogError as error:
+        yield error
+    except MemoryError:
+        yield Unavailable(
+            f"'{work.title}' ran out of memory; lower log.cleaner.dedupe.buffer.size, or give Spark's executors more "
+            "spark.executor.memoryOverhead"
+        )
+
+
+def _cause(text: str) -> str:
+    """The line of a Spark failure that says why: the last one above the JVM's stack, in Python's trace its last."""
+    above = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("at ") or line.startswith("Driver stacktrace"):
+            break
+        if line.strip():
+            above.append(line.strip())
+    cause = above[-1] if above else "no reason given"
+    return cause if len(cause) <= 500 else cause[:497] + "..."

@@ -1,0 +1,81 @@
+"""The command line that the maintenance jobs share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from sparklog.maintenance.arguments import WRONG_USAGE, Common, add_common, common
+
+
+def parsed(*given: str) -> Common:
+    parser = argparse.ArgumentParser(prog="job.py")
+    add_common(parser)
+    return common(parser, parser.parse_args(given))
+
+
+@pytest.fixture(autouse=True)
+def no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARKLOG_ROOT", raising=False)
+
+
+def test_the_root_comes_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKLOG_ROOT", "/data/log")
+    assert parsed().root == "/data/log"
+    assert parsed("--root", "/else").root == "/else"
+
+
+def test_nothing_more_means_all_topics_and_the_stores_clock() -> None:
+    chosen = parsed("--root", "r")
+    assert (chosen.topics, chosen.now_ms, chosen.dry_run, chosen.as_json) == ((), None, False, False)
+    assert chosen.settings_at(77).now_ms == 77
+
+
+def test_topics_are_repeated_or_joined_by_commas_and_each_counts_once() -> None:
+    assert parsed("--root", "r", "--topic", "b,a", "--topic", "c, a,").topics == ("b", "a", "c")
+
+
+def test_a_given_clock_beats_the_stores() -> None:
+    assert parsed("--root", "r", "--now-ms", "5").settings_at(77).now_ms == 5
+
+
+def test_a_properties_file_makes_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "p.properties"
+    file.write_text("log.retention.ms=5\nlog.cleaner.dedupe.buffer.size=2000000\n")
+    settings = parsed("--root", "r", "--properties", str(file), "--dry-run", "--json").settings_at(1)
+    assert settings.defaults == {"retention.ms": "5"}
+    assert settings.dedupe_buffer_bytes == 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "--root"),
+        (["--root", "r", "--topic", "a/b"], "'a/b'"),
+        (["--root", "r", "--topic", ","], "names no topic"),
+        (["--root", "r", "--topic", "_groups"], "_groups"),
+        (["--root", "r", "--now-ms", "soon"], "'soon'"),
+        (["--root", "r", "--now-ms", "-1"], "--now-ms"),
+        (["--root", "r", "--now-ms", "9" * 30], "milliseconds"),
+        (["--root", "r", "--properties", "/nowhere/x.properties"], "/nowhere/x.properties cannot be read"),
+        (["--root", "r", "--wait"], "--wait"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_what_is_wrong(
+    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parsed(*given)
+    assert stopped.value.code == WRONG_USAGE == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_wrong_property_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.properties"
+    file.write_text("log.retention.minute=5\n")
+    with pytest.raises(SystemExit) as stopped:
+        parsed("--root", "r", "--properties", str(file))
+    assert stopped.value.code == 2
+    assert "did you mean 'log.retention.minutes'?" in capsys.readouterr().err

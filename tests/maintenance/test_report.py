@@ -1,0 +1,155 @@
+"""What a run says of itself: totals per partition, the table, the JSON document, the lines of progress."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from sparklog.errors import Corrupt
+from sparklog.log.env import SYSTEM
+from sparklog.maintenance import progress
+from sparklog.maintenance.progress import Meter, Narrator, megabytes
+from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary, table
+from sparklog.maintenance.work import Done, PieceReport
+
+SEALED = PieceReport("seal", "orders", 3, 100, 90, 1000, 900, seconds=1.0)
+CLEANED = PieceReport(
+    "compact", "orders", 3, 1000, 400, 50_000, 20_000, 7, 2, keyless_dropped=5, dirty_ratio=0.75, seconds=2.0
+)
+AGAIN = replace(
+    CLEANED, records_before=400, records_after=300, bytes_before=20_000, bytes_after=15_000, dirty_ratio=0.6
+)
+LOST = Failure.of("orders", (1,), "compact orders-1", Corrupt("bad CRC", file="orders/x.log", position=7))
+REPORT = TopicReport(
+    "orders",
+    {0: Size(5, 50), 1: Size(6, 60), 3: Size(1500, 60_000)},
+    (SEALED, CLEANED, replace(AGAIN, tombstones_kept=6, tombstones_dropped=1)),
+    (LOST,),
+    notes=("something to know",),
+    seconds=4.0,
+)
+
+
+def test_totals_are_of_whole_partitions_and_add_up() -> None:
+    lost, cleaned = REPORT.totals()
+    assert (lost.partition, lost.failed, lost.actions, lost.before, lost.after) == (
+        1,
+        True,
+        (),
+        Size(6, 60),
+        Size(6, 60),
+    )
+    assert cleaned.actions == (("seal", 1), ("compact", 2))
+    assert (cleaned.before, cleaned.after) == (Size(1500, 60_000), Size(1500 - 10 - 600 - 100, 60_000 - 100 - 35_000))
+    assert (cleaned.tombstones_kept, cleaned.tombstones_dropped, cleaned.keyless_dropped) == (6, 3, 10)
+    assert (cleaned.dirty_ratio, cleaned.seconds) == (0.75, 5.0)
+    assert REPORT.failed
+    assert not replace(REPORT, failures=()).failed
+
+
+def test_the_summary_shows_each_partition_that_was_worked_on() -> None:
+    lines = summary([REPORT]).splitlines()
+    assert [re.sub(" +", " ", line) for line in lines[:3]] == [
+        "PARTITION DONE RECORDS AFTER BYTES AFTER TOMBSTONES KEPT DROPPED DIRTY SECONDS",
+        "orders-1 FAILED 6 6 0.1 KB 0.1 KB - - - 0.0",
+        "orders-3 seal, compact x2 1,500 790 60.0 KB 24.9 KB 6 3 0.75 5.0",
+    ]
+    assert lines[3:] == [
+        "1 partition needed nothing",
+        "orders: something to know",
+        "orders-3: 10 records without a key were dropped, as Kafka's cleaner does",
+    ]
+
+
+def test_a_summary_of_nothing_says_so() -> None:
+    assert summary([TopicReport("t", {0: Size(1, 1), 1: Size(1, 1)})]) == "2 partitions needed nothing"
+    assert summary([]) == ""
+
+
+def test_a_dry_run_says_what_and_why() -> None:
+    sizes = {0: Size(1, 1), 1: Size(1, 1)}
+    report = TopicReport("t", sizes, planned=(Planned("t", 0, "compact", 2_500_000, "dirty ratio 0.71 > 0.50"),))
+    assert summary([report], dry_run=True).splitlines() == [
+        "PARTITION  WOULD     BYTES  WHY",
+        "t-0        compact  2.5 MB  dirty ratio 0.71 > 0.50",
+        "1 partition needs nothing",
+    ]
+
+
+def test_the_document_is_json_with_exact_numbers() -> None:
+    found = json.loads(json.dumps(document([REPORT], root="/data/log", now_ms=5, dry_run=False)))
+    assert (found["root"], found["nowMs"], found["dryRun"], found["failed"]) == ("/data/log", 5, False, True)
+    (topic,) = found["topics"]
+    assert topic["failures"] == [
+        {
+            "partitions": [1],
+            "what": "compact orders-1",
+            "code": "SPARKLOG_CORRUPT",
+            "message": "bad CRC (file orders/x.log, position 7)",
+        }
+    ]
+    assert topic["partitions"][1] == {
+        "partition": 3,
+        "actions": {"seal": 1, "compact": 2},
+        "recordsBefore": 1500,
+        "recordsAfter": 790,
+        "bytesBefore": 60_000,
+        "bytesAfter": 24_900,
+        "tombstonesKept": 6,
+        "tombstonesDropped": 3,
+        "keylessDropped": 10,
+        "dirtyRatio": 0.75,
+        "seconds": 5.0,
+        "failed": False,
+    }
+
+
+def test_tables_are_as_wide_as_they_need() -> None:
+    assert (
+        table(("A", "N"), (("long name", "1"), ("b", "1,000")))
+        == "A              N\nlong name      1\nb          1,000"
+    )
+
+
+def test_sizes_are_for_people() -> None:
+    assert [megabytes(n) for n in (0, 999, 153_100_000)] == ["0.0 MB", "1.0 KB", "153.1 MB"]
+
+
+def test_a_meter_adds_up_and_speaks_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    ticks: Iterator[int] = iter((0, 1000, 5000, 5500, 10_000))
+    meter = Meter("compact t-0", replace(SYSTEM, boot_ms=lambda: next(ticks)))
+    for _ in range(4):
+        meter(2_500_000, 500_000_000)
+    assert (meter.records, meter.nbytes) == (10_000_000, 2_000_000_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "compact t-0: 5,000,000 records, 1,000.0 MB so far (1.00 M records/s, 200.0 MB/s)",
+        "compact t-0: 10,000,000 records, 2,000.0 MB so far (1.00 M records/s, 200.0 MB/s)",
+    ]
+
+
+class Titled:
+    title = "compact orders-3"
+
+
+def test_the_narrator_says_what_became_of_a_piece(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet in (False, True):
+        narrator = Narrator(quiet)
+        narrator(Titled(), Done((), (), (CLEANED,)))  # type: ignore[arg-type]
+        narrator(Titled(), Corrupt("bad CRC"))  # type: ignore[arg-type]
+        narrator(Titled(), Done((), (), ()))  # type: ignore[arg-type]
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "compact orders-3: done in 2.0 s: 1,000 -> 400 records, 50.0 KB -> 20.0 KB (0.00 M records/s, 0.0 MB/s)",
+        "compact orders-3: failed: bad CRC [SPARKLOG_CORRUPT]",
+        "compact orders-3: nothing to do after all",
+    ]
+
+
+def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.say("here")
+    assert capsys.readouterr() == ("", "here\n")
