@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAMS = ("bench_codec.py", "bench_log.py", "bench_spark.py", "bench_cold.py")
+PROGRAMS = ("bench_codec.py", "bench_log.py", "bench_maintenance.py", "bench_spark.py", "bench_cold.py")
 
 
 def main() -> None:
