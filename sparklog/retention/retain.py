@@ -1,0 +1,244 @@
+"""A run of retention: expire what Kafka's rules expire, then vacuum, over one topic or all of a root.
+
+Expiry is one commit per topic that carries new log starts and nothing else, applied as a maximum: runs at once, writers
+and delete-records in between commute with it. It counts in Kafka's segments, sealed or not: where nobody seals, the
+roll rule cuts the unsealed slices. What it takes is out of sight at once, and its files go with a vacuum once they
+have been unnamed for `file.delete.delay.ms`. Deleted topics are vacuumed too.
+
+A topic that fails is reported and the others are done.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sparklog.errors import Conflict, NotFound, SparklogError
+from sparklog.log.commit import RETAIN
+from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
+from sparklog.log.conflicts import LogStartIntent
+from sparklog.log.names import file_key, is_topic_name
+from sparklog.log.root import Root
+from sparklog.log.segments import RollRule, Segment, segments_of
+from sparklog.log.slice_table import Slices
+from sparklog.log.snapshot import Snapshot
+from sparklog.log.topic import Topic
+from sparklog.maintenance.report import Failure
+from sparklog.maintenance.work import Runner, Settings
+from sparklog.retention.expiry import Expiry, plan_expiry
+from sparklog.retention.vacuum import VacuumReport, remove_temporaries, vacuum
+
+__all__ = ["PartitionExpiry", "RetainReport", "plan_topic", "retain_root", "retain_topic"]
+
+ROOT_FILES = "(root)"
+"""Stands for a topic in the report of what lies in the root's own folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionExpiry:
+    """What expired of one partition, or would: `reasons` is (reason, segments, bytes) for each rule that took some.
+
+    `segments` and `nbytes` are those before; records and bytes that go are whole slices below the new log start.
+    """
+
+    partition: int
+    log_start_before: int
+    log_start: int
+    log_end: int
+    segments: int
+    nbytes: int
+    reasons: tuple[tuple[str, int, int], ...]
+
+    @property
+    def segments_gone(self) -> int:
+        return sum(count for _, count, _ in self.reasons)
+
+    @property
+    def nbytes_gone(self) -> int:
+        return sum(nbytes for _, _, nbytes in self.reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class RetainReport:
+    """One topic: its partitions that lose something, how many there are, what the vacuum did, what failed."""
+
+    topic: str
+    deleted: bool = False
+    partitions: int = 0
+    expired: tuple[PartitionExpiry, ...] = ()
+    vacuum: VacuumReport | None = None
+    failures: tuple[Failure, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything could not be done."""
+        return bool(self.failures)
+
+
+def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, list[Segment]]]:
+    """Per partition what expires of it, with the segments it was judged by."""
+    head = snapshot.head
+    configs = settings.configs_of(head.configs)
+    rule = RollRule.of(configs, head.topic_id)
+    whole = snapshot.slices.all()
+    planned = []
+    for partition in range(head.partitions):
+        log_end = int(head.log_end[partition])
+        slices = whole[whole.partition_rows(partition)]
+        segments = segments_of(slices, partition, log_end, rule)
+        expiry = plan_expiry(
+            segments,
+            partition=partition,
+            log_start=int(head.log_start[partition]),
+            log_end=log_end,
+            # What is committed is as durable as it becomes: there are no replicas to wait for.
+            high_watermark=log_end,
+            configs=configs,
+            now_ms=settings.now_ms,
+            modified_ms=_FileTimes(snapshot, slices, configs),
+        )
+        planned.append((expiry, segments))
+    return planned
+
+
+class _FileTimes:
+    """When a segment without timestamps was written, by its file; one that is gone meanwhile never expires by time."""
+
+    def __init__(self, snapshot: Snapshot, slices: Slices, configs: TopicConfigs) -> None:
+        self._snapshot = snapshot
+        self._slices = slices
+        self._forever = configs.retention_ms < 0
+
+    def __call__(self, segment: Segment) -> int:
+        if self._forever or segment.rows == 0:
+            return 2**63 - 1
+        path = self._slices.path(segment.first_row + segment.rows - 1)
+        info = self._snapshot.store.stat(file_key(self._snapshot.topic, path))
+        return 2**63 - 1 if info is None else info.modified_ms
+
+
+def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[PartitionExpiry]:
+    """Commit the log starts that retention moves, all partitions at once; those that lose something.
+
+    `NotFound` or `Conflict` if the topic was deleted or created again meanwhile.
+    """
+    snapshot = topic.snapshot()
+    head = snapshot.head
+    planned = plan_topic(snapshot, settings)
+    moved = {e.partition: e.log_start for e, _ in planned if e.log_start > head.log_start[e.partition]}
+    if moved and not dry_run:
+        topic.commit(LogStartIntent(head.topic_id, moved, op=RETAIN), head)
+    found = []
+    for expiry, segments in planned:
+        if expiry.partition not in moved:
+            continue
+        count = Counter(item.reason for item in expiry.gone)
+        sizes = Counter[str]()
+        for item in expiry.gone:
+            sizes[item.reason] += item.segment.size
+        found.append(
+            PartitionExpiry(
+                expiry.partition,
+                int(head.log_start[expiry.partition]),
+                expiry.log_start,
+                int(head.log_end[expiry.partition]),
+                sum(1 for segment in segments if segment.rows),
+                sum(segment.size for segment in segments),
+                tuple((reason, count[reason], sizes[reason]) for reason in count),
+            )
+        )
+    return found
+
+
+def retain_topic(
+    topic: Topic, settings: Settings, *, runner: Runner | None = None, dry_run: bool = False
+) -> RetainReport:
+    """Expire and vacuum one topic, which may be deleted. What fails is in the report, not raised."""
+    begun = topic.root.env.boot_ms()
+    report = RetainReport(topic.name)
+    failures: list[Failure] = []
+    topic_id = None
+    try:
+        head = topic.log.refresh().head
+        report = replace(report, deleted=head.deleted, partitions=head.partitions)
+        topic_id = head.topic_id
+        if head.exists:
+            report = replace(report, expired=tuple(expire(topic, settings, dry_run=dry_run)))
+    except SparklogError as error:
+        # Deleted, or deleted and created again, while we looked: there is nothing of it to expire any more.
+        if not isinstance(error, (NotFound, Conflict)) or _still_there(topic, topic_id):
+            failures.append(Failure.of(topic.name, (), f"expire {topic.name}", error))
+    try:
+        found = vacuum(topic, settings, runner=runner, dry_run=dry_run)
+        failures += _failures(topic.name, found)
+        report = replace(report, vacuum=found)
+    except SparklogError as error:
+        failures.append(Failure.of(topic.name, (), f"vacuum {topic.name}", error))
+    seconds = (topic.root.env.boot_ms() - begun) / 1000
+    return replace(report, failures=tuple(failures), seconds=seconds)
+
+
+def _failures(name: str, found: VacuumReport) -> tuple[Failure, ...]:
+    return tuple(Failure.of(name, (), f"vacuum {name}", error) for error in found.failures)
+
+
+def _still_there(topic: Topic, topic_id: str | None) -> bool:
+    try:
+        head = topic.log.refresh().head
+    except SparklogError:
+        return True
+    return head.exists and head.topic_id == topic_id
+
+
+def retain_root(
+    root: Root,
+    settings: Settings,
+    *,
+    topics: Sequence[str] = (),
+    runner: Runner | None = None,
+    dry_run: bool = False,
+    on_done: Callable[[RetainReport], None] | None = None,
+) -> list[RetainReport]:
+    """The same over these topics, existing or deleted (none given: all there are or were), one report each.
+
+    `NotFound` if the root never had a topic, or a name that is given never was one: nothing is done then.
+    """
+    names = list(topics) if topics else sorted(n for n in root.store.list_folders("") if is_topic_name(n))
+    chosen: list[Topic] = []
+    reports: list[RetainReport] = []
+    for name in names:
+        topic = root.topic_handle(name)
+        try:
+            if topic.log.refresh().head.version >= 0:
+                chosen.append(topic)
+            elif topics:
+                root.topic(name)
+        except SparklogError as error:
+            if topics and isinstance(error, NotFound):
+                raise
+            failure = Failure.of(name, (), f"open {name}", error)
+            reports.append(RetainReport(name, failures=(failure,)))
+    if not chosen and not reports:
+        raise NotFound(f"there is no topic in {root.location}; create one, or check --root")
+    for topic in chosen:
+        report = retain_topic(topic, settings, runner=runner, dry_run=dry_run)
+        reports.append(report)
+        if on_done is not None:
+            on_done(report)
+    if not topics:
+        reports += _own_folder(root, dry_run)
+    return sorted(reports, key=lambda report: report.topic)
+
+
+def _own_folder(root: Root, dry_run: bool) -> list[RetainReport]:
+    """Temporary files in the root's own folder."""
+    try:
+        store_ms = root.store.now_ms()
+        found = remove_temporaries(root.store, ROOT_FILES, store_ms - 24 * LEAST_DELETE_DELAY_MS, dry_run=dry_run)
+    except SparklogError as error:
+        return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]
+    if not found.removed and not found.failures:
+        return []
+    return [RetainReport(ROOT_FILES, vacuum=found, failures=_failures(ROOT_FILES, found))]

@@ -1,0 +1,410 @@
+"""The vacuum of one topic, existing or deleted: the upload floor first, then what nothing names any more.
+
+The order is what makes it safe whatever others do meanwhile, and whatever the clocks say:
+
+1. List the log, choose the floor, list the data files begun below it, and find what still names them.
+2. Commit, if anything is to go: the floor, holds that ran out, registry entries idle for 90 days. From here on nobody
+   can commit a file that was begun below the floor and is not named already.
+3. Read what was committed meanwhile, and keep what that names.
+4. Delete data files, then heads of checkpoints, their tables, and commits from the oldest on: whatever a crash leaves
+   of these, readers start above it, and the next run deletes the rest.
+5. Delete temporary files of writers that are long dead.
+
+A clock that is wrong costs readers a second plan and writers a second upload, never a record. Two vacuums at once
+delete what either may. What a held version names stays, as does the way to find out what that is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sparklog.errors import Corrupt, NotFound, SparklogError
+from sparklog.log.commit import CREATE, DELETE, MAINTAIN
+from sparklog.log.configs import LEAST_DELETE_DELAY_MS
+from sparklog.log.conflicts import Draft, Nothing
+from sparklog.log.head import Head
+from sparklog.log.history import History
+from sparklog.log.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
+from sparklog.log.slice_table import SliceTable
+from sparklog.log.topic import Topic
+from sparklog.maintenance.work import InProcess, Runner, Settings
+from sparklog.retention import vacuum_plan as plan
+from sparklog.retention.deleting import delete_all
+from sparklog.retention.vacuum_plan import DataFile, Victim
+from sparklog.storage.store import Store
+
+__all__ = ["IDLE_MS", "Removed", "UpkeepIntent", "VacuumReport", "remove_temporaries", "vacuum"]
+
+IDLE_MS = 90 * 24 * 3_600_000
+"""A writer that has not committed for so long is forgotten."""
+TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepIntent:
+    """Raise the upload floor and drop what has run out by `now_ms`, judged anew on each state it is tried on.
+
+    A hold that was renewed, or a writer that came back, after the caller looked stays.
+    """
+
+    now_ms: int
+    floor: int | None = None
+    needs_table: bool = False
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        floor = self.floor if self.floor is not None and self.floor > base.floor else None
+        holds = dict.fromkeys(ended_holds(base, self.now_ms))
+        expired = idle_writers(base, self.now_ms)
+        if floor is None and not holds and not expired:
+            return Nothing("nothing has run out", base.version)
+        return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired)
+
+
+def ended_holds(head: Head, now_ms: int) -> list[str]:
+    """Holds that have run out."""
+    return [name for name, hold in head.holds.items() if hold.expires_ms is not None and hold.expires_ms <= now_ms]
+
+
+def idle_writers(head: Head, now_ms: int) -> dict[str, int]:
+    """Registry entries idle for 90 days, with the versions of their entries."""
+    return {name: entry.version for name, entry in head.registry.items() if now_ms - entry.time_ms > IDLE_MS}
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Objects of one kind that went (or would go) for one reason; sizes in bytes."""
+
+    kind: str
+    reason: str
+    objects: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VacuumReport:
+    """What a vacuum did, or with `dry_run` would do, to one topic.
+
+    * `floor`: the upload floor in the log afterwards (dry run: it would be); `floor_before`: before it
+    * `removed`: by kind of file and reason; `held`: data files below the floor that only a hold keeps
+    * `foreign`: objects in the data folders that have no name of ours and stay
+    * `ended_holds`, `idle_writers`: dropped by the commit; `failures`: why something was not deleted
+    """
+
+    topic: str
+    dry_run: bool
+    floor_before: int
+    floor: int
+    removed: tuple[Removed, ...] = ()
+    held: int = 0
+    foreign: int = 0
+    ended_holds: tuple[str, ...] = ()
+    idle_writers: tuple[str, ...] = ()
+    failures: tuple[SparklogError, ...] = ()
+
+    @property
+    def objects(self) -> int:
+        return sum(item.objects for item in self.removed)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.nbytes for item in self.removed)
+
+
+@dataclass
+class _Vacuum:
+    """One run over one topic: what was found so far."""
+
+    topic: Topic
+    settings: Settings
+    store_ms: int
+    history: History
+    head: Head
+    delay_ms: int
+    floor: int
+    held: dict[int, set[str]] = field(default_factory=dict)
+    """Held version below the floor -> the files it names."""
+
+    @property
+    def store(self) -> Store:
+        return self.topic.store
+
+    @property
+    def careful_ms(self) -> int:
+        """For what a wrong clock would lose: never later than the store's own."""
+        return min(self.settings.now_ms, self.store_ms)
+
+    @property
+    def kept_since_ms(self) -> int:
+        """Commits younger than this stay, by the store's clock alone."""
+        return self.store_ms - plan.kept_commits_ms(self.delay_ms)
+
+    def hold_versions(self, head: Head) -> list[int]:
+        """Versions below the floor that are held, without holds that have run out."""
+        ended = set(ended_holds(head, self.careful_ms))
+        return sorted({h.version for name, h in head.holds.items() if name not in ended and h.version < self.floor})
+
+    def hold(self, head: Head) -> None:
+        """Find out what the held versions name; `NotFound` or `Corrupt` if that cannot be told any more."""
+        for version in self.hold_versions(head):
+            if version not in self.held:
+                self.held[version] = plan.own_paths(self.topic.name, self.history.at(version).slices.paths())
+
+
+def vacuum(
+    topic: Topic,
+    settings: Settings,
+    *,
+    runner: Runner | None = None,
+    dry_run: bool = False,
+) -> VacuumReport:
+    """Vacuum a topic, also a deleted one; with `dry_run` nothing is changed.
+
+    `settings.now_ms` decides how old a version is; holds, registry entries, commits, checkpoints and temporary files go
+    by the store's own clock. Raises before anything is deleted: `Corrupt` or `NotFound` if it cannot be told what older
+    versions name, `Unavailable`, `Conflict`. Deletions that the store refuses are reported as failures.
+    """
+    chosen = InProcess() if runner is None else runner
+    for _ in range(TRIES - 1):
+        try:
+            return _vacuum(topic, settings, chosen, dry_run)
+        except NotFound:
+            # Another vacuum has taken what was just listed: look again. Nothing was deleted here so far.
+            continue
+    return _vacuum(topic, settings, chosen, dry_run)
+
+
+def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> VacuumReport:
+    store = topic.store
+    own_ms = store.now_ms()
+    history = History(store, topic.name)
+    head = topic.log.refresh().head
+    delay_ms = _delay_ms(history, head, settings)
+    floor = plan.floor_version(history.commits, head.version, settings.now_ms, delay_ms)
+    run = _Vacuum(topic, settings, own_ms, history, head, delay_ms, floor)
+    files, foreign = _data_files(store, topic.name, floor)
+    kept, known, born = _named(run, head) if files else (set(), set(), 0)
+    if files:
+        run.hold(head)
+
+    def judged(of: Head) -> tuple[list[Victim], list[Victim], list[Victim]]:
+        keep = kept.union(*run.held.values())
+        data = plan.unnamed(files, floor, keep, deleted=of.deleted, born=born, known=known)
+        return (data, *_old_log(run, of))
+
+    data, below, commits = judged(head)
+    ended, idle = tuple(ended_holds(head, run.careful_ms)), tuple(idle_writers(head, run.careful_ms))
+    wanted = max(head.floor, floor) if data or commits else head.floor
+    if not dry_run:
+        after = topic.commit(UpkeepIntent(run.careful_ms, wanted), head).head
+        if after.version != head.version:
+            if files:
+                kept |= _named_between(run, head, after)
+                run.hold(after)
+            data, below, commits = judged(after)
+        wanted = after.floor
+    limit_ms = own_ms - max(delay_ms, LEAST_DELETE_DELAY_MS)
+    temporary = remove_temporaries(store, topic.name, limit_ms, folder=f"{topic.name}/", dry_run=dry_run)
+    gone, failures = [*data, *below, *commits], list(temporary.failures)
+    if not dry_run:
+        gone, failed = _delete(run, (data, *_heads_first(below), commits), runner)
+        failures += failed
+    only_held = sum(1 for file in files if file.path not in kept and any(file.path in at for at in run.held.values()))
+    removed = (*_summed(gone), *temporary.removed)
+    return VacuumReport(
+        topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, tuple(failures)
+    )
+
+
+# -- finding
+
+
+def _delay_ms(history: History, head: Head, settings: Settings) -> int:
+    """`file.delete.delay.ms`; of a deleted topic what it was, as far as that can still be found out."""
+    configs = head.configs
+    if head.deleted:
+        try:
+            # After a delete only maintenance commits, and few of them.
+            version = head.version
+            while version > 0 and history.commit(version).op != DELETE:
+                version -= 1
+            configs = history.at(version - 1).head.configs
+        except (Corrupt, NotFound):
+            configs = head.configs
+    return settings.configs_of(configs).file_delete_delay_ms
+
+
+def _data_files(store: Store, topic: str, floor: int) -> tuple[list[DataFile], int]:
+    """The data files begun below the floor, and how many objects there have no name of ours."""
+    found: list[DataFile] = []
+    foreign = 0
+    for folder in (APPEND_FOLDER, SEALED_FOLDER):
+        for info in store.list(f"{topic}/{folder}/"):
+            file = plan.data_file(topic, info)
+            if file is None:
+                foreign += 1
+            elif file.read_version < floor:
+                found.append(file)
+            elif folder == APPEND_FOLDER:
+                # Names begin with the read version: all that follow are younger.
+                break
+    return found, foreign
+
+
+def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
+    """Files named at the floor or later; files named from the old floor on; the version that created the topic."""
+    history, floor = run.history, run.floor
+    start = min(head.floor, floor)
+    if history.base_of(start) is None or not history.commits.has(start + 1, floor):
+        # No longer kept: the floor itself will do, with less to say why a file goes.
+        start = floor
+    begin = history.at(start)
+    last, table = begin.head, begin.slices
+    known = plan.own_paths(run.topic.name, table.paths())
+    kept = set(known) if start == floor else set()
+    born = 0
+    for at, commit in history.walk(begin.head, head.version):
+        last = at
+        names = plan.own_paths(run.topic.name, {file.path for file in commit.files})
+        known |= names
+        if commit.op == CREATE:
+            born = commit.version
+        if commit.version <= floor:
+            table = table.apply(commit, at)
+            if commit.version == floor:
+                kept |= plan.own_paths(run.topic.name, table.paths())
+        else:
+            kept |= names
+    _same(run, last, head)
+    return kept, known, born
+
+
+def _named_between(run: _Vacuum, before: Head, after: Head) -> set[str]:
+    """Files that the commits made meanwhile name."""
+    names: set[str] = set()
+    last = before
+    for at, commit in run.history.walk(before, after.version):
+        names |= {file.path for file in commit.files}
+        last = at
+    _same(run, last, after)
+    return plan.own_paths(run.topic.name, names)
+
+
+def _same(run: _Vacuum, found: Head, expected: Head) -> None:
+    """What was walked must be the log that everybody else sees."""
+    if found.version != expected.version or found.crc != expected.crc:
+        raise Corrupt(
+            f"version {found.version} of topic '{run.topic.name}' is not what its checkpoints and commits lead to; "
+            "nothing was deleted: run verify",
+            file=commit_key(run.topic.name, found.version),
+        )
+
+
+def _old_log(run: _Vacuum, head: Head) -> tuple[list[Victim], list[Victim]]:
+    """Checkpoint objects and commits that go."""
+    history = run.history
+    newest = [version for version, _ in zip(history.sound_below(head.version), range(2), strict=False)]
+    if len(newest) < 2:
+        return [], []
+    young = plan.oldest_young(history.commits, head.version, run.store_ms, run.store_ms - run.kept_since_ms)
+    limit = min(newest[1], young, run.floor)
+    anchor = next(iter(history.sound_below(limit)), -1)
+    if not history.commits.has(anchor + 1, min(head.version, int(history.commits.version[-1]))):
+        return [], []
+    bases = {version: history.base_of(version) for version in run.hold_versions(head)}
+    held = [(-1 if base is None else base, version) for version, base in bases.items()]
+    needed = {*newest, anchor, *(base for base in bases.values() if base is not None)}
+    heads = plan.old_checkpoints(history.checkpoints, needed, anchor, now_ms=run.store_ms, limit_ms=run.kept_since_ms)
+    victims = [
+        Victim(info.key, plan.CHECKPOINT, info.size, heads[version])
+        for version, info in history.checkpoints.items()
+        if version in heads
+    ]
+    victims += _old_tables(run, set(heads), newest[0])
+    commits = plan.old_commits(run.topic.name, history.commits, anchor, held, run.kept_since_ms)
+    return victims, commits
+
+
+def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
+    """Slice tables that no head names, or only heads that go.
+
+    Only below the newest sound checkpoint: a writer that stalled between table and head may still write the head, and
+    one without a table must never be the newest.
+    """
+    history = run.history
+    named: Counter[int] = Counter(int(info.key.rsplit("/", 1)[-1][:20]) for info in history.tables)
+    victims = []
+    for info in history.tables:
+        version = int(info.key.rsplit("/", 1)[-1][:20])
+        if version in heads:
+            victims.append(Victim(info.key, plan.CHECKPOINT, info.size, "slice table of a checkpoint that goes"))
+            continue
+        if info.modified_ms >= run.store_ms - plan.HOUR_MS:
+            continue
+        if version not in history.checkpoints:
+            orphan = version < newest
+        else:
+            own = history.table_of(version) if named[version] > 1 else None
+            orphan = own is not None and own != info.key
+        if orphan:
+            victims.append(Victim(info.key, plan.CHECKPOINT, info.size, "slice table that no checkpoint names"))
+    return victims
+
+
+def _heads_first(victims: Sequence[Victim]) -> tuple[list[Victim], list[Victim]]:
+    """Heads of checkpoints before tables: whoever finds a head finds its table."""
+    return [v for v in victims if v.key.endswith(".json")], [v for v in victims if not v.key.endswith(".json")]
+
+
+# -- deleting
+
+
+def _delete(
+    run: _Vacuum, phases: Sequence[Sequence[Victim]], runner: Runner
+) -> tuple[list[Victim], list[SparklogError]]:
+    """Delete phase by phase: what went, and what failed."""
+    gone: list[Victim] = []
+    failures: list[SparklogError] = []
+    for victims in phases:
+        for chunk, error in delete_all(run.store, run.topic.name, run.head.topic_id, victims, runner):
+            if error is None:
+                gone += chunk
+            else:
+                failures.append(error)
+    return gone, failures
+
+
+def remove_temporaries(
+    store: Store, name: str, limit_ms: int, *, folder: str = "", dry_run: bool = False
+) -> VacuumReport:
+    """Delete temporary files last written before `limit_ms` below a folder, of the root only those in it itself.
+
+    Who writes such a file after all fails to give it a name, and says so.
+    """
+    listing = getattr(store, "temporary_files", None)
+    gone: list[Victim] = []
+    failures: list[SparklogError] = []
+    for info in () if listing is None else list(listing(folder, deep=bool(folder))):
+        if info.modified_ms >= limit_ms:
+            continue
+        try:
+            if not dry_run:
+                store.delete_temporary(info.key)  # type: ignore[attr-defined]
+            gone.append(Victim(info.key, plan.TEMPORARY, info.size, "its writer has been silent for too long"))
+        except SparklogError as error:
+            failures.append(error)
+    return VacuumReport(name, dry_run, 0, 0, _summed(gone), failures=tuple(failures))
+
+
+def _summed(victims: Sequence[Victim]) -> tuple[Removed, ...]:
+    """By kind and reason, in the order of kinds."""
+    objects: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    for victim in victims:
+        objects[victim.kind, victim.reason] += 1
+        sizes[victim.kind, victim.reason] += victim.size
+    keys: Mapping[tuple[str, str], int] = objects
+    ordered = sorted(keys, key=lambda key: (plan.KINDS.index(key[0]), key[1]))
+    return tuple(Removed(kind, reason, objects[kind, reason], sizes[kind, reason]) for kind, reason in ordered)

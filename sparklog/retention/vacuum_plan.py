@@ -1,0 +1,195 @@
+"""What a vacuum may delete, as pure functions of listings: which files, commits and checkpoints, and why.
+
+The rules (DESIGN: the upload floor, holds, what is kept of the log):
+
+* The **floor** is the newest version older than `file.delete.delay.ms` by the store's clock. Whoever reads an older
+  version has had that long; whoever uploads for an older version is refused once the floor is committed.
+* A data file goes if its writer had read a version below the floor, and neither the state at the floor, nor a later
+  commit, nor a held version names it. An index goes with the segment beside it. What has no name of ours stays.
+* A commit goes below the **anchor**: the newest sound checkpoint at or below the second newest sound one, the floor,
+  and the oldest commit younger than max(7 days, twice the delay). So every version of that time can be rebuilt.
+* Of the checkpoints above the anchor that are older than an hour, the first of each hour stays, and the newest two.
+* A held version stays rebuildable: the checkpoint below it and the commits between stay as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparklog.log.history import CommitFiles
+from sparklog.log.names import commit_key
+from sparklog.storage.store import ObjectInfo
+
+__all__ = [
+    "APPEND",
+    "CHECKPOINT",
+    "COMMIT",
+    "INDEX",
+    "KINDS",
+    "SEGMENT",
+    "TEMPORARY",
+    "DataFile",
+    "Victim",
+    "data_file",
+    "floor_version",
+    "kept_commits_ms",
+    "old_checkpoints",
+    "old_commits",
+    "oldest_young",
+    "own_paths",
+    "unnamed",
+]
+
+APPEND, SEGMENT, INDEX = "append file", "segment", "segment index"
+COMMIT, CHECKPOINT, TEMPORARY = "commit", "checkpoint", "temporary file"
+KINDS = (APPEND, SEGMENT, INDEX, COMMIT, CHECKPOINT, TEMPORARY)
+
+HOUR_MS = 3_600_000
+LEAST_COMMITS_MS = 7 * 24 * HOUR_MS
+"""Commits stay at least this long: a process that slept for less finds out what became of its own."""
+
+_ID = r"[A-Za-z0-9_-]{1,64}"
+_APPEND = re.compile(rf"append/([0-9]{{20}})-{_ID}\.slices")
+_SEALED = re.compile(
+    rf"(sealed/[0-9]{{1,10}}/([0-9]{{20}})-{_ID}/[0-9]{{20}})\.(log|index|timeindex|txnindex|snapshot)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file in a data folder: `path` as commits name it (an index: its segment's), and who wrote it when."""
+
+    key: str
+    path: str
+    read_version: int
+    kind: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """An object that goes: its kind (one of `KINDS`) and why, in words."""
+
+    key: str
+    kind: str
+    size: int
+    reason: str
+
+
+def data_file(topic: str, info: ObjectInfo) -> DataFile | None:
+    """What an object below a topic's folder is; None if its name is not one that sparklog gives."""
+    below = info.key[len(topic) + 1 :]
+    found = _APPEND.fullmatch(below)
+    if found:
+        return DataFile(info.key, below, int(found[1]), APPEND, info.size)
+    found = _SEALED.fullmatch(below)
+    if found:
+        kind = SEGMENT if found[3] == "log" else INDEX
+        return DataFile(info.key, f"{found[1]}.log", int(found[2]), kind, info.size)
+    return None
+
+
+def own_paths(topic: str, paths: set[str]) -> set[str]:
+    """Paths below the topic's own folder; files of other topics are theirs to vacuum."""
+    own = f"/{topic}/"
+    return {path.removeprefix(own) for path in paths if not path.startswith("/") or path.startswith(own)}
+
+
+def kept_commits_ms(delay_ms: int) -> int:
+    """How long commits stay at least, for this `file.delete.delay.ms`."""
+    return max(LEAST_COMMITS_MS, 2 * delay_ms)
+
+
+def floor_version(commits: CommitFiles, head_version: int, now_ms: int, delay_ms: int) -> int:
+    """The newest version that is older than the delay, with all before it; -1 if there is none.
+
+    Only commits that follow one another up to the head count: below a gap may lie what a stalled writer created
+    under a number that was collected long ago.
+    """
+    young = _first_young(commits, head_version, now_ms - delay_ms)
+    return -1 if young is None else young - 1
+
+
+def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: int) -> int:
+    """The first version that is not older than `kept_ms`, the one after the head if all are older."""
+    young = _first_young(commits, head_version, now_ms - kept_ms)
+    return 0 if young is None else young
+
+
+def _first_young(commits: CommitFiles, head_version: int, limit_ms: int) -> int | None:
+    """The first version of the run up to the head that was made after `limit_ms`; None: the oldest one was."""
+    version = commits.version[: int(np.searchsorted(commits.version, head_version, "right"))]
+    if not len(version):
+        return None
+    gaps = np.flatnonzero(np.diff(version) != 1)
+    first = int(gaps[-1]) + 1 if len(gaps) else 0
+    young = np.flatnonzero(commits.modified_ms[first : len(version)] > limit_ms)
+    if not len(young):
+        return int(version[-1]) + 1
+    return None if int(young[0]) == 0 else int(version[first + int(young[0])])
+
+
+def unnamed(
+    files: Iterable[DataFile], floor: int, kept: set[str], *, deleted: bool, born: int, known: set[str]
+) -> list[Victim]:
+    """The data files that go: begun below the floor and not in `kept`.
+
+    For the reason given: `deleted` says that there is no topic any more, `born` is the version that created the one
+    there is, `known` what versions near the floor named.
+    """
+    found = []
+    for file in files:
+        if file.read_version >= floor or file.path in kept:
+            continue
+        if deleted or file.read_version < born:
+            reason = "its topic was deleted"
+        elif file.path in known:
+            reason = f"replaced or expired before version {floor}"
+        else:
+            reason = f"orphan: no commit near version {floor} names it"
+        found.append(Victim(file.key, file.kind, file.size, reason))
+    return found
+
+
+def old_commits(
+    topic: str, commits: CommitFiles, anchor: int, held: Sequence[tuple[int, int]], limit_ms: int
+) -> list[Victim]:
+    """Commits below the anchor, made before `limit_ms`, oldest first; `held`: ranges of versions that stay."""
+    goes = (commits.version < anchor) & (commits.modified_ms < limit_ms)
+    for first, last in held:
+        goes &= (commits.version < first) | (commits.version > last)
+    reason = f"superseded by the checkpoint at version {anchor}"
+    rows = np.flatnonzero(goes)
+    return [
+        Victim(commit_key(topic, version), COMMIT, size, reason)
+        for version, size in zip(commits.version[rows].tolist(), commits.size[rows].tolist(), strict=True)
+    ]
+
+
+def old_checkpoints(
+    checkpoints: Mapping[int, ObjectInfo], needed: set[int], anchor: int, *, now_ms: int, limit_ms: int
+) -> dict[int, str]:
+    """Versions of the checkpoint heads that go, each with the reason.
+
+    `needed`: the newest two sound ones, the anchor and those below held versions. Below the anchor what is older than
+    `limit_ms` goes; above it all but the first of each hour, except those younger than an hour.
+    """
+    gone: dict[int, str] = {}
+    hours: set[int] = set()
+    for version, info in sorted(checkpoints.items()):
+        hour = info.modified_ms // HOUR_MS
+        first = hour not in hours
+        if version in needed or version >= anchor:
+            hours.add(hour)
+        if version in needed:
+            continue
+        if version < anchor:
+            if info.modified_ms < limit_ms:
+                gone[version] = f"superseded by the checkpoint at version {anchor}"
+        elif not first and info.modified_ms < now_ms - HOUR_MS:
+            gone[version] = "one an hour is enough"
+    return gone

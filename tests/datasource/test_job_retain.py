@@ -1,0 +1,199 @@
+"""The retention job: from the command line, without Spark for little, in tasks for much."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import sparklog
+from jobs import retain
+from sparklog.log.names import append_path
+from sparklog.log.topic import Topic
+from sparklog.maintenance.spark_runner import SparkRunner
+from sparklog.retention.deleting import CHUNK
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+REPOSITORY = Path(__file__).parents[2]
+START_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+def hourly(topic: Topic, hours: int) -> None:
+    for hour in range(hours):
+        times = np.full(5, START_MS + hour * HOUR_MS, np.int64)
+        topic.append(pa.table({"value": pa.array([bytes(100)] * 5), "timestamp": times}))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A root with a topic of 24 hours, an hour a segment, that keeps five."""
+    root = sparklog.open(tmp_path / "root", create=True)
+    hourly(root.create_topic("orders", configs={"retention.ms": 5 * HOUR_MS, "segment.ms": 1}), 24)
+    return tmp_path / "root"
+
+
+def clock(now_ms: int) -> list[str]:
+    return ["--now-ms", str(now_ms)]
+
+
+def tree(place: Path) -> dict[str, int]:
+    return {str(path.relative_to(place)): path.stat().st_size for path in place.rglob("*") if path.is_file()}
+
+
+def chosen(place: Path, *more: str) -> retain.Common:
+    return retain.arguments(["--root", str(place), *more])
+
+
+def test_a_dry_run_then_a_run_then_the_files_a_day_later(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = START_MS + 24 * HOUR_MS
+    before = tree(place)
+    assert retain.run(chosen(place, "--dry-run", *clock(now))) == 0
+    said = capsys.readouterr().out
+    assert "WOULD EXPIRE BY" in said
+    assert "retention.ms" in said
+    assert "0 -> 95" in said
+    assert tree(place) == before
+    assert retain.run(chosen(place, *clock(now))) == 0
+    assert "EXPIRED BY" in capsys.readouterr().out
+    topic = sparklog.open(place).topic("orders")
+    assert topic.head().log_start.tolist() == [95]
+    assert topic.scan().to_table().num_rows == 25
+    files = [name for name in tree(place) if name.startswith("orders/append/")]
+    assert len(files) == 24
+    later = topic.root.store.now_ms() + DAY_MS + 1
+    topic.alter(configs={"retention.ms": -1})
+    assert retain.run(chosen(place, "--dry-run", *clock(later))) == 0
+    said = capsys.readouterr().out
+    assert "append file" in said
+    assert "replaced or expired before version" in said
+    assert retain.run(chosen(place, *clock(later))) == 0
+    assert len([name for name in tree(place) if name.startswith("orders/append/")]) == 5
+    assert topic.scan().to_table().num_rows == 25
+    capsys.readouterr()
+    assert retain.run(chosen(place, *clock(later))) == 0
+    assert capsys.readouterr().out == "1 topic: nothing went\n"
+
+
+def test_json_has_exact_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = START_MS + 24 * HOUR_MS
+    assert retain.run(chosen(place, "--json", *clock(now))) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["nowMs"], document["dryRun"], document["failed"]) == (now, False, False)
+    (topic,) = document["topics"]
+    (partition,) = topic["expired"]
+    assert (partition["logStart"], partition["logEnd"], partition["segments"]) == (95, 120, 24)
+    (gone,) = partition["gone"]
+    assert (gone["reason"], gone["segments"]) == ("time", 19)
+    assert 0 < gone["bytes"] < partition["bytes"]
+    assert topic["vacuum"]["removed"] == []
+
+
+def test_a_properties_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = sparklog.open(tmp_path / "root", create=True)
+    hourly(root.create_topic("plain", configs={"segment.ms": 1}), 24)
+    file = tmp_path / "sparklog.properties"
+    file.write_text("log.retention.hours=5\nlog.retention.minutes=120\n")
+    given = ["--properties", str(file), *clock(START_MS + 24 * HOUR_MS)]
+    assert retain.run(chosen(tmp_path / "root", *given)) == 0
+    assert root.topic("plain").head().log_start.tolist() == [110]
+    file.write_text("log.retention.ms=0\n")
+    with pytest.raises(SystemExit) as stopped:
+        chosen(tmp_path / "root", *given)
+    assert stopped.value.code == 2
+    assert "log.retention.ms" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--topic", "order"], "did you mean 'orders'"),
+        (["--root", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_is_not_there_is_one_line_and_exit_code_1(
+    place: Path, given: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert retain.run(chosen(place, *given)) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert "SPARKLOG_NOT_FOUND" in lines[0]
+
+
+def test_a_root_without_topics_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sparklog.open(tmp_path / "root", create=True)
+    assert retain.run(chosen(tmp_path / "root")) == 1
+    assert "there is no topic in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--now-ms", "-5"], "--now-ms"),
+        (["--topic", "a/b"], "a/b"),
+        (["--retention-ms", "5"], "unrecognized"),
+        (["--properties", "no-such-file"], "no-such-file"),
+    ],
+)
+def test_wrong_usage_ends_with_2(
+    tmp_path: Path, given: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        chosen(tmp_path, *given)
+    assert stopped.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_topic_that_fails_is_said_on_stderr_and_the_rest_is_done(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hourly(sparklog.open(place).create_topic("other", configs={"retention.ms": 1, "segment.ms": 1}), 3)
+    (place / "orders" / "_log" / f"{24:020d}.json").write_text("{}")
+    assert retain.run(chosen(place, *clock(START_MS + 24 * HOUR_MS))) == 1
+    said = capsys.readouterr()
+    assert "orders" in said.err
+    assert "SPARKLOG_CORRUPT" in said.err
+    assert sparklog.open(place).topic("other").head().log_start.tolist() == [15]
+
+
+def test_many_deletions_are_spread_over_tasks(
+    spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = sparklog.open(place)
+    topic = root.topic("orders")
+    folder = place / "orders" / "append"
+    for number in range(2 * CHUNK):
+        (place / "orders" / append_path(3, f"orphan{number}")).write_bytes(b"never committed")
+    before = len(list(folder.iterdir()))
+    later = root.store.now_ms() + DAY_MS + 1
+    topic.alter(configs={"retention.ms": -1})
+    assert retain.run(chosen(place, *clock(later)), SparkRunner(spark, quiet=True)) == 0
+    assert before - len(list(folder.iterdir())) == 2 * CHUNK
+    said = capsys.readouterr().out
+    assert "orphan" in said
+    assert topic.scan().to_table().num_rows == 120
+
+
+def test_little_to_do_starts_no_spark(place: Path) -> None:
+    given = [str(REPOSITORY / "jobs" / "retain.py"), "--root", str(place), *clock(START_MS + 24 * HOUR_MS)]
+    code = (
+        "import runpy, sys; sys.argv = sys.argv[1:]\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as left: assert left.code == 0, left.code\n"
+        "assert 'pyspark' not in sys.modules\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, *given], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "EXPIRED BY" in answer.stdout

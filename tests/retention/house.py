@@ -1,0 +1,144 @@
+"""What the stories about the vacuum share: a lab whose files exist, rewrites, and what every reader may rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sparklog.log.commit import MERGE, Edit, Hold
+from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
+from sparklog.log.invariants import check_state
+from sparklog.log.names import append_path, sealed_path
+from sparklog.log.slices import FileSlices
+from sparklog.maintenance.work import Settings
+from sparklog.retention.vacuum import VacuumReport, vacuum
+from sparklog.storage.faulty import Call, Fault
+from tests.log.simulation.lab import Lab, Process
+from tests.log.simulation.world import DAY, HOUR
+
+MINUTE = 60_000
+
+
+class House(Lab):
+    """A lab with a topic `t`, and maintenance."""
+
+    def settings(self, **more: object) -> Settings:
+        return Settings(now_ms=self.now_ms, **more)  # type: ignore[arg-type]
+
+    def vacuum(self, process: Process | None = None, topic: str = "t", **how: object) -> VacuumReport:
+        """A vacuum by this process (a new one, if None) as the clock stands."""
+        chosen = process or self.process()
+        return vacuum(chosen.root.topic_handle(topic), self.settings(), **how)  # type: ignore[arg-type]
+
+    def append(self, n: int = 1, topic: str = "t") -> list[str]:
+        """`n` appends by somebody; the files' paths."""
+        writer = self.process()
+        paths = []
+        for _ in range(n):
+            target = writer.topic(topic).append_target()
+            file = writer.upload(target, {0: 2})
+            writer.commit([file], target)
+            paths.append(file.path)
+        return paths
+
+    def rewrite(self, topic: str = "t", *, sealed: bool = False) -> str:
+        """Everything of partition 0 becomes one file, as one commit; its path."""
+        worker = self.process()
+        snapshot = worker.topic(topic).snapshot()
+        rows = snapshot.slices.select(0)
+        start, end = int(rows.base[0]), int(rows.end[-1])
+        inputs = tuple(
+            Input(rows.path(row), int(rows.position[row]), int(rows.base[row]), int(rows.end[row]))
+            for row in range(len(rows))
+        )
+        unique = worker.env.new_id()
+        if sealed:
+            path = sealed_path(0, snapshot.version, unique, start)
+            for suffix in (".index", ".timeindex"):
+                self.store.create(f"{topic}/{path.removesuffix('.log')}{suffix}", b"index")
+        else:
+            path = append_path(snapshot.version, unique)
+        self.store.create(f"{topic}/{path}", b"rewritten")
+        footer = 0 if sealed else 5
+        file = FileSlices(
+            path=path,
+            size=10 + footer,
+            footer_length=footer,
+            partition=(0,),
+            nbytes=(10,),
+            offsets=(end - start,),
+            records=(int(rows.records.sum()),),
+            min_ts=(1,),
+            max_ts=(2,),
+            crc=(3,),
+            flags=(0,),
+            base=(start,),
+        )
+        intent = RewriteIntent(MERGE, snapshot.head.topic_id, (Rewrite(Edit(0, start, end), inputs),), (file,))
+        assert worker.topic(topic).commit(intent).commit is not None
+        return path
+
+    def hold(self, name: str, version: int | None, expires_ms: int | None = None, topic: str = "t") -> None:
+        """Take a hold, or let go of it (version None)."""
+        hold = None if version is None else Hold(version, expires_ms)
+        self.process().root.topic_handle(topic).commit(MaintainIntent(holds={name: hold}))
+
+    # -- looking
+
+    def files(self, folder: str = "t/") -> set[str]:
+        """Data files that exist, as commits name them."""
+        keys = (info.key for info in self.store.list(folder))
+        return {key.split("/", 1)[1] for key in keys if "/_log/" not in key}
+
+    def commits(self, topic: str = "t") -> list[int]:  # type: ignore[override]
+        """Versions of the commits that exist."""
+        return [int(info.key[-25:-5]) for info in self.store.list(f"{topic}/_log/0")]
+
+    def checkpoints(self, topic: str = "t") -> list[int]:
+        """Versions of the checkpoints that exist."""
+        keys = (info.key for info in self.store.list(f"{topic}/_log/checkpoints/"))
+        return [int(key[-25:-5]) for key in keys if key.endswith(".json")]
+
+    def assert_promises(self, delay_ms: int = DAY, topic: str = "t", held: Mapping[str, int] | None = None) -> None:
+        """Whatever a reader planned on within the delay, or holds, is there; and so is the log's newest state."""
+        states = self.model.topic(topic).states
+        for version, state in enumerate(states):
+            newer = states[version + 1].time_ms if version + 1 < len(states) else self.now_ms + 1
+            if newer > self.now_ms - delay_ms or version in (held or {}).values():
+                for piece in state.slices:
+                    key = piece.path[1:] if piece.path.startswith("/") else f"{topic}/{piece.path}"
+                    assert self.store.stat(key) is not None, f"version {version} of {topic} misses {key}"
+        log = self.process().root.topic_handle(topic).log
+        state = log.with_table(log.refresh())
+        assert state.table is not None
+        check_state(state.head, state.table)
+        assert state.head.version == len(states) - 1
+        named = [(s.partition, s.base, s.end, s.path) for s in states[-1].slices]
+        rows = state.table.all()
+        found = [(int(rows.partition[i]), int(rows.base[i]), int(rows.end[i]), rows.path(i)) for i in range(len(rows))]
+        assert found == named
+
+
+def meanwhile(process: Process, number: int, action: Callable[[], object]) -> list[int]:
+    """Do `action` before this process' request of this number from now on; the list says whether it came to that."""
+    first: list[int] = []
+    struck: list[int] = []
+
+    def decide(call: Call) -> Fault | None:
+        first.append(call.number)
+        if call.number - first[0] == number and not struck:
+            struck.append(call.number)
+            action()
+        return None
+
+    process.store.decide = decide
+    return struck
+
+
+def requests(process: Process, work: Callable[[], object]) -> int:
+    """How many requests a piece of work makes."""
+    before = process.store.calls.total()
+    work()
+    return process.store.calls.total() - before
+
+
+__all__ = ["DAY", "HOUR", "MINUTE", "House", "meanwhile", "requests"]

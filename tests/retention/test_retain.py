@@ -1,0 +1,367 @@
+"""A run of retention over topics and roots: log starts that move, sealed or not, and what goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import BadRequest, NotFound
+from sparklog.kafka.importing import import_log_dir
+from sparklog.log.commit import RETAIN
+from sparklog.log.history import History
+from sparklog.log.root import Root, open_root
+from sparklog.log.topic import Topic
+from sparklog.maintenance.properties import settings_of
+from sparklog.maintenance.work import Settings
+from sparklog.retention.expiry import SIZE, TIME
+from sparklog.retention.report import document, summary
+from sparklog.retention.retain import RetainReport, plan_topic, retain_root, retain_topic
+from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore, Script
+from tests.log.topics import World
+from tests.retention.house import DAY, HOUR, House
+from tests.retention.stages import fixture
+
+
+class Place:
+    """A root in memory with real records, and a clock."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.store = self.world.store()
+        self.root: Root = open_root(self.store, create=True, env=self.world.env())
+
+    def topic(self, name: str = "t", partitions: int = 1, **configs: object) -> Topic:
+        named = {key.replace("_", "."): value for key, value in configs.items()}
+        return self.root.create_topic(name, partitions=partitions, configs=named)
+
+    def hours(self, topic: Topic, count: int, records: int = 10, partition: int = 0) -> None:
+        """One append an hour, stamped with it."""
+        for _ in range(count):
+            table = pa.table(
+                {
+                    "key": pa.array([b"key"] * records),
+                    "value": pa.array([bytes(100)] * records),
+                    "timestamp": np.full(records, self.world.wall, np.int64),
+                    "partition": pa.array([partition] * records, pa.int32()),
+                }
+            )
+            topic.append(table)
+            self.world.pass_ms(HOUR)
+
+    def settings(self, text: str = "") -> Settings:
+        return settings_of(text, "test.properties", now_ms=self.world.wall)
+
+    def retain(self, topic: Topic, text: str = "", **how: object) -> RetainReport:
+        return retain_topic(topic, self.settings(text), **how)  # type: ignore[arg-type]
+
+
+def test_old_records_go_where_nobody_seals() -> None:
+    """The roll rule cuts what was appended: an hour a segment, and five hours are kept."""
+    place = Place()
+    topic = place.topic(retention_ms=5 * HOUR, segment_ms=1)
+    place.hours(topic, 24)
+    report = place.retain(topic)
+    head = topic.head()
+    assert head.log_start.tolist() == [190]
+    assert head.log_end.tolist() == [240]
+    (item,) = report.expired
+    assert (item.log_start_before, item.log_start, item.segments, item.segments_gone) == (0, 190, 24, 19)
+    assert [reason for reason, _, _ in item.reasons] == [TIME]
+    assert 0 < item.nbytes_gone < item.nbytes
+    assert History(place.store, "t").commit(head.version).op == RETAIN
+    assert topic.scan().to_table().num_rows == 50
+
+
+def test_an_active_segment_stays_until_all_of_it_is_old() -> None:
+    place = Place()
+    topic = place.topic(retention_ms=5 * HOUR)
+    place.hours(topic, 24)
+    assert place.retain(topic).expired == ()
+    place.world.pass_ms(4 * HOUR + 1)
+    assert place.retain(topic).expired[0].log_start == 240
+    assert topic.scan().to_table().num_rows == 0
+    place.hours(topic, 1)
+    assert topic.head().log_start.tolist() == [240]
+    assert topic.scan().to_table().num_rows == 10
+
+
+def test_size_by_segments_of_unsealed_slices() -> None:
+    place = Place()
+    topic = place.topic(retention_ms=-1, compression_type="uncompressed")
+    place.hours(topic, 10)
+    one = topic.snapshot().slices.all().size[0]
+    topic.alter(configs={"segment.bytes": int(2 * one), "retention.bytes": int(5 * one)})
+    (item,) = place.retain(topic).expired
+    assert [reason for reason, _, _ in item.reasons] == [SIZE]
+    assert (item.segments, item.segments_gone, item.log_start) == (5, 2, 40)
+    assert item.nbytes - item.nbytes_gone >= 5 * one
+
+
+def test_partitions_go_in_one_commit_each_by_its_own_records() -> None:
+    place = Place()
+    topic = place.topic(partitions=3, retention_ms=5 * HOUR, segment_ms=1)
+    place.hours(topic, 6, partition=0)
+    place.hours(topic, 6, partition=2)
+    version = topic.head().version
+    report = place.retain(topic)
+    assert [(item.partition, item.log_start) for item in report.expired] == [(0, 60), (2, 10)]
+    assert topic.head().log_start.tolist() == [60, 0, 10]
+    assert topic.head().version == version + 1
+    assert place.retain(topic).expired == ()
+    assert topic.head().version == version + 1
+
+
+def test_compacted_topics_keep_their_records_and_those_also_deleting_do_not() -> None:
+    place = Place()
+    compacted = place.topic("compacted", cleanup_policy="delete", retention_ms=HOUR, segment_ms=1)
+    both = place.topic("both", cleanup_policy="delete", retention_ms=HOUR, segment_ms=1)
+    for topic in (compacted, both):
+        place.hours(topic, 3)
+    compacted.alter(configs={"cleanup.policy": "compact"})
+    both.alter(configs={"cleanup.policy": "compact,delete"})
+    reports = retain_root(place.root, place.settings())
+    assert {report.topic: len(report.expired) for report in reports} == {"both": 1, "compacted": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "log_start"),
+    [
+        ("log.retention.hours=5", 190),
+        ("log.retention.hours=5\nlog.retention.minutes=120", 220),
+        ("log.retention.hours=5\nlog.retention.minutes=120\nlog.retention.ms=18000000", 190),
+        ("log.retention.ms=-5", 0),
+        ("", 0),
+    ],
+)
+def test_a_properties_file_ranks_as_in_kafka(text: str, log_start: int) -> None:
+    place = Place()
+    topic = place.topic(segment_ms=1)
+    place.hours(topic, 24)
+    place.retain(topic, text)
+    assert topic.head().log_start.tolist() == [log_start]
+
+
+def test_what_a_topic_sets_beats_the_properties() -> None:
+    place = Place()
+    topic = place.topic(segment_ms=1, retention_ms=-1)
+    place.hours(topic, 24)
+    place.retain(topic, "log.retention.ms=1")
+    assert topic.head().log_start.tolist() == [0]
+
+
+@pytest.mark.parametrize("text", ["log.retention.ms=0", "log.retention.minutes=soon", "log.retention.year=1"])
+def test_wrong_properties(text: str) -> None:
+    with pytest.raises(BadRequest):
+        settings_of(text, "test.properties")
+
+
+def test_a_negative_retention_is_refused_where_it_is_set() -> None:
+    place = Place()
+    topic = place.topic()
+    with pytest.raises(BadRequest, match=r"retention\.ms must be a whole number of at least -1, found '-2'"):
+        topic.alter(configs={"retention.ms": -2})
+    with pytest.raises(BadRequest, match="unknown topic config"):
+        topic.alter(configs={"retention.msec": 5})
+
+
+def test_delete_records_first_then_retention() -> None:
+    place = Place()
+    topic = place.topic(retention_ms=20 * HOUR, segment_ms=1)
+    place.hours(topic, 24)
+    topic.delete_records({0: 35})
+    assert place.retain(topic).expired[0].log_start_before == 35
+    assert topic.head().log_start.tolist() == [40]
+
+
+def test_a_dry_run_moves_nothing_and_says_the_same() -> None:
+    place = Place()
+    topic = place.topic(retention_ms=5 * HOUR, segment_ms=1)
+    place.hours(topic, 24)
+    before = place.store.snapshot()
+    told = place.retain(topic, dry_run=True)
+    assert place.store.snapshot() == before
+    assert told.expired == place.retain(topic).expired
+    text = summary([told], dry_run=True)
+    assert "WOULD EXPIRE BY" in text
+    assert "t-0" in text
+    assert "retention.ms" in text
+    assert "19 of 24" in text
+    assert "0 -> 190" in text
+
+
+def test_the_files_go_a_day_after_their_records() -> None:
+    place = Place()
+    topic = place.topic(retention_ms=5 * HOUR, segment_ms=1)
+    place.hours(topic, 24)
+    place.retain(topic)
+    count = len(list(place.store.list("t/append/")))
+    place.world.pass_ms(DAY + 1)
+    topic.alter(configs={"retention.ms": -1})
+    report = place.retain(topic)
+    assert report.vacuum is not None
+    assert report.vacuum.objects == 19
+    assert len(list(place.store.list("t/append/"))) == count - 19
+    assert topic.scan().to_table().num_rows == 50
+    text = summary([report])
+    assert "GONE" in text
+    assert "append file" in text
+    assert "replaced or expired" in text
+
+
+def test_a_reader_that_planned_before_reads_on() -> None:
+    place = Place()
+    topic = place.topic(retention_ms=5 * HOUR, segment_ms=1)
+    place.hours(topic, 24)
+    reader = iter(topic.scan(batch_bytes=1))
+    first = next(reader).num_rows
+    place.retain(topic)
+    assert first + sum(batch.num_rows for batch in reader) == 240
+
+
+def test_segments_without_times_go_by_their_files() -> None:
+    house = House(configs={"retention.ms": DAY})
+    house.append(2)
+    snapshot = house.process().topic().snapshot()
+    snapshot.slices.all().max_ts[:] = -1
+    house.sleep(DAY)
+    assert plan_topic(snapshot, house.settings())[0][0].gone == ()
+    house.sleep(1)
+    assert plan_topic(snapshot, house.settings())[0][0].log_start == 4
+    for path in house.files():
+        house.store.delete(f"t/{path}")
+    assert plan_topic(snapshot, house.settings())[0][0].gone == ()
+
+
+class TestRoots:
+    def test_all_topics_deleted_ones_too(self) -> None:
+        place = Place()
+        topics = [place.topic(name, retention_ms=5 * HOUR, segment_ms=1) for name in ("a", "b", "c")]
+        for topic in topics:
+            place.hours(topic, 8)
+        topics[1].delete()
+        place.world.pass_ms(DAY + 1)
+        done: list[str] = []
+        reports = retain_root(place.root, place.settings(), on_done=lambda report: done.append(report.topic))
+        assert [(report.topic, report.deleted, len(report.expired)) for report in reports] == [
+            ("a", False, 1),
+            ("b", True, 0),
+            ("c", False, 1),
+        ]
+        assert done == ["a", "b", "c"]
+        assert list(place.store.list("b/append/")) == []
+        assert "8" in summary(reports)
+        assert document(reports, root="r", now_ms=5, dry_run=False)["topics"][1]["deleted"] is True  # type: ignore[index]
+
+    def test_only_the_topics_asked_for(self) -> None:
+        place = Place()
+        for name in ("a", "b"):
+            place.hours(place.topic(name, retention_ms=1, segment_ms=1), 2)
+        retain_root(place.root, place.settings(), topics=("b",))
+        assert place.root.topic("a").head().log_start.tolist() == [0]
+        assert place.root.topic("b").head().log_start.tolist() == [20]
+
+    def test_a_deleted_topic_by_name(self) -> None:
+        place = Place()
+        topic = place.topic("gone")
+        place.hours(topic, 2)
+        topic.delete()
+        place.world.pass_ms(2 * DAY)
+        (report,) = retain_root(place.root, place.settings(), topics=("gone",))
+        assert report.vacuum is not None
+        assert report.vacuum.objects == 2
+
+    def test_a_topic_that_does_not_exist(self) -> None:
+        place = Place()
+        place.topic("orders", retention_ms=1)
+        with pytest.raises(NotFound, match=r"topic 'order' does not exist.*did you mean 'orders'"):
+            retain_root(place.root, place.settings(), topics=("orders", "order"))
+
+    def test_a_root_without_topics(self) -> None:
+        place = Place()
+        with pytest.raises(NotFound, match="there is no topic in memory:test; create one, or check --root"):
+            retain_root(place.root, place.settings())
+
+    def test_a_topic_that_fails_is_reported_and_the_others_are_done(self) -> None:
+        place = Place()
+        for name in ("a", "b", "c"):
+            place.hours(place.topic(name, retention_ms=5 * HOUR, segment_ms=1), 8)
+        place.store.replace("b/_log/00000000000000000008.json", b"{}")
+        reports = retain_root(open_root(place.store, env=place.world.env()), place.settings())
+        assert [report.topic for report in reports] == ["a", "b", "c"]
+        assert [report.failed for report in reports] == [False, True, False]
+        assert [len(report.expired) for report in reports] == [1, 0, 1]
+        (failure,) = reports[1].failures
+        assert "b/_log/00000000000000000008.json" in failure.line()
+
+    def test_a_topic_deleted_while_its_commit_is_made_is_no_failure(self) -> None:
+        place = Place()
+        place.hours(place.topic(retention_ms=5 * HOUR, segment_ms=1), 8)
+        through = FaultyStore(place.store, lambda call: None)
+        root = open_root(through, env=place.world.env())
+        topic = root.topic("t")
+
+        struck = [False]
+
+        def at_create(call: Call) -> Fault | None:
+            if call.label == "create:commit" and not struck[0]:
+                struck[0] = True
+                open_root(place.store, env=place.world.env()).topic("t").delete()
+            return None
+
+        through.decide = at_create
+        report = retain_topic(topic, place.settings())
+        assert struck[0]
+        assert not report.failed
+        assert report.vacuum is not None
+        assert topic.log.refresh().head.deleted
+
+    def test_a_store_that_refuses_to_delete(self) -> None:
+        place = Place()
+        topic = place.topic(retention_ms=1, segment_ms=1)
+        place.hours(topic, 5)
+        place.retain(topic)
+        place.world.pass_ms(2 * DAY)
+        broken = FaultyStore(place.store, Script({"delete:append": Fault(FaultKind.ERROR_BEFORE)}))
+        report = retain_topic(open_root(broken, env=place.world.env()).topic("t"), place.settings())
+        assert report.failed
+        assert report.vacuum is not None
+        assert report.vacuum.objects == 0
+        assert place.retain(topic).vacuum.objects == 5  # type: ignore[union-attr]
+
+
+def test_nothing_to_do_says_so() -> None:
+    place = Place()
+    report = place.retain(place.topic())
+    assert summary([report]) == "1 topic: nothing went"
+    assert summary([report], dry_run=True) == "1 topic: nothing would go"
+
+
+def test_imported_fixtures_keep_the_segments_that_kafka_keeps(fixtures: Path) -> None:
+    """Through a root: imported, retained at the fixture's clock, the log starts where Kafka's does."""
+    checked = 0
+    for name, before, after in (
+        ("bytes", "before", "after"),
+        ("delete-records", "start-moved", "after"),
+        ("ms", "before", "after"),
+        ("ms-all", "before", "after"),
+        ("ms-blocked", "before", "after"),
+        ("ms-exact", "before", "at-the-edge"),
+        ("ms-exact", "at-the-edge", "after"),
+    ):
+        folder = fixtures / "retention" / name
+        configs, stages = fixture(folder)
+        place = Place()
+        (topic_name,) = import_log_dir(place.root, folder / before, configs=dict(configs.explicit), force=True)
+        topic = place.root.topic(topic_name)
+        assert topic.head().log_start.tolist() == [stages[before]["logStartOffset"]]
+        retain_topic(topic, Settings(stages[after]["clockMs"]))
+        head = topic.head()
+        assert head.log_start.tolist() == [stages[after]["logStartOffset"]]
+        assert head.log_end.tolist() == [stages[after]["logEndOffset"]]
+        left = topic.snapshot().slices.select(0)
+        assert left.base.tolist() == [item["baseOffset"] for item in stages[after]["segments"] if item["size"]]
+        checked += 1
+    assert checked == 7

@@ -1,0 +1,197 @@
+"""Random weeks of appenders, readers, two mergers and two jobs of retention at once, under faults, crashes and stalls.
+
+Judged by the simulation's independent model: whatever a reader planned on within `file.delete.delay.ms` is there,
+nothing that was acknowledged is lost, and in the end two more runs leave nothing that no version names.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.errors import Conflict, Corrupt, NotFound, Unavailable
+from sparklog.log.invariants import check_state
+from sparklog.log.root import open_root
+from sparklog.maintenance.work import Settings
+from sparklog.retention.retain import retain_topic
+from sparklog.storage.faulty import Decide, Seeded
+from tests.log.simulation.maintenance import merger
+from tests.log.simulation.model import expect
+from tests.log.simulation.workload import (
+    ANSWERS,
+    CRASHES,
+    ERRORS,
+    TOPIC,
+    Run,
+    Stalls,
+    plain_appender,
+    process,
+)
+from tests.log.simulation.world import DAY, HOUR, Actor
+
+SEEDS = 16
+CONFIGS = {"segment.bytes": 150, "retention.ms": -1, "retention.bytes": 1500, "file.delete.delay.ms": DAY}
+REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/retention/test_simulation.py -k test_one_seed"
+
+
+def calm(call: object) -> None:
+    """No faults."""
+
+
+def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
+    """Retention and vacuum, from cron."""
+
+    def body(actor: Actor) -> None:
+        left = [rounds]
+
+        def life() -> None:
+            while left[0] > 0:
+                left[0] -= 1
+                actor.sleep(actor.random.uniform(0.3, 1.5) * DAY / 1000)
+                try:
+                    topic = run.root(actor, decide).topic(TOPIC)
+                    report = retain_topic(topic, Settings(run.world.now_ms))
+                except (Unavailable, Conflict, NotFound, Corrupt) as error:
+                    actor.note(f"retention: {error.code} {error}")
+                    run.count("retention gave up")
+                    continue
+                run.count("failed" if report.failed else "retained")
+                if report.expired:
+                    run.count("expired")
+                for item in report.vacuum.removed if report.vacuum else ():
+                    run.counters[item.kind] = run.counters.get(item.kind, 0) + item.objects
+
+        process(actor, life)
+
+    return body
+
+
+def old_reader(run: Run, rounds: int) -> Callable[[Actor], None]:
+    """Plans, and reads its files one by one until almost a delay later."""
+
+    def body(actor: Actor) -> None:
+        for _ in range(rounds):
+            actor.sleep(actor.random.random() * DAY / 500)
+            begun = run.world.now_ms
+            try:
+                snapshot = run.root(actor, calm).topic(TOPIC).snapshot()
+            except (Unavailable, NotFound, Corrupt) as error:
+                actor.note(f"reader: {error}")
+                continue
+            for path in sorted(snapshot.slices.paths()):
+                actor.sleep(actor.random.random() * DAY / 1000 / max(1, len(snapshot.slices)))
+                if run.world.now_ms - begun >= DAY:
+                    break
+                found = run.world.store.stat(f"{TOPIC}/{path}")
+                expect(found is not None, f"a reader of version {snapshot.version} misses {path}")
+                run.count("files read")
+
+    return body
+
+
+def simulated(seed: int) -> Run:
+    """One seed, judged."""
+    run = Run(seed)
+    source = random.Random(f"retention {seed}")
+    kinds = source.choice([(), ERRORS, CRASHES, ERRORS + ANSWERS + CRASHES])
+    stalling = source.random() < 0.5
+
+    def decide(name: str) -> Decide:
+        chances = random.Random(f"{seed}/faults/{name}")
+        rate = source.choice([0.01, 0.05]) if kinds else 0.0
+        return Stalls(Seeded(chances, rate, kinds, 5.0), chances, 0.05 if stalling else 0.0, 3 * DAY)
+
+    world = run.world
+    setup = world.spawn("setup", lambda actor: None)
+    open_root(world.store, create=True, env=setup.env).create_topic(TOPIC, partitions=2, configs=CONFIGS)
+
+    def spawn(name: str, body: Callable[[Actor], None]) -> None:
+        world.spawn(name, body, skew_ms=source.choice([0, 0, -HOUR, 60_000]), start_ms=source.randint(0, HOUR))
+
+    for number in range(2):
+        spawn(f"appender-{number}", plain_appender(run, decide(f"a{number}"), 25, source.choice([10_000, 80_000])))
+        spawn(f"merger-{number}", slowly(merger(run, decide(f"m{number}"), 1), 12))
+        spawn(f"retainer-{number}", retainer(run, decide(f"r{number}"), 15))
+        spawn(f"reader-{number}", old_reader(run, 10))
+    world.run()
+    run.judge()
+    finish(run)
+    return run
+
+
+def slowly(body: Callable[[Actor], None], rounds: int) -> Callable[[Actor], None]:
+    """Again and again, with up to a day between."""
+
+    def paced(actor: Actor) -> None:
+        for _ in range(rounds):
+            actor.sleep(actor.random.random() * DAY / 1000)
+            body(actor)
+
+    return paced
+
+
+def finish(run: Run) -> None:
+    """All is quiet: two more runs, a delay apart, leave what the newest version names and nothing else."""
+    world = run.world
+    for store in world.stores:
+        world.landing = True
+        store.land()
+        world.landing = False
+    actor = world.spawn("end", lambda actor: None)
+    for _ in range(2):
+        world.now_ms += 3 * DAY
+        topic = open_root(world.store, env=actor.env).topic(TOPIC)
+        report = retain_topic(topic, Settings(world.now_ms))
+        expect(not report.failed, f"{report.failures}")
+    state = run.topic.state
+    named = {f"{TOPIC}/{piece.path}" for piece in state.slices}
+    found = {info.key for info in world.store.list(f"{TOPIC}/append/")}
+    expect(named <= found, f"files are missing: {sorted(named - found)}")
+    floor = topic.head().floor
+    left = {key for key in found - named if int(key.split("/")[2][:20]) < floor}
+    expect(not left, f"orphans are left below the floor {floor}: {sorted(left)}")
+    snapshot = topic.snapshot()
+    check_state(snapshot.head, snapshot.slices)
+    expect(snapshot.version == state.version, "the log's newest version is not the model's")
+    rows = snapshot.slices.all()
+    pieces = list(zip(rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), strict=True))
+    expect(pieces == [(p.partition, p.base, p.end) for p in state.slices], "its slices are not the model's")
+
+
+def check(seed: int) -> Run:
+    """Run a seed; a failure names it and how to replay it."""
+    try:
+        return simulated(seed)
+    except BaseException as error:
+        raise AssertionError(
+            f"seed {seed}: {type(error).__name__}: {error}\nreplay: {REPLAY.format(seed=seed)}"
+        ) from error
+
+
+def test_weeks() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        seen.update(check(seed).counters)
+    for what in ("acked", "merged", "retained", "append file", "commit", "checkpoint", "files read"):
+        assert seen[what] >= SEEDS, f"too little happened: {what} {seen[what]}"
+    assert seen["expired"] > 0
+    assert seen["append Conflict"] > 0, "no slow writer met the floor"
+
+
+def test_a_seed_is_one_run() -> None:
+    assert check(5).world.trace == check(5).world.trace
+
+
+def test_one_seed() -> None:
+    seed = int(os.environ.get("SPARKLOG_SEED", "3"))
+    assert check(seed).counters["retained"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1_000, 3_000, 100))
+def test_many_weeks(first: int) -> None:
+    assert sum(check(seed).counters["retained"] for seed in range(first, first + 100)) > 100

@@ -1,0 +1,114 @@
+"""Temporary files on a disk: those of dead writers go, those of living ones stay."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BadRequest, SparklogError, Unavailable
+from sparklog.log.env import SYSTEM
+from sparklog.log.root import open_root
+from sparklog.maintenance.work import Settings
+from sparklog.retention.retain import retain_root
+from sparklog.storage.local import LocalStore
+from tests.retention.house import DAY, HOUR
+
+
+def aged(path: Path, ms: int) -> None:
+    then = SYSTEM.wall_ms() / 1000 - ms / 1000
+    os.utime(path, (then, then))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    found = LocalStore(tmp_path / "root", durable=False)
+    root = open_root(found, create=True)
+    root.create_topic("t")
+    return found
+
+
+def leftovers(store: LocalStore) -> dict[str, Path]:
+    """Files as a writer that died leaves them: in the root, in the log, in a data folder."""
+    base = Path(store.location)
+    found = {}
+    for folder in ("", "t/_log", "t/_log/checkpoints", "t/append", "t/sealed/0/run"):
+        (base / folder).mkdir(parents=True, exist_ok=True)
+        path = base / folder / f"~{len(found):024x}"
+        path.write_bytes(b"half a file")
+        found[folder] = path
+    return found
+
+
+def test_listing_and_deleting(store: LocalStore) -> None:
+    paths = leftovers(store)
+    listed = {info.key: info for info in store.temporary_files("")}
+    assert {os.path.join(store.location, key) for key in listed} == {str(path) for path in paths.values()}
+    assert {info.size for info in listed.values()} == {11}
+    assert [info.key for info in store.temporary_files("", deep=False)] == [paths[""].name]
+    assert len(list(store.temporary_files("t/"))) == 4
+    assert not [info for info in store.list("") if "~" in info.key]
+    key = f"t/append/{paths['t/append'].name}"
+    store.delete_temporary(key)
+    store.delete_temporary(key)
+    assert not paths["t/append"].exists()
+    assert list(store.temporary_files("nowhere/")) == []
+
+
+@pytest.mark.parametrize("key", ["_root.json", "t/append/x.slices", "t/../~1", "/~1", "t/~/x", "~", "t/~a/b", "t/~.."])
+def test_nothing_else_is_deleted_as_a_temporary_file(store: LocalStore, key: str) -> None:
+    with pytest.raises(BadRequest):
+        store.delete_temporary(key)
+    assert store.stat("_root.json") is not None
+
+
+def test_those_of_dead_writers_go(store: LocalStore) -> None:
+    paths = leftovers(store)
+    for path in paths.values():
+        aged(path, DAY + HOUR)
+    young = Path(store.location) / "t" / "append" / "~123456781234567812345678"
+    young.write_bytes(b"still being written")
+    aged(young, DAY - HOUR)
+    root = open_root(store)
+    settings = Settings(SYSTEM.wall_ms())
+    told = retain_root(root, settings, dry_run=True)
+    assert all(path.exists() for path in paths.values())
+    done = retain_root(root, settings)
+    assert not any(path.exists() for path in paths.values())
+    assert young.exists()
+    for reports in (told, done):
+        removed = [item for report in reports if report.vacuum for item in report.vacuum.removed]
+        assert {item.kind for item in removed} == {"temporary file"}
+        assert sum(item.objects for item in removed) == 5
+        assert [report.topic for report in reports] == ["(root)", "t"]
+
+
+def test_a_clock_given_by_a_user_takes_none(store: LocalStore) -> None:
+    paths = leftovers(store)
+    retain_root(open_root(store), Settings(SYSTEM.wall_ms() + 100 * DAY))
+    assert all(path.exists() for path in paths.values())
+
+
+def test_a_writer_whose_file_was_taken_fails_and_says_so(store: LocalStore) -> None:
+    writer = store.writer("t/append/file.slices")
+    writer.write(b"data")
+    for info in list(store.temporary_files("t/append/")):
+        aged(Path(store.location) / info.key, 2 * DAY)
+    retain_root(open_root(store), Settings(SYSTEM.wall_ms()))
+    with pytest.raises(Unavailable):
+        writer.close()
+    assert store.stat("t/append/file.slices") is None
+
+
+def test_one_that_cannot_be_deleted_is_reported(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in leftovers(store).values():
+        aged(path, 2 * DAY)
+
+    def refuse(key: str) -> None:
+        raise Unavailable(f"cannot delete {key}")
+
+    monkeypatch.setattr(store, "delete_temporary", refuse)
+    reports = retain_root(open_root(store), Settings(SYSTEM.wall_ms()))
+    assert [report.failed for report in reports] == [True, True]
+    assert all(isinstance(e, SparklogError) for r in reports if r.vacuum for e in r.vacuum.failures)

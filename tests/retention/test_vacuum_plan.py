@@ -1,0 +1,113 @@
+"""What a vacuum may delete, from listings alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparklog.log.history import CommitFiles
+from sparklog.retention import vacuum_plan as plan
+from sparklog.storage.store import ObjectInfo
+
+DAY = 24 * plan.HOUR_MS
+NOW = 1_700_000_000_000
+
+
+def commits(*versions: tuple[int, int]) -> CommitFiles:
+    """(version, age in ms)."""
+    columns = np.array([(version, 100, NOW - age) for version, age in versions], np.int64).reshape(-1, 3)
+    return CommitFiles(columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+@pytest.mark.parametrize(
+    ("found", "floor"),
+    [
+        ([(0, 5 * DAY), (1, DAY + 1), (2, DAY), (3, DAY - 1), (4, 0)], 2),
+        ([(0, 5 * DAY), (1, 5 * DAY)], 1),
+        ([(0, 0)], -1),
+        ([], -1),
+        # An old one above a young one: a clock that jumped; nothing after the young one counts.
+        ([(0, 5 * DAY), (1, 0), (2, 5 * DAY), (3, 0)], 0),
+        # What a sleeper put under a number long collected says nothing of the log.
+        ([(3, 0), (10, 5 * DAY), (11, 2 * DAY), (12, 0)], 11),
+        ([(9, 0), (10, 5 * DAY), (11, 2 * DAY), (12, 0)], -1),
+    ],
+)
+def test_the_floor(found: list[tuple[int, int]], floor: int) -> None:
+    head = found[-1][0] if found else 0
+    assert plan.floor_version(commits(*found), head, NOW, DAY) == floor
+
+
+def test_the_floor_is_never_above_the_head_that_is_known() -> None:
+    assert plan.floor_version(commits((0, 5 * DAY), (1, 5 * DAY), (2, 5 * DAY)), 1, NOW, DAY) == 1
+
+
+def test_the_oldest_young_commit() -> None:
+    found = commits((0, 9 * DAY), (1, 8 * DAY), (2, 6 * DAY))
+    assert plan.oldest_young(found, 2, NOW, 7 * DAY) == 2
+    assert plan.oldest_young(found, 2, NOW, 5 * DAY) == 3
+    assert plan.oldest_young(found, 2, NOW, 10 * DAY) == 0
+
+
+def info(key: str, age: int = 0) -> ObjectInfo:
+    return ObjectInfo(key, 10, NOW - age)
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "kind"),
+    [
+        (f"t/append/{7:020d}-abc.slices", f"append/{7:020d}-abc.slices", plan.APPEND),
+        (f"t/sealed/3/{7:020d}-abc/{5:020d}.log", f"sealed/3/{7:020d}-abc/{5:020d}.log", plan.SEGMENT),
+        (f"t/sealed/3/{7:020d}-abc/{5:020d}.txnindex", f"sealed/3/{7:020d}-abc/{5:020d}.log", plan.INDEX),
+    ],
+)
+def test_data_files(key: str, path: str, kind: str) -> None:
+    found = plan.data_file("t", info(key))
+    assert found is not None
+    assert (found.path, found.kind, found.read_version) == (path, kind, 7)
+
+
+@pytest.mark.parametrize(
+    "below",
+    ["append/x.slices", f"append/{7:020d}-a/b.slices", f"sealed/3/{7:020d}-a/{5:020d}.txt", "append/7-a.slices"],
+)
+def test_what_is_not_ours(below: str) -> None:
+    assert plan.data_file("t", info(f"t/{below}")) is None
+
+
+def test_files_that_go() -> None:
+    files = [
+        plan.DataFile(f"t/f{version}", f"f{version}", version, plan.APPEND, 10) for version in (1, 4, 5, 8, 9, 10, 11)
+    ]
+    found = plan.unnamed(files, 10, {"f8"}, deleted=False, born=4, known={"f5"})
+    assert {victim.key: victim.reason for victim in found} == {
+        "t/f1": "its topic was deleted",
+        "t/f4": "orphan: no commit near version 10 names it",
+        "t/f5": "replaced or expired before version 10",
+        "t/f9": "orphan: no commit near version 10 names it",
+    }
+
+
+def test_paths_of_other_topics_are_theirs() -> None:
+    assert plan.own_paths("t", {"append/a", "/t/append/b", "/other/append/c"}) == {"append/a", "append/b"}
+
+
+def test_commits_that_go() -> None:
+    found = commits(*((version, (20 - version) * DAY) for version in range(12)))
+    gone = plan.old_commits("t", found, 10, [(2, 4)], NOW - 13 * DAY)
+    assert [victim.key[-7:-5] for victim in gone] == ["00", "01", "05", "06"]
+    assert gone[0].reason == "superseded by the checkpoint at version 10"
+
+
+def test_checkpoints_that_go() -> None:
+    half = plan.HOUR_MS // 2
+    found = {version: info(f"c{version}", (20 - version) * half + DAY) for version in range(20)}
+    gone = plan.old_checkpoints(found, {6, 18, 19}, 6, now_ms=NOW, limit_ms=found[3].modified_ms)
+    below = {version for version, reason in gone.items() if "superseded" in reason}
+    assert below == {0, 1, 2}
+    left = set(found) - set(gone) - {3, 4, 5}
+    hours = [found[version].modified_ms // plan.HOUR_MS for version in left - {18, 19}]
+    assert len(hours) == len(set(hours))
+    assert {6, 18, 19} <= left
+    assert plan.kept_commits_ms(DAY) == 7 * DAY
+    assert plan.kept_commits_ms(5 * DAY) == 10 * DAY
