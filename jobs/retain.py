@@ -7,8 +7,8 @@ Record by record nothing is read: the driver looks at the log of each topic alon
 tasks, few are deleted by the driver, so `python jobs/retain.py` does the same without Spark, one after the other.
 Deleted topics lose their files. `--dry-run` says what would go and why, and changes nothing.
 
-Exit codes: 0 done (also when nothing was to do), 1 something failed (the reason on stderr, the rest is done), 2 wrong
-usage.
+Progress goes to stderr, tables (with --json one JSON document) to stdout. Exit codes: 0 done, also when there was
+nothing to do; 1 something failed (the reason on stderr, the rest is done); 2 wrong usage; 130 interrupted (Ctrl-C).
 """
 
 from __future__ import annotations
@@ -16,37 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import sparklog
 from sparklog.errors import SparklogError
-from sparklog.maintenance.arguments import DONE, FAILED, Common, add_common, common
-from sparklog.maintenance.work import Done, InProcess, Runner, Work
-from sparklog.retention.report import document, summary
+from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
+from sparklog.maintenance.progress import say
+from sparklog.maintenance.spark_runner import SparkIfNeeded
+from sparklog.maintenance.work import Runner
+from sparklog.retention.report import document, progress, summary
 from sparklog.retention.retain import retain_root
-
-
-class SparkIfNeeded:
-    """A `Runner` that starts Spark when there is work for tasks, and works here where there is no pyspark."""
-
-    def __init__(self) -> None:
-        self._started: Runner | None = None
-
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
-        """See `Runner`."""
-        if self._started is None:
-            self._started = self._start()
-        return self._started.run(works)
-
-    @staticmethod
-    def _start() -> Runner:
-        try:
-            from pyspark.sql import SparkSession
-        except ImportError:
-            return InProcess()
-        from sparklog.maintenance.spark_runner import SparkRunner
-
-        return SparkRunner(SparkSession.builder.appName("sparklog retain").getOrCreate())
 
 
 def arguments(given: Sequence[str]) -> Common:
@@ -61,23 +40,38 @@ def run(chosen: Common, runner: Runner | None = None) -> int:
     try:
         root = sparklog.open(chosen.root)
         settings = chosen.settings_at(root.store.now_ms())
-        reports = retain_root(root, settings, topics=chosen.topics, runner=runner, dry_run=chosen.dry_run)
+        reports = retain_root(
+            root,
+            settings,
+            topics=chosen.topics,
+            runner=runner,
+            dry_run=chosen.dry_run,
+            on_done=lambda report: say(progress(report)),
+        )
     except SparklogError as error:
-        print(f"retain.py: {error} [{error.code}]", file=sys.stderr)
+        say(f"retain.py: {error} [{error.code}]")
         return FAILED
+    for failure in (failure for report in reports for failure in report.failures):
+        say(f"retain.py: {failure.line()}")
+    if not reports:
+        say(f"retain.py: there are no topics in {root.location}: nothing to do")
     if chosen.as_json:
         print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=chosen.dry_run)))
-    else:
+    elif reports:
         print(summary(reports, dry_run=chosen.dry_run))
-    for report in reports:
-        for failure in report.failures:
-            print(f"retain.py: {failure.line()}", file=sys.stderr)
     return FAILED if any(report.failed for report in reports) else DONE
 
 
 def main() -> int:
     """The whole job."""
-    return run(arguments(sys.argv[1:]), SparkIfNeeded())
+    spark = SparkIfNeeded("sparklog retain")
+    try:
+        return run(arguments(sys.argv[1:]), spark)
+    except KeyboardInterrupt:
+        say("retain.py: interrupted; what went is gone, the next run does the rest")
+        return INTERRUPTED
+    finally:
+        spark.close()
 
 
 if __name__ == "__main__":

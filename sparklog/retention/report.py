@@ -10,7 +10,7 @@ from sparklog.retention.expiry import REASONS
 from sparklog.retention.retain import PartitionExpiry, RetainReport
 from sparklog.retention.vacuum import VacuumReport
 
-__all__ = ["document", "summary"]
+__all__ = ["document", "progress", "summary"]
 
 
 def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
@@ -22,6 +22,18 @@ def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
     if not any(report.expired or (report.vacuum and report.vacuum.removed) for report in reports):
         lines.append(f"{topics}: nothing {'would go' if dry_run else 'went'}")
     return "\n".join(lines)
+
+
+def progress(report: RetainReport) -> str:
+    """One line when a topic is finished."""
+    segments = sum(item.segments_gone for item in report.expired)
+    files = 0 if report.vacuum is None else report.vacuum.objects
+    nbytes = 0 if report.vacuum is None else report.vacuum.nbytes
+    went = "would go" if report.vacuum is not None and report.vacuum.dry_run else "went"
+    return (
+        f"retain {report.topic}: {segments:,} segments and {files:,} files ({megabytes(nbytes)}) {went} "
+        f"in {report.seconds:.1f} s"
+    )
 
 
 def _expired(reports: Sequence[RetainReport], dry_run: bool) -> str:

@@ -203,7 +203,7 @@ def retain_root(
 ) -> list[RetainReport]:
     """The same over these topics, existing or deleted (none given: all there are or were), one report each.
 
-    `NotFound` if the root never had a topic, or a name that is given never was one: nothing is done then.
+    None if the root never had a topic. `NotFound` if a name that is given never was one: nothing is done then.
     """
     names = list(topics) if topics else sorted(n for n in root.store.list_folders("") if is_topic_name(n))
     chosen: list[Topic] = []
@@ -220,14 +220,12 @@ def retain_root(
                 raise
             failure = Failure.of(name, (), f"open {name}", error)
             reports.append(RetainReport(name, failures=(failure,)))
-    if not chosen and not reports:
-        raise NotFound(f"there is no topic in {root.location}; create one, or check --root")
     for topic in chosen:
         report = retain_topic(topic, settings, runner=runner, dry_run=dry_run)
         reports.append(report)
         if on_done is not None:
             on_done(report)
-    if not topics:
+    if chosen and not topics:
         reports += _own_folder(root, dry_run)
     return sorted(reports, key=lambda report: report.topic)
 
