@@ -13,6 +13,7 @@ and the allocator like better, or in windows. So memory is bounded whatever is m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from sparklog.log.commit import MERGE, Edit
 from sparklog.log.conflicts import Rewrite
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.names import append_path
+from sparklog.log.numbered import READ_AHEAD
 from sparklog.log.slices import FileSlices, SliceFlag, with_tier
 from sparklog.log.source_slices import SourceSlice, SourceSlices
 from sparklog.maintenance.work import Done, PieceReport, Progress, silent
@@ -192,18 +194,18 @@ Bytes = memoryview
 
 def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, Bytes, BatchHeaders]]:
     """The batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
+    from sparklog.compaction.slice_batches import patch_batches, scan_slices
+
     if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > REQUEST_BYTES:
         yield from _windows(store, load[0])
         return
     rows = [each for part in load for each in part.rows]
-    sizes = np.array([each.size for each in rows], np.int64)
-    ends = np.cumsum(sizes)
-    topic = load[0].run.source.topic
-    data = _fetched(store, topic, rows, (ends - sizes).tolist(), int(ends[-1]))
-    headers = _scanned(data, rows, ends - sizes)
-    row_of = np.searchsorted(ends, headers.position, side="right")
+    ends = np.cumsum(np.array([each.size for each in rows], np.int64))
+    starts = np.concatenate(([0], ends[:-1]))
+    data = _fetched(store, load[0].run.source.topic, rows, starts.tolist(), int(ends[-1]))
+    headers, row_of = scan_slices(data, rows, starts)
     bases = np.repeat([part.run.base for part in load], [len(part.rows) for part in load])
-    headers = _rewritten(data, headers, rows, row_of, bases)
+    headers = patch_batches(data, headers, rows, row_of, bases)
     part_ends = ends[np.cumsum([len(part.rows) for part in load]) - 1]
     batch_ends = np.searchsorted(headers.position, part_ends).tolist()
     low = first = 0
@@ -217,117 +219,86 @@ def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, Bytes, BatchHead
     """One large slice, window by window; its checksum is known to be right once all of them have been read."""
     from crc32c import crc32c
 
+    from sparklog.compaction.slice_batches import check_offsets, patch_batches
     from sparklog.log.fetch import read_window
 
     (row,) = part.rows
     planned = row.planned(part.run.source.topic, part.run.partition)
-    at = crc = 0
+    at = crc = reached = 0
     while at < row.size:
         window, headers = read_window(store, planned, at, row.size)
         crc = crc32c(window, crc)
-        _check_offsets(headers, [row], np.zeros(len(headers), np.int64), np.array([-at]))
+        row_of = np.zeros(len(headers), np.int64)
+        check_offsets(headers, [row], row_of, np.array([-at]), reached)
+        reached = int(headers.next_offset[-1]) + row.shift
         at += len(window)
         if at == row.size and crc != row.crc:
             raise Corrupt("the slice's CRC-32C is wrong: restore it", file=row.file, position=row.position)
         data = memoryview(bytearray(window))
-        zeros = np.zeros(len(headers), np.int64)
-        yield part.run, data, _rewritten(data, headers, [row], zeros, np.array([part.run.base]))
+        yield part.run, data, patch_batches(data, headers, [row], row_of, np.array([part.run.base]))
+
+
+@dataclass(slots=True)
+class _Request:
+    """Neighbouring slices of a file, as indices of rows, which come together."""
+
+    file: str
+    start: int
+    nbytes: int
+    rows: list[int]
+
+
+def _requests(rows: Sequence[SourceSlice], most: int) -> list[_Request]:
+    """All slices; what lies side by side in a file is one request, up to `most` bytes."""
+    found: list[_Request] = []
+    file, end, filled = "", 0, 0
+    for i in sorted(range(len(rows)), key=lambda i: (rows[i].file, rows[i].position)):
+        row = rows[i]
+        if row.position == end and row.file == file and filled + row.size <= most:
+            found[-1].rows.append(i)
+            filled += row.size
+            found[-1].nbytes = filled
+        else:
+            found.append(_Request(row.file, row.position, row.size, [i]))
+            file, filled = row.file, row.size
+        end = row.position + row.size
+    return found
 
 
 def _fetched(store: Store, topic: str, rows: Sequence[SourceSlice], places: Sequence[int], total: int) -> Bytes:
-    """All slices in one buffer, each at its place, checked; what lies side by side in a file is one request."""
+    """All slices in one buffer, each at its place, checked.
+
+    Where each request costs a round trip, as many are under way as `REQUEST_BYTES` hold, but not those larger than
+    their share of it.
+    """
     from crc32c import crc32c
 
     from sparklog.log.fetch import check_slice, read_range
 
     data = np.empty(total, np.uint8).data
-    order = sorted(range(len(rows)), key=lambda i: (rows[i].file, rows[i].position))
-    i = 0
-    while i < len(order):
-        first = rows[order[i]]
-        end, j = first.position + first.size, i + 1
-        while j < len(order):
-            following = rows[order[j]]
-            beside = following.file == first.file and following.position == end
-            if not beside or end + following.size - first.position > REQUEST_BYTES:
-                break
-            end, j = end + following.size, j + 1
-        got = memoryview(read_range(store, first.file, first.position, end - first.position))
-        for k in order[i:j]:
-            row = rows[k]
-            body = got[row.position - first.position :][: row.size]
+
+    def fetch(request: _Request) -> None:
+        got = memoryview(read_range(store, request.file, request.start, request.nbytes))
+        for i in request.rows:
+            row = rows[i]
+            body = got[row.position - request.start :][: row.size]
             if crc32c(body) != row.crc:
                 check_slice(body, row.planned(topic, -1))
-            data[places[k] : places[k] + row.size] = body
-        i = j
+            data[places[i] : places[i] + row.size] = body
+
+    if getattr(store, "parallel_reads", 1) <= 1:
+        for request in _requests(rows, REQUEST_BYTES):
+            fetch(request)
+        return data
+    share = REQUEST_BYTES // READ_AHEAD
+    requests = _requests(rows, share)
+    with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
+        for _ in pool.map(fetch, [each for each in requests if each.nbytes <= share]):
+            pass
+    for request in requests:
+        if request.nbytes > share:
+            fetch(request)
     return data
-
-
-def _scanned(data: Bytes, rows: Sequence[SourceSlice], starts: Int64s) -> BatchHeaders:
-    """Headers of all batches. Checksums were right, so what is wrong here was written so; it is found all the same."""
-    from sparklog.format.record_batch import scan_headers
-
-    headers = scan_headers(data, whole=False)
-    row_of = np.searchsorted(starts, headers.position, side="right") - 1
-    begun = np.zeros(len(rows), np.bool_)
-    begun[row_of[np.isin(headers.position, starts)]] = True
-    if headers.stop != "end" or not begun.all():
-        bad = int(np.argmin(begun)) if not begun.all() else len(rows) - 1
-        row = rows[max(bad - 1, 0)]
-        raise Corrupt("a slice does not hold whole record batches", file=row.file, position=row.position)
-    _check_offsets(headers, rows, row_of, starts)
-    return headers
-
-
-def _check_offsets(headers: BatchHeaders, rows: Sequence[SourceSlice], row_of: Int64s, starts: Int64s) -> None:
-    """`Corrupt` if a batch (of the row that `row_of` gives, which begins at `starts` in the data) is not in order."""
-    shift = np.array([row.shift for row in rows], np.int64)[row_of]
-    begin, end = headers.base_offset + shift, headers.next_offset + shift
-    low = np.array([row.base for row in rows], np.int64)[row_of]
-    high = np.array([row.end for row in rows], np.int64)[row_of]
-    wrong = (begin < low) | (end > high) | (end <= begin)
-    wrong[1:] |= (row_of[1:] == row_of[:-1]) & (begin[1:] < end[:-1])
-    if wrong.any():
-        bad = int(np.argmax(wrong))
-        row = rows[int(row_of[bad])]
-        raise Corrupt(
-            f"a batch claims the offsets {int(begin[bad])} to {int(end[bad])}, which are not its own: restore the file",
-            file=row.file,
-            position=row.position + int(headers.position[bad] - starts[row_of[bad]]),
-            offset=int(begin[bad]),
-        )
-
-
-def _rewritten(
-    data: Bytes, headers: BatchHeaders, rows: Sequence[SourceSlice], row_of: Int64s, bases: Int64s
-) -> BatchHeaders:
-    """Batches with base offsets from `bases` (per row) and with the epochs and append times that their slices carry."""
-    from sparklog.format.record_batch import HEADER_BYTES
-    from sparklog.format.rewrite_headers import rewrite_headers
-
-    shift = (np.array([row.shift for row in rows], np.int64) - bases)[row_of]
-    kinds, kind_of = np.unique(
-        np.array([(row.leader_epoch, row.append_time) for row in rows], np.int64), axis=0, return_inverse=True
-    )
-    after = replace(headers, base_offset=headers.base_offset + shift)
-    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), HEADER_BYTES, writeable=True)
-    # One scatter for all slices: each has its own shift, and there may be a hundred thousand of them.
-    windows[after.position, :8] = after.base_offset.astype(">i8").view(np.uint8).reshape(-1, 8)
-    kind_of = kind_of.reshape(-1)[row_of]
-    order = np.argsort(kind_of, kind="stable")
-    cuts = np.searchsorted(kind_of[order], np.arange(len(kinds) + 1)).tolist()
-    newest = after.max_timestamp.copy()
-    for (epoch, time), low, high in zip(kinds.tolist(), cuts[:-1], cuts[1:], strict=True):
-        if low < high and (epoch >= 0 or time >= 0):
-            chosen = order[low:high]
-            done = rewrite_headers(
-                data,
-                after[chosen],
-                leader_epoch=epoch if epoch >= 0 else None,
-                append_time=time if time >= 0 else None,
-            )
-            newest[chosen] = done.max_timestamp
-    return replace(after, max_timestamp=newest)
 
 
 class _Files:

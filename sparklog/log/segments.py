@@ -5,6 +5,12 @@ been one append. Of its five reasons three are known here: the size, the time, a
 Whether an index is full is known only where it is written, so sealing rolls once more for that, and inside a slice
 that alone is larger than a segment.
 
+Kafka counts a segment's time from the greatest timestamp of its first append. A merged slice is many appends, over
+days where a partition is slow, and its greatest timestamp is that of the last ones: counted from there, a segment that
+should span a week would span nearly two. So time counts from its smallest one. But where records come late, that is
+older than all appends: a segment would be closed at once, and the next, and so on. What was appended before tells the
+time then: the first append of a slice is hardly older than the newest record of the slice before it.
+
 A partition always has exactly one active segment, the last one: the unsealed slices behind the last roll, or, where
 everything is sealed, an empty segment at the log end. All others are closed: nothing is appended to them any more.
 """
@@ -14,9 +20,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.slice_table import Slices
+from sparklog.log.slices import MERGE_TIER_MASK
 
 __all__ = ["MAX_RELATIVE_OFFSET", "RollRule", "Segment", "due", "segments_of"]
 
@@ -63,8 +73,8 @@ class Segment:
     * `base`: Kafka's name for the segment; its first record may lie above it. `end`: behind its last batch;
       `next_base`: base of the segment that follows (a gap between the two is legal), the log end for the last one
     * `first_row`, `rows`: which of the partition's slices it is made of; none in an empty active segment
-    * `first_ts`: greatest timestamp of its first slice, which time rolling counts from; `max_ts`: of all of them; -1:
-      there is none
+    * `first_ts`: what time rolling counts from: the greatest timestamp of its first append, or about that, if its first
+      slice is a merged one; `max_ts`: greatest timestamp of all its slices; -1: there is none
     * `sealed`: it is one file of Kafka's own form; `active`: the last one, which appends still go into
     """
 
@@ -89,6 +99,7 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
     """
     sealed = slices.sealed().tolist()
     base, end, size, max_ts = (getattr(slices, name).tolist() for name in ("base", "end", "size", "max_ts"))
+    append_ts = _append_ts(slices).tolist()
     starts: list[int] = []
     filled, limit_ts = 0, 0
     for row in range(len(base)):
@@ -97,13 +108,13 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
             or sealed[row]
             or sealed[row - 1]
             or filled + size[row] > rule.segment_bytes
-            or (max_ts[starts[-1]] > NO_TIMESTAMP and max_ts[row] > limit_ts)
+            or (append_ts[starts[-1]] > NO_TIMESTAMP and max_ts[row] > limit_ts)
             or end[row] - 1 - base[starts[-1]] > MAX_RELATIVE_OFFSET
         )
         if fresh:
             starts.append(row)
             filled = 0
-            limit_ts = max_ts[row] + rule.lifetime_ms(partition, base[row])
+            limit_ts = append_ts[row] + rule.lifetime_ms(partition, base[row])
         filled += size[row]
     bounds = [*starts, len(base)]
     found = []
@@ -119,7 +130,7 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
                 first_row=first,
                 rows=stop - first,
                 size=sum(size[first:stop]),
-                first_ts=max_ts[first],
+                first_ts=append_ts[first],
                 max_ts=max(max_ts[first:stop]),
                 sealed=sealed[first],
                 active=last and not sealed[first],
@@ -129,6 +140,14 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
         row = len(base)
         found.append(Segment(partition, log_end, log_end, log_end, row, 0, 0, -1, -1, sealed=False, active=True))
     return found
+
+
+def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
+    """Of each slice (of one partition, all of them), about the greatest timestamp of its first append; -1: none."""
+    before = np.append(NO_TIMESTAMP, slices.max_ts[:-1])[: len(slices)]
+    first = np.minimum(np.maximum(slices.min_ts, before), slices.max_ts)
+    merged = (slices.flags & MERGE_TIER_MASK > 0) & (slices.min_ts > NO_TIMESTAMP)
+    return np.where(merged, first, slices.max_ts).astype(np.int64)
 
 
 def due(segment: Segment, rule: RollRule, now_ms: int) -> bool:

@@ -50,6 +50,8 @@ class Measured:
     rewritten: int = 0
     lone: int = 0
     """Runs after which an appended file was left, as nothing was to be gained from merging it."""
+    lives: list[list[int]] = field(default_factory=list)
+    """Per partition, of each segment sealed: from its first append until then (ms)."""
     pinned: int = 0
     """Most bytes of files whose slices had been sealed or merged, but which others kept alive."""
 
@@ -60,7 +62,17 @@ class Measured:
 class Month:
     """One topic: `now` in seconds, rows of unsealed slices as columns."""
 
-    def __init__(self, rates: Rates, *, tasks: int = 2, commits: int = 3, configs: dict[str, object] | None = None):
+    def __init__(
+        self,
+        rates: Rates,
+        *,
+        tasks: int = 2,
+        commits: int = 3,
+        late: bool = False,
+        configs: dict[str, object] | None = None,
+    ):
+        """`late`: each append holds a record that is as old as can be."""
+        self.late = late
         self.rates, self.tasks, self.commits = rates, tasks, commits
         self.partitions = len(rates(0.0))
         self.now = 0.0
@@ -70,7 +82,9 @@ class Month:
         self.parts = [{name: np.zeros(0, dtype) for name, dtype in COLUMN_TYPES.items()}]
         self.end = np.zeros(self.partitions, np.int64)
         self.owed = np.zeros(self.partitions)
-        self.measured = Measured()
+        self.measured = Measured(lives=[[] for _ in range(self.partitions)])
+        self.sealed_ts = [-1] * self.partitions
+        """Greatest timestamp of the newest sealed segment."""
         self.names: list[str] = []
 
     def run(self, seconds: float) -> None:
@@ -97,6 +111,7 @@ class Month:
         self.measured.appended += int(sizes.sum())
         file, partition = np.nonzero(records)
         base = self.end[partition] + (total - records)[file, partition]
+        stamps = (times * 1000).astype(np.int64)[file // self.tasks]
         self.put(
             files=len(records),
             file=file,
@@ -107,7 +122,8 @@ class Month:
             partition=partition,
             base=base,
             end=base + records[file, partition],
-            max_ts=(times * 1000).astype(np.int64)[file // self.tasks],
+            min_ts=stamps * (not self.late),
+            max_ts=stamps,
         )
         self.end = self.end + total[-1]
         self.now += seconds
@@ -164,10 +180,14 @@ class Month:
         keep = np.ones(len(rows), np.bool_)
         for partition in range(self.partitions):
             span = rows.partition_rows(partition)
-            for segment in segments_of(rows[span], partition, int(self.end[partition]), self.rule):
-                if not segment.active or due(segment, self.rule, int(self.now * 1000)):
-                    first = span.start + segment.first_row
+            behind = behind_sealed(rows[span], self.sealed_ts[partition])
+            for segment in segments_of(behind, partition, int(self.end[partition]), self.rule)[1:]:
+                closed = not segment.active or due(segment, self.rule, int(self.now * 1000))
+                if closed and segment.rows:
+                    first = span.start + segment.first_row - 1
                     keep[first : first + segment.rows] = False
+                    self.sealed_ts[partition] = segment.max_ts
+                    self.measured.lives[partition].append(int(self.now * 1000) - int(rows.min_ts[first]))
         self.columns = {name: column[keep] for name, column in self.columns.items()}
 
     def merge(self) -> None:
@@ -193,7 +213,14 @@ class Month:
         self.measured.rewritten += work.nbytes
         outputs = np.array(
             [
-                (source.partition, source.base[0], source.end[-1], source.nbytes, source.max_ts.max())
+                (
+                    source.partition,
+                    source.base[0],
+                    source.end[-1],
+                    source.nbytes,
+                    source.min_ts.min(),
+                    source.max_ts.max(),
+                )
                 for source in work.sources
             ],
             np.int64,
@@ -202,7 +229,7 @@ class Month:
         for group in (outputs[~large], *(outputs[i : i + 1] for i in np.flatnonzero(large))):
             if not len(group):
                 continue
-            partition, base, end, size, max_ts = group.T
+            partition, base, end, size, min_ts, max_ts = group.T
             self.put(
                 files=1,
                 file=np.zeros(len(group), np.int64),
@@ -213,6 +240,7 @@ class Month:
                 partition=partition,
                 base=base,
                 end=end,
+                min_ts=min_ts,
                 max_ts=max_ts,
                 flags=with_tier(0, work.tier),
             )
@@ -231,6 +259,16 @@ class Month:
         files, first = np.unique(columns["file"], return_index=True)
         held = int(columns["file_size"][first].sum()) - FOOTER * len(files)
         self.measured.pinned = max(self.measured.pinned, held - int(columns["size"].sum()))
+
+
+def behind_sealed(rows: Slices, max_ts: int) -> Slices:
+    """The rows with the newest sealed segment before them, as the table really has it."""
+    values = {"max_ts": max_ts}
+    columns = {
+        name: np.concatenate((np.array([values.get(name, 0)], column.dtype), column))
+        for name, column in rows.columns.items()
+    }
+    return Slices(columns, rows.paths, rows.txn_ids)
 
 
 def simulated(rates: Rates, *, every: float = 900, days: float = 30, **options: object) -> Measured:
@@ -297,6 +335,25 @@ def test_runs_that_come_when_they_come() -> None:
     for _ in range(600):
         month.run(source.choice([30, 300, 900, 900, 3600, 6 * 3600]))
     assert max(month.measured.most()) <= MANY, month.measured.most()
+
+
+WEEK_MS = 7 * DAY * 1000
+QUARTER_MS = 900_000
+
+
+def test_slow_partitions_are_sealed_once_a_week() -> None:
+    """However far its slices have been merged: a segment spans `segment.ms`, not that and what was merged first."""
+    rates = [0.2, 30.0, KIB]
+    found = simulated(steady(*rates, 50 * KIB), commits=1)
+    for rate, lives in zip(rates, found.lives[:3], strict=True):
+        longest = WEEK_MS + QUARTER_MS + int(RECORD_BYTES / rate * 1000)
+        assert len(lives) == 4
+        assert all(WEEK_MS < life <= longest for life in lives), lives
+
+
+def test_late_records_do_not_seal_a_partition_at_every_run() -> None:
+    found = simulated(steady(30.0, KIB), days=15, commits=1, late=True)
+    assert [len(lives) for lives in found.lives] == [2, 2]
 
 
 @pytest.mark.parametrize("segment_bytes", [14, 10 * MIB, 100 * MIB])

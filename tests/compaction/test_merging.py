@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +34,7 @@ from sparklog.log.slices import SliceFlag, merge_tier
 from sparklog.log.topic import Topic
 from sparklog.log.view import READ_UNCOMMITTED
 from sparklog.maintenance.work import Done, Settings
+from sparklog.storage.store import Store
 from tests.log.data_plane import KINDS, START_MS, Place, rows, small
 from tests.log.rewriting import appended_by_hand, prepared, resolve, sealed
 from tests.log.test_scan_imported import batch_of
@@ -308,6 +311,53 @@ def test_what_lies_side_by_side_is_one_request(memory: Place) -> None:
     assert [len(item.base) for item in commit.remove] == [16] * 9
 
 
+class Distant:
+    """A store that asks to be read in parallel; `together` small reads must be under way before any is answered."""
+
+    parallel_reads = 8
+
+    def __init__(self, inner: Store, together: int, small: int) -> None:
+        self.inner = inner
+        self.small = small
+        self.arrived = threading.Barrier(together, timeout=30)
+        self.lock = threading.Lock()
+        self.under_way: list[int] = []
+        self.seen: list[list[int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def get(self, key: str, start: int, length: int) -> bytes:
+        with self.lock:
+            self.under_way.append(length)
+            self.seen.append(sorted(self.under_way))
+        if length <= self.small:
+            self.arrived.wait()
+        data = self.inner.get(key, start, length)
+        with self.lock:
+            self.under_way.remove(length)
+        return data
+
+
+def test_small_reads_are_under_way_together_where_each_costs_a_round_trip(
+    memory: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = memory.topic(1)
+    for i in range(8):
+        topic.append(rows(10 if i % 4 else 60, first=i * 100, seed=i), options=small(batch_bytes=400))
+    expected = whole(topic)
+    (work,) = plan(memory, topic)
+    sizes = sorted(work.sources[0].size.tolist())
+    monkeypatch.setattr(merge_work, "REQUEST_BYTES", 16 * sizes[5])
+    distant = Distant(memory.inner, together=6, small=sizes[5])
+    work = replace(work, store=distant)  # type: ignore[arg-type]
+    publish(topic, work, work.run())
+    assert whole(topic) == expected
+    assert distant.seen[5] == sizes[:6]
+    # Larger ones come alone, so that no more is held than elsewhere.
+    assert sorted(distant.seen[6:]) == [[size] for size in sizes[6:]]
+
+
 def test_a_merged_slice_is_entered_by_its_index(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "SPAN_BYTES", 512 << 10)
     topic = memory.topic(1)
@@ -556,7 +606,9 @@ def test_what_is_left_of_a_file_partly_sealed_is_merged(memory: Place) -> None:
 
 
 @pytest.mark.parametrize("spot", [30, 2_000])
-def test_a_damaged_slice_is_named_and_nothing_else_is(memory: Place, spot: int) -> None:
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_a_damaged_slice_is_named_and_nothing_else_is(memory: Place, spot: int, at_once: int) -> None:
+    memory.inner.parallel_reads = at_once  # type: ignore[attr-defined]
     topic = memory.topic(3)
     for i in range(4):
         topic.append(rows(90, first=i * 90, seed=i), options=small(batch_bytes=500))
@@ -601,17 +653,23 @@ def test_a_large_damaged_slice_is_named(memory: Place, monkeypatch: pytest.Monke
     assert memory.append_files() == files
 
 
-def test_batches_out_of_order_are_corrupt(memory: Place) -> None:
+@pytest.mark.parametrize("request_bytes", [16 << 20, 1])
+def test_batches_out_of_order_are_corrupt(memory: Place, monkeypatch: pytest.MonkeyPatch, request_bytes: int) -> None:
+    """Also where each comes in a window of its own."""
+    monkeypatch.setattr(merge_work, "REQUEST_BYTES", request_bytes)
+    monkeypatch.setattr(fetch, "SPAN_BYTES", min(request_bytes, fetch.SPAN_BYTES))
     topic = memory.topic(1)
     topic.append(rows(3))
     appended_by_hand(memory, topic, [batch_of(3, [0], 2), batch_of(0, [0], 2), batch_of(6, [0], 3)])
     (work,) = plan(memory, topic)
-    with pytest.raises(Corrupt, match="not its own") as caught:
+    with pytest.raises(Corrupt, match="within offsets 9 to 13, found one of 3 to 6: restore the file") as caught:
         work.run()
-    assert (caught.value.offset, caught.value.position) == (3, len(batch_of(3, [0], 2)))
+    assert (caught.value.offset, caught.value.position) == (9, len(batch_of(3, [0], 2)))
 
 
-def test_a_file_that_is_gone_means_plan_again(memory: Place) -> None:
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_a_file_that_is_gone_means_plan_again(memory: Place, at_once: int) -> None:
+    memory.inner.parallel_reads = at_once  # type: ignore[attr-defined]
     topic = memory.topic(2)
     for i in range(3):
         topic.append(rows(40, first=i * 40))

@@ -74,6 +74,32 @@ def test_one_slice_is_patched_as_many_are() -> None:
         assert alone * 2 == several
 
 
+def test_slices_of_several_partitions() -> None:
+    """Offsets begin again where the next partition does, but not within a slice."""
+    rows = [row_of(100, 105), row_of(105, 107), row_of(3, 8), row_of(50, 52)]
+    data, starts = joined(batch(0, 5), batch(0, 2), batch(0, 2) + batch(3, 2), batch(0, 2))
+    headers, row = scan_slices(data, rows, starts)
+    assert row.tolist() == [0, 1, 2, 2, 3]
+    patch_batches(data, headers, rows, row, np.array([100, 100, 3, 3]))
+    assert scan_headers(data).base_offset.tolist() == [0, 5, 0, 3, 47]
+    data, starts = joined(batch(0, 5), batch(0, 2), batch(0, 2) + batch(1, 2), batch(0, 2))
+    with pytest.raises(Corrupt, match="within offsets 5 to 8, found one of 4 to 6"):
+        scan_slices(data, rows, starts)
+
+
+def test_as_many_times_as_slices() -> None:
+    count = 5000
+    rows = [row_of(i, i + 1, append_time=10_000 + i * 7, leader_epoch=i % 5 - 1) for i in range(count)]
+    data, starts = joined(*[batch(0, 1, LOG_APPEND_TIME_BIT)] * count)
+    headers, row = scan_slices(data, rows, starts)
+    patch_batches(data, headers, rows, row, np.zeros(count, np.int64))
+    found = scan_headers(data)
+    assert found.max_timestamp.tolist() == [10_000 + i * 7 for i in range(count)]
+    assert found.leader_epoch.tolist() == [i % 5 - 1 for i in range(count)]
+    assert found.base_offset.tolist() == list(range(count))
+    assert len(crc_failures(data, found)) == 0
+
+
 def test_the_first_window_and_a_later_one() -> None:
     """A window in the middle of a slice: its bytes do not begin where the slice does."""
     row = row_of(100, 105, position=5000)

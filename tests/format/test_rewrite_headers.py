@@ -82,6 +82,53 @@ def test_append_time_goes_into_log_append_time_batches_only() -> None:
     assert headers.max_timestamp.tolist() == [START_MS + 5, 5, START_MS + 5]
 
 
+def test_each_batch_gets_its_own_values() -> None:
+    """Arrays do what one call for each batch does; -1 leaves an epoch and a time, and 0 is no exception."""
+    batches = [LOG_APPEND_TIME, GOLDEN_BATCH, LOG_APPEND_TIME, LOG_APPEND_TIME, LOG_APPEND_TIME]
+    shifts, epochs, times = [0, 900, -100, 2**40, 1], [5, -1, 0, -1, 2**31 - 1], [7, 8, -1, 0, 1700000009999]
+    found = rewritten(
+        b"".join(batches),
+        offset_shift=np.array(shifts),
+        leader_epoch=np.array(epochs),
+        append_time=np.array(times),
+    )
+    alone = [
+        rewritten(
+            batch,
+            offset_shift=shift,
+            leader_epoch=epoch if epoch >= 0 else None,
+            append_time=time if time >= 0 else None,
+        )
+        for batch, shift, epoch, time in zip(batches, shifts, epochs, times, strict=True)
+    ]
+    assert found == b"".join(alone)
+    headers = scan_headers(found)
+    assert headers.base_offset.tolist() == [100, 1000, 0, 2**40 + 100, 101]
+    assert headers.leader_epoch.tolist() == [5, GOLDEN_HEADER.leader_epoch, 0, GOLDEN_HEADER.leader_epoch, 2**31 - 1]
+    assert headers.max_timestamp.tolist() == [7, START_MS + 5, START_MS + 5, 0, 1700000009999]
+    assert found[-len(LOG_APPEND_TIME) :][17:21].hex() == "66227081"
+
+
+def test_arrays_go_with_the_rows_given() -> None:
+    data = bytearray(LOG_APPEND_TIME * 4)
+    rows = [3, 1]
+    given = {"offset_shift": [10, 20], "leader_epoch": [4, -1], "append_time": [-1, 9]}
+    after = rewrite_headers(data, scan_headers(data)[rows], **{name: np.array(each) for name, each in given.items()})
+    assert header_rows(after) == header_rows(scan_headers(data)[rows])
+    assert scan_headers(data).base_offset.tolist() == [100, 120, 100, 110]
+    assert scan_headers(data).max_timestamp.tolist() == [START_MS + 5, 9, START_MS + 5, START_MS + 5]
+
+
+def test_the_headers_given_stay_as_they_are() -> None:
+    data = bytearray(LOG_APPEND_TIME * 2)
+    headers = scan_headers(data)
+    before = header_rows(headers)
+    ones = np.ones(2, np.int64)
+    rewrite_headers(data, headers, offset_shift=ones, leader_epoch=ones, append_time=ones)
+    assert header_rows(headers) == before
+    assert ones.tolist() == [1, 1]
+
+
 def test_only_the_rows_given_are_changed() -> None:
     data = bytearray(GOLDEN_BATCH * 3)
     headers = scan_headers(data)
@@ -155,17 +202,35 @@ def test_fixture_segments_keep_sound_batches(fixtures: Path) -> None:
     [
         ({"offset_shift": -101}, "offsets are 0 to .*, found -1 to 2"),
         ({"offset_shift": 2**63 - 100}, "offsets are 0 to"),
+        ({"offset_shift": 2**63}, "an offset shift is"),
+        ({"offset_shift": np.array([-101])}, "offsets are 0 to .*, found -1 to 2"),
+        (
+            {"offset_shift": np.array([2**63 - 102])},
+            "offsets are 0 to .*, found 9223372036854775806 to 922337203685477580",
+        ),
         ({"leader_epoch": -2}, "leader epoch"),
         ({"leader_epoch": 2**31}, "leader epoch"),
         ({"append_time": -2}, "append time"),
         ({"append_time": 2**63}, "append time"),
+        ({"leader_epoch": np.array([-2])}, "leader epoch is -1 to 2147483647, found -2 to -2"),
+        ({"leader_epoch": np.array([2**31])}, "leader epoch"),
+        ({"append_time": np.array([-2])}, "append time"),
+        ({"append_time": np.array([1, 2])}, r"expected int64\[1\], an append time for each batch, found int64\[2\]"),
+        ({"offset_shift": np.array([1.0])}, "expected int64"),
     ],
 )
-def test_values_out_of_range_change_nothing(changes: dict[str, int], words: str) -> None:
+def test_values_out_of_range_change_nothing(changes: dict[str, Any], words: str) -> None:
     data = bytearray(GOLDEN_BATCH)
     with pytest.raises(BadRequest, match=words):
         rewrite_headers(data, scan_headers(data), **{"leader_epoch": 3, **changes})
     assert data == GOLDEN_BATCH
+
+
+def test_a_base_offset_that_is_none_is_not_moved() -> None:
+    data = bytearray(replace(GOLDEN_HEADER, base_offset=-(2**63)).pack(GOLDEN_RECORDS))
+    for shift in (-1, 0, 5, np.array([-1]), np.array([-(2**63) + 1])):
+        with pytest.raises(BadRequest, match="offsets are 0 to"):
+            rewrite_headers(data, scan_headers(data), offset_shift=shift)
 
 
 def test_data_must_be_writable_and_hold_the_batches() -> None:

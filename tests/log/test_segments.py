@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sparklog.log.configs import CONFIGS, TopicConfigs
 from sparklog.log.segments import MAX_RELATIVE_OFFSET, RollRule, Segment, due, segments_of
 from sparklog.log.slice_table import COLUMN_TYPES, Slices, Texts
+from sparklog.log.slices import with_tier
 
 WEEK_MS = 604_800_000
 RULE = RollRule(1000, WEEK_MS)
@@ -62,6 +63,46 @@ def test_time_rolls_as_kafka_ran_it() -> None:
 def test_a_segment_that_begins_without_time_does_not_roll_by_time() -> None:
     slices = table((0, 1, 1, -1), (1, 2, 1, 10**12), (2, 3, 1, 0))
     assert cuts(slices, RollRule(1000, 100)) == [(0, 3, 3)]
+
+
+def merged(*rows: tuple[int, int, int]) -> Slices:
+    """Slices of ten offsets as (merge tier, min timestamp, max timestamp)."""
+    slices = table(*((10 * i, 10 * i + 10, 1, row[2]) for i, row in enumerate(rows)))
+    slices.columns["min_ts"][:] = [row[1] for row in rows]
+    slices.columns["flags"][:] = [with_tier(0, row[0]) for row in rows]
+    return slices
+
+
+def test_a_segment_that_begins_with_a_merged_slice_counts_from_its_first_append() -> None:
+    rule = RollRule(1000, 100)
+    slices = merged((3, 1000, 1080), (1, 1081, 1100), (0, 1101, 1101), (0, 1150, 1150))
+    assert cuts(slices, rule) == [(0, 20, 2), (20, 40, 2)]
+    assert [found.first_ts for found in segments_of(slices, 3, 40, rule)] == [1000, 1101]
+    (alone,) = segments_of(merged((3, 1000, 1080)), 3, 10, rule)
+    assert (due(alone, rule, 1100), due(alone, rule, 1101)) == (False, True)
+
+
+def test_an_appended_slice_counts_from_its_greatest_time() -> None:
+    """As Kafka does: the first append's, whatever else it holds."""
+    slices = merged((0, 100, 1000), (0, 100, 1100), (0, 100, 1101))
+    assert cuts(slices, RollRule(1000, 100)) == [(0, 20, 2), (20, 30, 1)]
+
+
+@pytest.mark.parametrize(
+    ("before", "first_ts"),
+    [((0, 5, 1990), 1990), ((2, 5, 1990), 1990), ((0, 5, 40), 50), ((0, 5, 9999), 2080), ((0, -1, -1), 50)],
+    ids=["late records", "merged too", "older than all of it", "stamped in the future", "without time"],
+)
+def test_late_records_in_a_merged_slice_do_not_close_its_segment(before: tuple[int, int, int], first_ts: int) -> None:
+    """Its first append was hardly earlier than the newest record before it, and not later than its own newest one."""
+    slices = merged(before, (3, 50, 2080))
+    slices.columns["footer_length"][0] = 0
+    assert segments_of(slices, 3, 20, RULE)[1].first_ts == first_ts
+
+
+def test_a_merged_slice_without_timestamps_keeps_the_time_of_its_file() -> None:
+    (active,) = segments_of(merged((1, -1, 77)), 3, 10, RULE)
+    assert active.first_ts == 77
 
 
 def test_offsets_stay_within_31_bits_of_the_base() -> None:
