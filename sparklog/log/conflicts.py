@@ -47,6 +47,7 @@ from sparklog.log.fields import KNOWN_WRITE_FEATURES
 from sparklog.log.head import Head
 from sparklog.log.names import path_read_version
 from sparklog.log.registry import WriterKey, decide
+from sparklog.log.rewrite_outputs import Outputs
 from sparklog.log.slice_table import SliceTable, positions
 from sparklog.log.slices import FileSlices, SliceFlag
 
@@ -247,9 +248,10 @@ class RewriteIntent:
         removals: list[Removal] = []
         edits: list[Edit] = []
         dropped: list[Edit] = []
+        written = Outputs(self.files)
         for rewrite in self.rewrites:
             left = _standing(rewrite, base, table)
-            outputs = [kept for file in self.files if len(kept := outputs_of(file, [rewrite.edit]))]
+            outputs = written.of([rewrite.edit])
             if left is None:
                 if not _landed(outputs, table):
                     dropped.append(rewrite.edit)
@@ -259,7 +261,7 @@ class RewriteIntent:
                 edits.append(rewrite.edit)
         if not edits:
             return Nothing("no edit stands any more", base.version, dropped=tuple(dropped))
-        files = tuple(kept for file in self.files if len(kept := outputs_of(file, edits)))
+        files = written.of(edits)
         return Draft(
             self.op, files=files, remove=removals_by_file(removals), edits=tuple(edits), dropped=tuple(dropped)
         )
@@ -307,39 +309,6 @@ def _check_covered(topic: str, rewrite: Rewrite, outputs: Sequence[FileSlices], 
                         f"refusing to rewrite {topic}-{partition}: {file.path} would hold offsets {base} to "
                         f"{base + offsets}, over the slice at {int(whole.base[row])} that the edit does not replace"
                     )
-
-
-def outputs_of(file: FileSlices, edits: Sequence[Edit]) -> FileSlices:
-    """The slices of a file that lie in one of the edits, with explicit positions where some are left out."""
-    rows = [
-        row
-        for row, (partition, base) in enumerate(zip(file.partition, file.base, strict=True))
-        if any(edit.partition == partition and edit.start <= base < edit.end for edit in edits)
-    ]
-    if len(rows) == len(file):
-        return file
-
-    def take(values: Sequence[int]) -> tuple[int, ...]:
-        return tuple(values[row] for row in rows) if values else ()
-
-    return FileSlices(
-        path=file.path,
-        size=file.size,
-        footer_length=file.footer_length,
-        partition=take(file.partition),
-        nbytes=take(file.nbytes),
-        offsets=take(file.offsets),
-        records=take(file.records),
-        min_ts=take(file.min_ts),
-        max_ts=take(file.max_ts),
-        crc=take(file.crc),
-        flags=take(file.flags),
-        base=take(file.base),
-        position=take(tuple(file.position or positions(file))),
-        shift=take(file.shift),
-        append_time=take(file.append_time),
-        leader_epoch=take(file.leader_epoch),
-    )
 
 
 @dataclass(frozen=True, slots=True)

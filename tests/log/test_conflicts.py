@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,12 +42,12 @@ from sparklog.log.conflicts import (
     Nothing,
     Rewrite,
     RewriteIntent,
-    outputs_of,
 )
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.invariants import check_commit, check_state
 from sparklog.log.names import append_path
 from sparklog.log.registry import WriterKey
+from sparklog.log.rewrite_outputs import Outputs
 from sparklog.log.slices import SliceFlag
 from tests.log.topics import Chain, file_of, output_of
 
@@ -295,10 +296,49 @@ def test_a_rewrite_whose_inputs_all_expired_is_nothing() -> None:
 
 def test_a_rewrite_keeps_some_slices_of_an_output_file() -> None:
     file = file_of([(0, 10), (1, 10), (0, 5)]).based((0, 0, 10))
-    kept = outputs_of(file, [Edit(0, 0, 15)])
-    assert (kept.partition, kept.base, kept.position) == ((0, 0), (0, 10), (0, 200))
-    assert outputs_of(file, [Edit(0, 0, 15), Edit(1, 0, 10)]) is file
-    assert len(outputs_of(file, [Edit(2, 0, 1)])) == 0
+    other = file_of([(1, 10)], name="other").based((10,))
+    outputs = Outputs([file, other])
+    (kept,) = outputs.of([Edit(0, 0, 15)])
+    assert (kept.partition, kept.base, kept.position, kept.shift) == ((0, 0), (0, 10), (0, 200), ())
+    assert outputs.of([Edit(1, 10, 20), Edit(0, 0, 15), Edit(1, 0, 10)]) == (file, other)
+    assert outputs.of([Edit(1, 5, 20)]) == (other,)
+    assert outputs.of([Edit(2, 0, 1), Edit(0, 5, 10)]) == ()
+
+
+def test_the_parts_of_an_output_file_keep_what_their_slices_carry() -> None:
+    file = replace(
+        file_of([(1, 10), (0, 10), (1, 5)]).based((0, 0, 10)),
+        position=(500, 0, 200),
+        shift=(1, 2, 3),
+        append_time=(4, 5, 6),
+        leader_epoch=(7, 8, 9),
+    )
+    (kept,) = Outputs([file]).of([Edit(1, 0, 15)])
+    assert (kept.partition, kept.base, kept.offsets, kept.position) == ((1, 1), (0, 10), (10, 5), (500, 200))
+    assert (kept.shift, kept.append_time, kept.leader_epoch) == ((1, 3), (4, 6), (7, 9))
+    assert (kept.path, kept.size, kept.footer_length) == (file.path, file.size, file.footer_length)
+
+
+def test_a_merge_over_many_partitions_looks_at_each_slice_a_few_times() -> None:
+    """Each attempt to commit it is judged anew: looking through all slices for each edit would never end."""
+    count = 3_000
+    looks = [0]
+
+    class Counted(tuple[int, ...]):
+        def __getitem__(self, row: Any) -> Any:
+            looks[0] += 1
+            return tuple.__getitem__(self, row)
+
+        def __iter__(self) -> Any:
+            looks[0] += len(self)
+            return tuple.__iter__(self)
+
+    file = file_of([(partition, 1) for partition in range(count)]).based((0,) * count)
+    names = ("partition", "base", "nbytes")
+    outputs = Outputs([replace(file, **{name: Counted(getattr(file, name)) for name in names})])
+    for partition in range(count):
+        assert len(outputs.of([Edit(partition, 0, 1)])) == 1
+    assert looks[0] <= 8 * count
 
 
 def test_outputs_of_a_merge_when_one_edit_falls() -> None:

@@ -1,0 +1,424 @@
+"""An independent model of the records: what a topic must hold at each version, whatever maintenance did to its files.
+
+It watches the store beside the model of commits (`tests.log.simulation.model`). Writers tell it what each file holds
+before they commit it; from then on the commits alone decide. Compaction is Kafka's rule on a dictionary of records:
+
+* a pass knows the highest offset of each key from the first dirty offset up to its cleaned-through
+* a record below that goes if its key has a higher offset, or if it has no value and its delete horizon has come
+* a record without a value that stays gets its delete horizon in the first pass that writes it again
+
+Merging and sealing change nothing. Every deletion is judged when it happens: against the versions that a reader within
+`file.delete.delay.ms` may have planned on, the holds, and the time for which commits must stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect
+from tests.log.simulation.world import DAY
+
+_COMMIT = re.compile(r"(.+)/_log/([0-9]{20})\.json\Z")
+_HEAD = re.compile(r"(.+)/_log/checkpoints/([0-9]{20})\.json\Z")
+_DATA = re.compile(r"([^/]+)/((?:append|sealed)/.+)\Z")
+_INDEX = re.compile(r"\.(index|timeindex|txnindex)\Z")
+
+Key = tuple[str, int, int]
+"""A prepare: transactional id, number, version."""
+
+
+class Record(NamedTuple):
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    prepare: Key | None = None
+
+
+class Written(NamedTuple):
+    """A record as a writer hands it up, before it has an offset."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+
+
+@dataclass(frozen=True)
+class Records:
+    """All records of a topic at one version. Dictionaries are never changed once they are in here."""
+
+    present: tuple[dict[int, Record], ...] = ()
+    """Per partition: offset -> record, open and aborted ones included."""
+    horizon: tuple[dict[int, int], ...] = ()
+    """Per partition: offset of a tombstone -> when it may go."""
+    cleaned: tuple[int, ...] = ()
+    log_start: tuple[int, ...] = ()
+    log_end: tuple[int, ...] = ()
+    open: Mapping[Key, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
+    aborted: frozenset[Key] = frozenset()
+    holds: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    def stable(self, partition: int) -> int:
+        """The last stable offset."""
+        first = [spans[partition][0] for spans in self.open.values() if partition in spans]
+        return max(min([*first, self.log_end[partition]]), self.log_start[partition])
+
+    def committed(self, partition: int) -> Iterator[tuple[int, Record]]:
+        """What a reader of committed records sees, in offset order."""
+        stable = self.stable(partition)
+        for offset, record in self.present[partition].items():
+            if offset < stable and record.prepare not in self.aborted:
+                yield offset, record
+
+    def rows(self) -> dict[tuple[int, int], Written]:
+        """(partition, offset) -> committed record."""
+        return {
+            (partition, offset): Written(record.key, record.value, record.timestamp)
+            for partition in range(len(self.present))
+            for offset, record in self.committed(partition)
+        }
+
+    def undecided(self) -> dict[tuple[int, int], Written]:
+        """What lies beyond the last stable offset and is not aborted."""
+        return self._others(lambda p, offset, record: record.prepare not in self.aborted and offset >= self.stable(p))
+
+    def aborted_rows(self) -> dict[tuple[int, int], Written]:
+        """What was aborted, rewritten since or not."""
+        return self._others(lambda p, offset, record: record.prepare in self.aborted)
+
+    def _others(self, wanted: Callable[[int, int, Record], bool]) -> dict[tuple[int, int], Written]:
+        return {
+            (p, offset): Written(record.key, record.value, record.timestamp)
+            for p, present in enumerate(self.present)
+            for offset, record in present.items()
+            if wanted(p, offset, record)
+        }
+
+
+@dataclass
+class RecordLog:
+    """All versions of one topic: `versions[v]` belongs to `TopicModel.states[v]`."""
+
+    versions: list[Records] = field(default_factory=list)
+    made_ms: list[int] = field(default_factory=list)
+    """When each version came to be, by the store's clock."""
+    unnamed_ms: dict[str, int] = field(default_factory=dict)
+    """File -> when the newest version stopped naming it."""
+    born_ms: dict[str, int] = field(default_factory=dict)
+    """Key of a commit (zombies, too) -> when it was created."""
+    newest: list[dict[bytes, int]] = field(default_factory=list)
+    """Per partition: key -> offset of its newest committed record, kept or not."""
+
+
+class RecordModel(Model):
+    """Watches a `RecordStore`; `logs` holds the truth about records."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        super().__init__()
+        self.clock = clock
+        self.least_ways = 2
+        """Checkpoints that must be left to open a topic from: a damaged one costs the one before."""
+        self.uploads: dict[str, dict[int, list[Written]]] = {}
+        self.logs: dict[str, RecordLog] = {}
+        self.passes: dict[str, int] = {}
+        """Output of a cleaning pass -> the clock it went by."""
+        self.empty_passes: dict[tuple[int, int, int, int | None], int] = {}
+        """The same for passes that leave nothing: partition, start, end, cleaned-through."""
+
+    def log(self, name: str) -> RecordLog:
+        return self.logs.setdefault(name, RecordLog())
+
+    def newest(self, name: str) -> Records:
+        return self.log(name).versions[-1]
+
+    def superseded_ms(self, name: str, version: int) -> int | None:
+        """When a version stopped being the newest; None: it still is."""
+        made = self.log(name).made_ms
+        return made[version + 1] if version + 1 < len(made) else None
+
+    # -- commits
+
+    def created(self, key: str, data: bytes) -> None:
+        found = _COMMIT.match(key)
+        if found:
+            self.log(found[1]).born_ms[key] = self.clock()
+        super().created(key, data)
+
+    def _apply(self, topic: TopicModel, version: int, doc: dict[str, Any]) -> State:
+        state = super()._apply(topic, version, doc)
+        log = self.log(topic.name)
+        where = f"{topic.name} version {version} ({doc['op']})"
+        before = log.versions[-1] if log.versions else Records()
+        log.versions.append(self._next(before, state, doc, where))
+        log.made_ms.append(self.clock())
+        named = {piece.path for piece in state.slices}
+        if topic.states:
+            for path in {piece.path for piece in topic.states[-1].slices} - named:
+                log.unnamed_ms[path] = self.clock()
+        self._remember(log, before, log.versions[-1], doc["op"], where)
+        return state
+
+    def _next(self, before: Records, state: State, doc: dict[str, Any], where: str) -> Records:
+        if doc["op"] in ("create", "delete"):
+            before = Records(holds=before.holds)
+        more = len(state.log_end) - len(before.present)
+        present = [*before.present, *({} for _ in range(more))]
+        horizon = [*before.horizon, *({} for _ in range(more))]
+        cleaned = [*before.cleaned, *(0 for _ in range(more))]
+        opened = dict(before.open)
+        aborted = set(before.aborted)
+        configs = dict(state.configs)
+        for edit in doc.get("edits", []):
+            if doc["op"] == "compact":
+                self._clean(before, present, horizon, cleaned, edit, doc, configs, where)
+            else:
+                expect(edit["cleanedThrough"] is None, f"{where}: it moves cleaned-through")
+        if not doc.get("edits"):
+            self._appended(present, opened, doc, configs, where)
+        for item in doc.get("resolved", []):
+            for prepare in [key for key in opened if key[:2] == (item["id"], item["n"])]:
+                del opened[prepare]
+                if prepare[2] not in item.get("committed", []):
+                    aborted.add(prepare)
+        if doc["op"] == "retain":
+            self._check_expiry(present, before, state, doc, configs, where)
+        for p, start in enumerate(state.log_start):
+            if any(offset < start for offset in present[p]):
+                present[p] = {offset: record for offset, record in present[p].items() if offset >= start}
+        holds = dict(before.holds)
+        for name, hold in doc.get("holds", {}).items():
+            holds.pop(name, None)
+            if hold is not None:
+                holds[name] = hold["version"], hold["expiresMs"]
+        alive = {key: _above(spans, state.log_start) for key, spans in opened.items()}
+        return Records(
+            tuple(present),
+            tuple(horizon),
+            tuple(cleaned),
+            state.log_start,
+            state.log_end,
+            {key: spans for key, spans in alive.items() if spans},
+            frozenset(aborted),
+            holds,
+        )
+
+    def _appended(
+        self,
+        present: list[dict[int, Record]],
+        opened: dict[Key, Mapping[int, tuple[int, int]]],
+        doc: dict[str, Any],
+        configs: Mapping[str, str],
+        where: str,
+    ) -> None:
+        txn = doc.get("txn")
+        prepare = None if txn is None else (txn["id"], txn["n"], doc["version"])
+        spans: dict[int, tuple[int, int]] = {}
+        stamped = configs.get("message.timestamp.type") == "LogAppendTime"
+        for file in doc.get("files", []):
+            expect(file["path"] in self.uploads, f"{where}: nobody wrote {file['path']}")
+            for p, base, offsets in zip(file["partition"], file["base"], file["offsets"], strict=True):
+                written = self.uploads[file["path"]][p]
+                expect(offsets == len(written), f"{where}: {offsets} offsets for {len(written)} records")
+                time_ms = doc["timeMs"] if stamped else None
+                present[p] = present[p] | {
+                    base + i: Record(each.key, each.value, time_ms or each.timestamp, prepare)
+                    for i, each in enumerate(written)
+                }
+                first, end = spans.get(p, (base, base))
+                spans[p] = first, max(end, base + offsets)
+        if prepare is not None and spans:
+            opened[prepare] = spans
+
+    def _clean(
+        self,
+        before: Records,
+        present: list[dict[int, Record]],
+        horizon: list[dict[int, int]],
+        cleaned: list[int],
+        edit: dict[str, Any],
+        doc: dict[str, Any],
+        configs: Mapping[str, str],
+        where: str,
+    ) -> None:
+        p, start, end, through = edit["partition"], edit["start"], edit["end"], edit["cleanedThrough"]
+        expect("compact" in configs.get("cleanup.policy", ""), f"{where}: the topic is not compacted")
+        expect(through is not None, f"{where}: a pass without cleaned-through")
+        expect(through <= before.stable(p), f"{where}: cleaned through {through}, beyond the last stable offset")
+        covered = dict(before.committed(p))
+        missed = [offset for offset in covered if offset < through and not start <= offset < end]
+        expect(not missed, f"{where}: half a pass, cleaned through {through} without the records at {missed[:5]}")
+        now_ms = self._clock_of(p, edit, doc, where)
+        first = before.cleaned[p] if before.cleaned[p] >= before.log_start[p] else before.log_start[p]
+        highest = {record.key: offset for offset, record in covered.items() if first <= offset < through}
+        kept = dict(present[p])
+        stamps = dict(horizon[p])
+        for offset, record in present[p].items():
+            if not start <= offset < end:
+                continue
+            known = offset < through
+            gone = offset not in covered or (known and highest.get(record.key, -1) > offset)
+            if record.value is None and known and stamps.get(offset, now_ms + 1) <= now_ms:
+                gone = True
+            if gone:
+                del kept[offset]
+            elif record.value is None:
+                stamps.setdefault(offset, now_ms + int(configs.get("delete.retention.ms", DAY)))
+        present[p], horizon[p] = kept, stamps
+        cleaned[p] = max(cleaned[p], through)
+
+    def _clock_of(self, p: int, edit: dict[str, Any], doc: dict[str, Any], where: str) -> int:
+        for file in doc.get("files", []):
+            if file["partition"][0] == p:
+                expect(file["path"] in self.passes, f"{where}: no pass wrote {file['path']}")
+                return self.passes[file["path"]]
+        key = p, edit["start"], edit["end"], edit["cleanedThrough"]
+        return self.empty_passes.get(key, self.clock())
+
+    def _check_expiry(
+        self,
+        present: list[dict[int, Record]],
+        before: Records,
+        state: State,
+        doc: dict[str, Any],
+        configs: Mapping[str, str],
+        where: str,
+    ) -> None:
+        """By time alone: what expires is old."""
+        expect("delete" in configs.get("cleanup.policy", "delete"), f"{where}: the topic is compacted only")
+        if "retention.bytes" in configs:
+            return
+        retention_ms = int(configs.get("retention.ms", 7 * DAY))
+        expect(retention_ms >= 0, f"{where}: nothing expires by time")
+        for text, start in doc.get("logStarts", {}).items():
+            for offset, record in present[int(text)].items():
+                if offset < start:
+                    age = self.clock() - record.timestamp
+                    expect(age > retention_ms, f"{where}: record {offset} of {text} expired at the age of {age} ms")
+
+    def _remember(self, log: RecordLog, before: Records, after: Records, op: str, where: str) -> None:
+        """Whatever passes there were: a key's newest value is there, and nothing of a key whose tombstone is gone."""
+        if op == "create":
+            log.newest = []
+        log.newest += [{} for _ in range(len(after.present) - len(log.newest))]
+        for p, newest in enumerate(log.newest):
+            if p >= len(after.present):
+                continue
+            if op != "compact":
+                # Of open transactions the outcome comes later than of what follows them, so offsets are compared.
+                for offset, record in after.committed(p):
+                    if record.key is not None and offset > newest.get(record.key, -1):
+                        newest[record.key] = offset
+                continue
+            committed = dict(after.committed(p))
+            seen = {record.key: offset for offset, record in committed.items() if record.key is not None}
+            was = dict(before.committed(p))
+            for key, offset in newest.items():
+                if offset < after.log_start[p] or offset in committed or offset >= after.stable(p):
+                    continue
+                value = was[offset].value if offset in was else None
+                expect(value is None, f"{where}: the newest value of {key!r}, at {offset} of {p}, is gone")
+                expect(key not in seen, f"{where}: {key!r} of {p}, deleted at {offset}, is back at {seen.get(key)}")
+
+    # -- deletions
+
+    def deleted(self, key: str) -> None:
+        """An object is about to be deleted, which must take nothing from anybody."""
+        now = self.clock()
+        commit, data = _COMMIT.match(key), _DATA.match(key)
+        if commit:
+            age = now - self.log(commit[1]).born_ms[key]
+            kept = max(7 * DAY, 2 * self.delay_ms(commit[1]))
+            expect(age >= kept, f"{key} was collected at the age of {age} ms, before {kept}")
+        if data:
+            self._check_data(data[1], _INDEX.sub(".log", data[2]), now, key)
+        else:
+            name = key.split("/", 1)[0]
+            ways = self._ways_in(name, key)
+            expect(ways >= self.least_ways, f"{key} was deleted, which leaves {ways} checkpoints to open {name} from")
+
+    def _ways_in(self, name: str, without: str) -> int:
+        """From how many checkpoints the newest version can be reached without this object."""
+        assert self.store is not None
+        keys = {info.key for info in self.store.list(f"{name}/_log/")} - {without}
+        tables = {key.rsplit("/", 1)[1][:20] for key in keys if key.endswith(".arrow")}
+        heads = [found[2] for key in keys if (found := _HEAD.match(key))]
+        last = len(self.topic(name).states)
+        reached = [
+            head
+            for head in heads
+            if head in tables
+            and all(f"{name}/_log/{version:020d}.json" in keys for version in range(int(head) + 1, last))
+        ]
+        return len(reached)
+
+    def _check_data(self, name: str, path: str, now: int, key: str) -> None:
+        log, states = self.log(name), self.topic(name).states
+        expect(
+            all(piece.path != path for piece in states[-1].slices), f"{key} was deleted, the newest version names it"
+        )
+        since = log.unnamed_ms.get(path)
+        delay = self.delay_ms(name)
+        if since is not None:
+            expect(now - since >= delay, f"{key} was deleted {now - since} ms after it was unnamed, before {delay}")
+        for hold, (version, expires_ms) in log.versions[-1].holds.items():
+            if expires_ms is None or expires_ms > now:
+                named = any(piece.path == path for piece in states[version].slices)
+                expect(not named, f"{key} was deleted, hold {hold} of version {version} keeps it")
+
+    def delay_ms(self, name: str) -> int:
+        """`file.delete.delay.ms`; of a deleted topic what it was."""
+        configs = next(state.configs for state in reversed(self.topic(name).states) if not state.deleted)
+        return int(dict(configs).get("file.delete.delay.ms", DAY))
+
+    # -- copies, to run one story many times
+
+    def copy(self, clock: Callable[[], int]) -> RecordModel:
+        """A model of the same past with a future of its own (watched by another store)."""
+        other = RecordModel(clock)
+        other.checkpoints, other.commits = self.checkpoints, self.commits
+        other.uploads, other.passes = dict(self.uploads), dict(self.passes)
+        other.empty_passes = dict(self.empty_passes)
+        for name, topic in self.topics.items():
+            other.topics[name] = replace(
+                topic,
+                states=list(topic.states),
+                crcs=list(topic.crcs),
+                versions_of=dict(topic.versions_of),
+                file_versions=dict(topic.file_versions),
+                topic_ids=set(topic.topic_ids),
+                batch_versions=dict(topic.batch_versions),
+                runs={key: list(runs) for key, runs in topic.runs.items()},
+                zombies=set(topic.zombies),
+            )
+        for name, log in self.logs.items():
+            other.logs[name] = RecordLog(
+                list(log.versions),
+                list(log.made_ms),
+                dict(log.unnamed_ms),
+                dict(log.born_ms),
+                [dict(newest) for newest in log.newest],
+            )
+        return other
+
+
+def _above(spans: Mapping[int, tuple[int, int]], log_start: tuple[int, ...]) -> dict[int, tuple[int, int]]:
+    """An open prepare's slices that do not lie wholly below the log start."""
+    return {p: (first, end) for p, (first, end) in spans.items() if p < len(log_start) and end > log_start[p]}
+
+
+class RecordStore(WatchedStore):
+    """A memory store that shows the model what is deleted, too."""
+
+    _model: RecordModel
+
+    def __init__(self, clock: Callable[[], int], model: RecordModel, name: str = "test") -> None:
+        super().__init__(clock, model, name)
+        self.deletions = 0
+
+    def delete(self, key: str) -> None:
+        if self.stat(key) is not None:
+            self.deletions += 1
+            self._model.deleted(key)
+        super().delete(key)

@@ -1,0 +1,243 @@
+"""One seed is one run: it draws a topic, actors, faults and stalls; `run_seed` judges what is left at the end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from unittest import mock
+
+from sparklog.compaction.run import compact_topic
+from sparklog.log import commit_log
+from sparklog.log.commit import Resolved
+from sparklog.log.conflicts import MaintainIntent
+from sparklog.log.root import Root
+from sparklog.maintenance.work import InProcess, Settings
+from sparklog.retention.retain import RetainReport, retain_topic
+from sparklog.storage.faulty import Decide, Seeded
+from tests.log.simulation.model import expect
+from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
+from tests.log.simulation.world import DAY, HOUR, Actor
+from tests.maintenance.simulation.workload import (
+    TOPIC,
+    Run,
+    appender,
+    compactor,
+    deleter,
+    plans,
+    reader,
+    recreator,
+    retainer,
+    transactor,
+    upload,
+)
+
+CHECKPOINT_COMMITS = 5
+"""Checkpoints come often, so that short runs have commits to collect."""
+PROFILES = ("calm", "slow", "rush", "rush", "answers", "errors", "crashes", "stalls", "everything", "damage", "stale")
+ROUNDS = 6
+"""Vacuums until nothing more goes; two take all data files."""
+
+
+def configs(source: random.Random) -> dict[str, str]:
+    """A topic's configs: segments of a few batches, times of hours and days."""
+    chosen = {
+        "cleanup.policy": source.choice(["compact", "compact", "compact", "delete", "delete", "compact,delete"]),
+        "segment.bytes": source.choice(["200", "600", "2000", str(1 << 30)]),
+        "segment.ms": str(source.choice([HOUR, 12 * HOUR, 7 * DAY])),
+        "index.interval.bytes": source.choice(["0", "100", "4096"]),
+        "retention.ms": str(source.choice([-1, HOUR, 8 * HOUR, 2 * DAY])),
+        "delete.retention.ms": str(source.choice([0, 6 * HOUR, 2 * DAY])),
+        "min.cleanable.dirty.ratio": source.choice(["0.0", "0.0", "0.3", "0.5"]),
+        "file.delete.delay.ms": str(source.choice([HOUR, 6 * HOUR, DAY])),
+    }
+    rare = {
+        "segment.index.bytes": "24",
+        "segment.jitter.ms": str(HOUR),
+        "min.compaction.lag.ms": str(6 * HOUR),
+        "max.compaction.lag.ms": str(DAY),
+        "retention.bytes": "3000",
+        "message.timestamp.type": "LogAppendTime",
+    }
+    chosen.update((name, text) for name, text in rare.items() if source.random() < 0.15)
+    return chosen
+
+
+def draw(seed: int, profile: str | None) -> Run:
+    """The seed decides who takes part and what goes wrong (`profile`, if it is not given)."""
+    source = random.Random(f"draw {seed}")
+    drawn = source.choice(PROFILES)
+    profile = drawn if profile is None else profile
+    run = Run(
+        seed,
+        configs(source),
+        partitions=source.choice([1, 1, 2, 3]),
+        slots=source.choice([None, None, 4, 8]),
+        keys=source.choice([3, 8]),
+        clean=profile in ("calm", "slow", "rush"),
+        stalling=profile in ("stalls", "everything"),
+        stale=profile == "stale",
+        slow=0.7 if profile in ("slow", "rush") else 0.2,
+        cron=0.95 if profile == "rush" else 0.5,
+    )
+    run.count(f"profile {profile}")
+    kinds = {
+        "calm": (),
+        "slow": (),
+        "rush": (),
+        "stalls": (),
+        "answers": ANSWERS[:2] + ERRORS[1:2],
+        "errors": ERRORS + ANSWERS[:2],
+        "crashes": CRASHES,
+        "damage": DAMAGE,
+        "stale": ANSWERS[2:],
+    }.get(profile, ERRORS + ANSWERS[:2] + CRASHES)
+
+    def decide(name: str) -> Decide:
+        chances = random.Random(f"{seed}/faults/{name}")
+        rate = source.choice([0.005, 0.02, 0.05]) if kinds else 0.0
+        plan = Seeded(chances, rate, kinds if rate else (), 5.0)
+        return Stalls(plan, chances, 0.15 if run.stalling else 0.0, 9 * DAY)
+
+    run.model.least_ways = 1 if profile in ("damage", "stale") else 2
+
+    def spawn(name: str, make: Callable[..., Callable[[Actor], None]], turns: int, **more: bool) -> None:
+        skew_ms = 0 if make is retainer else source.choice([0, 0, 0, source.randint(-HOUR, 4 * 60_000)])
+        start_ms = source.randint(0, HOUR) if profile != "rush" else source.randint(0, 100)
+        run.world.spawn(name, make(run, decide(name), turns, **more), skew_ms=skew_ms, start_ms=start_ms)
+
+    spawn("appender-0", appender, source.randint(2, 6))
+    spawn("appender-1", appender, source.randint(1, 4))
+    spawn("compactor-0", compactor, source.randint(1, 3))
+    spawn("compactor-1", compactor, source.randint(1, 3))
+    spawn("retainer-0", retainer, source.randint(1, 3))
+    spawn("reader-0", reader, source.randint(1, 3))
+    if profile == "rush":
+        spawn("compactor-2", compactor, source.randint(2, 4))
+    if source.random() < 0.5:
+        spawn("retainer-1", retainer, source.randint(1, 3))
+    if source.random() < 0.5:
+        spawn("transactor", transactor, source.randint(1, 3))
+    if source.random() < 0.5:
+        spawn("deleter", deleter, source.randint(1, 3))
+    if source.random() < 0.4:
+        spawn("holder", reader, source.randint(1, 3), holding=True)
+    if source.random() < 0.15:
+        run.recreating = True
+        spawn("recreator", recreator, source.randint(1, 2))
+    return run
+
+
+def run_seed(seed: int, runs: list[Run] | None = None, profile: str | None = None) -> Run:
+    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
+    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
+        run = draw(seed, profile)
+        if runs is not None:
+            runs.append(run)
+        run.world.run()
+        finish(run)
+    return run
+
+
+def finish(run: Run) -> None:
+    """What was begun long ago lands; then all that maintenance has to do is done, and nothing but the log is left."""
+    world = run.world
+    world.landing = True
+    for store in world.stores:
+        store.land()
+    run.check()
+    root = run.outsider("finish")
+    if run.state.deleted:
+        root.create_topic(TOPIC, partitions=run.partitions, configs=run.configs)
+    topic = root.topic(TOPIC)
+    head = topic.head()
+    undecided = {(item.txn.id, item.txn.n) for item in head.open}
+    resolved = tuple(Resolved(*each) for each in sorted(undecided))
+    topic.commit(MaintainIntent(holds=dict.fromkeys(head.holds), resolved=resolved))
+    expect(tuple(map(run.records.stable, range(head.partitions))) == run.state.log_end, "the last stable offset stands")
+    run.check()
+    world.now_ms += 9 * DAY
+    # What was begun at the newest version may still be committed; a commit on top makes an orphan of it.
+    target = topic.append_target()
+    topic.commit_append(upload(run, root.env, target), target)
+    run.slots = None
+    compact(run, root, roll=True)
+    run.check()
+    rows = topic.snapshot().slices.all()
+    expect(bool(rows.sealed().all()), "unsealed slices are left after all was rolled")
+    for number in range(ROUNDS):
+        world.now_ms += 9 * DAY
+        report = retain(run, root)
+        run.check()
+        if number == 1:
+            check_data_files(run)
+        if report.vacuum is not None and not report.vacuum.objects and not report.expired:
+            break
+    else:
+        expect(False, f"the vacuum goes on finding something after {ROUNDS} rounds")
+    check_data_files(run)
+    check_log_files(run)
+    if run.seed % 4 == 0:
+        delete(run, root)
+
+
+def delete(run: Run, root: Root) -> None:
+    """The topic's data outlives it by the delay, its numbering for good; what is created again is another topic."""
+    root.delete_topic(TOPIC)
+    files = data_files(run)
+    retain(run, root)
+    expect(data_files(run) == files, "the data of a topic that was deleted just now is gone")
+    if run.seed % 8 == 0:
+        root.create_topic(TOPIC, partitions=2, configs=run.configs)
+        run.check()
+    for _ in range(2):
+        run.world.now_ms += 2 * DAY
+        retain(run, root)
+    expect(not data_files(run), f"data of a deleted topic is left: {sorted(data_files(run))[:5]}")
+    expect(root.topic_handle(TOPIC).log.refresh().head.version == run.state.version, "the numbering is gone")
+
+
+def data_files(run: Run) -> set[str]:
+    return {info.key for folder in ("append", "sealed") for info in run.store.list(f"{TOPIC}/{folder}/")}
+
+
+def compact(run: Run, root: Root, *, roll: bool) -> None:
+    """One undisturbed run of compaction."""
+    report = compact_topic(
+        root.topic(TOPIC), Settings(now_ms=run.world.now_ms), InProcess(), roll=roll, plans=plans(run, root.env)
+    )
+    expect(not report.failures, f"undisturbed, and yet: {report.failures}")
+
+
+def retain(run: Run, root: Root) -> RetainReport:
+    """One undisturbed run of retention and vacuum."""
+    report = retain_topic(root.topic_handle(TOPIC), Settings(now_ms=run.world.now_ms))
+    expect(not report.failures, f"undisturbed, and yet: {report.failures}")
+    return report
+
+
+def check_data_files(run: Run) -> None:
+    """The store holds the named files, the indexes of named segments, and no other data."""
+    named = {piece.path for piece in run.state.slices}
+    wanted = {f"{TOPIC}/{path}" for path in named}
+    for path in named:
+        if path.startswith("sealed/"):
+            wanted |= {f"{TOPIC}/{path.removesuffix('.log')}.{kind}" for kind in ("index", "timeindex")}
+    found = data_files(run)
+    expect(found == wanted, f"left over: {sorted(found - wanted)[:5]}, missing: {sorted(wanted - found)[:5]}")
+
+
+def check_log_files(run: Run) -> None:
+    """Of the log there are the newest checkpoints, whole, and every commit since the oldest of them; no more."""
+    commits = [int(info.key[-25:-5]) for info in run.store.list(f"{TOPIC}/_log/0")]
+    below = [info.key.rsplit("/", 1)[1] for info in run.store.list(f"{TOPIC}/_log/checkpoints/")]
+    heads = [int(name[:20]) for name in below if name.endswith(".json")]
+    tables = [int(name[:20]) for name in below if name.endswith(".arrow")]
+    newest = run.state.version
+    few = newest < 4 * CHECKPOINT_COMMITS
+    expect(heads == tables or len(heads) < 2, f"heads of checkpoints {heads}, tables {tables}")
+    expect(len(heads) >= 2 or few, f"checkpoints {heads} of {newest} versions")
+    first = heads[0] if len(heads) >= 2 else 0
+    expect(commits == list(range(first, newest + 1)), f"commits {commits}, checkpoints {heads}, newest {newest}")
+    expect(newest - first <= 4 * CHECKPOINT_COMMITS, f"checkpoints {heads}, the newest version is {newest}")
+    others = [info.key for info in run.store.list("") if not info.key.startswith(f"{TOPIC}/")]
+    expect(others == ["_root.json"], f"foreign objects: {others}")

@@ -1,0 +1,205 @@
+"""A process dies at each of its requests, one by one, while it seals, merges, cleans, expires or vacuums; another one
+takes over. The end is the same as if nobody had died, and what died leaves orphans that the vacuum removes."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from sparklog.compaction.run import Plans, compact_topic
+from sparklog.errors import SparklogError
+from sparklog.log import commit_log
+from sparklog.log.append_writer import AppendWriter, WriteOptions
+from sparklog.log.commit import Resolved, Txn
+from sparklog.log.conflicts import MaintainIntent
+from sparklog.log.root import Root
+from sparklog.maintenance.work import InProcess, Settings
+from sparklog.retention.retain import retain_topic
+from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, Script
+from tests.log.simulation.world import DAY, HOUR
+from tests.maintenance.simulation.records import Written
+from tests.maintenance.simulation.seeds import check_data_files
+from tests.maintenance.simulation.workload import COLUMNS, TOPIC, Rows, Run, batch_of, plans, rows_of
+
+CONFIGS = {
+    "cleanup.policy": "compact,delete",
+    "segment.bytes": "600",
+    "segment.ms": str(12 * HOUR),
+    "retention.ms": str(3 * DAY),
+    "delete.retention.ms": "0",
+    "min.cleanable.dirty.ratio": "0.0",
+    "index.interval.bytes": "100",
+}
+CHANGING = ("create", "close", "delete")
+"""Between two of these a process changes nothing that others see: an object that is not closed does not exist. So to
+die after each of them, and before the first, is to die anywhere."""
+Step = Callable[[Run, Root], Sequence[object]]
+"""Does its work with this process' root; what it could not do."""
+
+
+def compaction(seal: bool = False, merge: bool = False, clean: bool = False, roll: bool = False) -> Step:
+    """Only some of what `jobs/compact.py` does."""
+
+    def step(run: Run, root: Root) -> Sequence[object]:
+        whole = plans(run, root.env)
+        chosen = Plans(
+            whole.seal if seal else lambda snapshot, settings, roll: (),
+            whole.merge if merge else lambda snapshot, settings: (),
+            whole.clean if clean else lambda snapshot, settings: (),
+        )
+        settings = Settings(now_ms=run.world.now_ms)
+        return compact_topic(root.topic(TOPIC), settings, InProcess(), roll=roll, plans=chosen).failures
+
+    return step
+
+
+def retention(run: Run, root: Root) -> Sequence[object]:
+    """`jobs/retain.py`."""
+    return retain_topic(root.topic_handle(TOPIC), Settings(now_ms=run.world.now_ms)).failures
+
+
+@dataclass(frozen=True)
+class Point:
+    """A step, from where it starts, and how many requests it makes there."""
+
+    name: str
+    before: Run
+    step: Step
+    calls: tuple[Call, ...]
+    after: tuple[object, ...]
+
+
+def append(run: Run, root: Root, source: random.Random, txn: Txn | None = None) -> int:
+    topic = root.topic(TOPIC)
+    target = topic.append_target()
+    writer = AppendWriter(target, WriteOptions("none"), root.env)
+    parts = {
+        p: [
+            Written(b"k%d" % source.randrange(4), source.choice([None, b"v" * 20, b"w" * 60]), run.world.now_ms)
+            for _ in range(4)
+        ]
+        for p in range(2)
+    }
+    writer.write(batch_of(parts))
+    files = writer.finish()
+    for file in files:
+        run.model.uploads[file.path] = parts
+    return topic.commit_append(files, target, txn=txn).version
+
+
+def story() -> Run:
+    """A topic with closed and open segments, a committed and an aborted transaction."""
+    run = Run(0, CONFIGS)
+    root, source = run.outsider("story"), random.Random(5)
+    for n in range(5):
+        append(run, root, source)
+        run.world.now_ms += HOUR
+        if n in (1, 2):
+            version = append(run, root, source, Txn("x", n))
+            root.topic(TOPIC).commit(MaintainIntent(resolved=(Resolved("x", n, (version,) if n == 1 else ()),)))
+    return run
+
+
+def points() -> list[Point]:
+    """The steps of a topic's life, each from where the one before left it."""
+    found = []
+    run = story()
+    later = 2 * DAY
+    steps: list[tuple[str, int, Step]] = [
+        ("seal", 0, compaction(seal=True)),
+        ("merge", 0, compaction(merge=True)),
+        ("clean", 0, compaction(clean=True)),
+        ("vacuum", later, retention),
+        ("clean again", 0, compaction(seal=True, clean=True, roll=True)),
+        ("expire and vacuum", later, retention),
+        ("vacuum the log", 9 * DAY, retention),
+    ]
+    for name, wait_ms, step in steps:
+        run.world.now_ms += wait_ms
+        append(run, run.outsider(f"before {name}"), random.Random(name))
+        before = run.fork()
+        calls: list[Call] = []
+
+        def watch(call: Call, calls: list[Call] = calls) -> Fault | None:
+            calls.append(call)
+            return None
+
+        left = step(run, run.outsider(f"{name}, undisturbed", watch))
+        assert not left, left
+        run.check()
+        found.append(Point(name, before, step, tuple(calls), picture(run)))
+    return found
+
+
+def picture(run: Run) -> tuple[object, ...]:
+    """What others see of a topic, down to the bytes of its slices, whatever its files are called."""
+    snapshot = run.outsider("looks").topic(TOPIC).snapshot()
+    rows, head = snapshot.slices.all(), snapshot.head
+    slices = [
+        (
+            *(int(getattr(rows, name)[row]) for name in ("partition", "base", "end", "records", "flags", "status")),
+            run.store.get(f"{TOPIC}/{rows.path(row)}", int(rows.position[row]), int(rows.size[row])),
+        )
+        for row in range(len(rows))
+    ]
+    ends = head.log_start.tolist(), head.log_end.tolist(), head.cleaned_through.tolist(), head.last_stable().tolist()
+    records: Rows = rows_of(run.outsider("looks").topic(TOPIC).scan(columns=COLUMNS))
+    return slices, ends, records
+
+
+def strike(point: Point, call: Call, kind: FaultKind) -> None:
+    """Fail at this request, take over, and look at the end."""
+    run = point.before.fork()
+    script = Script({(call.label, call.nth): Fault(kind)})
+    with contextlib.suppress(Crash, SparklogError):
+        point.step(run, run.outsider("who dies", script))
+    where = f"{point.name}: {kind.value} at {call.label} {call.nth} ({call.key})"
+    assert script.struck, where
+    run.check()
+    left = point.step(run, run.outsider("who takes over"))
+    assert not left, f"{where}: {left}"
+    assert picture(run) == point.after, where
+    append(run, run.outsider("appender"), random.Random(1))
+    for number in range(2):
+        run.world.now_ms += 9 * DAY
+        assert not retention(run, run.outsider(f"cron {number}"))
+    run.check()
+    check_data_files(run)
+
+
+@pytest.fixture(scope="module")
+def life() -> list[Point]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit_log, "CHECKPOINT_COMMITS", 5)
+        return points()
+
+
+@pytest.fixture(autouse=True)
+def _few_commits_per_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "CHECKPOINT_COMMITS", 5)
+
+
+NAMES = ("seal", "merge", "clean", "vacuum", "clean again", "expire and vacuum", "vacuum the log")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_lost_whatever_request_a_process_dies_at(life: list[Point], name: str) -> None:
+    (point,) = [each for each in life if each.name == name]
+    changing = [call for call in point.calls if call.verb in CHANGING]
+    assert changing
+    strike(point, point.calls[0], FaultKind.CRASH_BEFORE)
+    for call in changing:
+        strike(point, call, FaultKind.CRASH_AFTER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_lost_whatever_request_fails(life: list[Point], name: str, kind: FaultKind) -> None:
+    (point,) = [each for each in life if each.name == name]
+    for call in point.calls:
+        strike(point, call, kind)

@@ -1,0 +1,182 @@
+"""Does the simulation notice broken maintenance? Each rule is taken away in turn, and some seed must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparklog.compaction import clean_work, merge_work, seal_work, sealing
+from sparklog.errors import SparklogError
+from sparklog.log import commit_log
+from sparklog.log.commit import COMPACT, Removal
+from sparklog.log.conflicts import Draft, RewriteIntent
+from sparklog.log.head import Head
+from sparklog.log.source_slices import SourceSlice
+from sparklog.log.topic import Topic
+from sparklog.retention import retain, vacuum, vacuum_plan
+from sparklog.retention.vacuum import UpkeepIntent
+from tests.log.simulation.world import DAY, SimulationError
+from tests.maintenance.simulation.seeds import run_seed
+
+Patch = pytest.MonkeyPatch
+SEEDS = 200
+"""Tried at most, from one on that found it once: which one finds it changes with what the code asks of the store."""
+
+
+def vacuum_forgets_later_commits(patch: Patch) -> None:
+    """Only what the state at the floor names is kept, not what commits after it name."""
+    real = vacuum._named
+
+    def at_the_floor(run: Any, head: Head) -> tuple[set[str], set[str], int]:
+        _, known, born = real(run, head)
+        return run.history.at(run.floor).slices.paths(), known, born
+
+    patch.setattr(vacuum, "_named", at_the_floor)
+
+
+def vacuum_forgets_commits_made_meanwhile(patch: Patch) -> None:
+    """What is committed between the listing and the floor's commit is not kept."""
+    patch.setattr(vacuum, "_named_between", lambda run, before, after: set())
+
+
+def floor_is_not_committed(patch: Patch) -> None:
+    """Files are deleted without forbidding anybody to commit them."""
+    real = UpkeepIntent.draft
+
+    def without(self: UpkeepIntent, *given: Any) -> Any:
+        return real(replace(self, floor=None), *given)
+
+    patch.setattr(UpkeepIntent, "draft", without)
+
+
+def files_go_at_once(patch: Patch) -> None:
+    """`file.delete.delay.ms` counts for nothing."""
+    patch.setattr(vacuum, "_delay_ms", lambda history, head, settings: 0)
+
+
+def commits_go_at_once(patch: Patch) -> None:
+    """Commits are collected as soon as a checkpoint covers them."""
+    patch.setattr(vacuum_plan, "kept_commits_ms", lambda delay_ms: 0)
+
+
+def holds_count_for_nothing(patch: Patch) -> None:
+    """The vacuum does not look at holds."""
+    patch.setattr(vacuum._Vacuum, "hold_versions", lambda self, head: [])
+
+
+def passes_in_halves(patch: Patch) -> None:
+    """A cleaning pass is committed segment by segment, the newer half first."""
+    real = Topic.commit
+
+    def halves(self: Topic, intent: Any, origin: Head | None = None) -> Any:
+        if not isinstance(intent, RewriteIntent) or intent.op != COMPACT:
+            return real(self, intent, origin)
+        (whole,) = intent.rewrites
+        cut = max((file.base[0] for file in intent.files), default=0)
+        for inputs in ([i for i in whole.inputs if i.base >= cut], [i for i in whole.inputs if i.base < cut]):
+            if inputs:
+                edit = replace(whole.edit, start=inputs[0].base, end=inputs[-1].end)
+                part = replace(intent, rewrites=(replace(whole, edit=edit, inputs=tuple(inputs)),))
+                outcome = real(self, part, origin)
+        return outcome
+
+    patch.setattr(Topic, "commit", halves)
+
+
+def edits_always_stand(patch: Patch) -> None:
+    """A rewrite is not compared with what came since it was planned."""
+
+    def whatever_is_there(self: RewriteIntent, topic: str, base: Head, origin: Head, table: Any) -> Draft:
+        removals = []
+        for rewrite in self.rewrites:
+            for item in rewrite.inputs:
+                removal = Removal(item.path, (rewrite.edit.partition,), (item.base,), (item.position,))
+                if table.find(removal)[0] >= 0:
+                    removals.append(removal)
+        return Draft(self.op, files=self.files, remove=tuple(removals), edits=tuple(r.edit for r in self.rewrites))
+
+    patch.setattr(RewriteIntent, "draft", whatever_is_there)
+
+
+def open_slices_are_sealed(patch: Patch) -> None:
+    """Sealing does not stop at the last stable offset, and nobody stops it."""
+    real = sealing._rows_to_seal
+
+    def all_of_them(*given: Any) -> int:
+        return real(*given[:4], 2**62, given[5])
+
+    patch.setattr(sealing, "_rows_to_seal", all_of_them)
+    patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
+
+
+def aborted_slices_are_sealed(patch: Patch) -> None:
+    """Sealing and merging take aborted slices for others."""
+    patch.setattr(SourceSlice, "aborted", property(lambda self: False))
+    assert seal_work.SourceSlice is merge_work.SourceSlice is SourceSlice
+
+
+def tombstones_go_too_early(patch: Patch) -> None:
+    """`delete.retention.ms` counts for nothing."""
+    real = clean_work.CleanWork._pass
+
+    def early(self: clean_work.CleanWork, *given: Any) -> Any:
+        configs = replace(self.configs, explicit={**self.configs.explicit, "delete.retention.ms": "0"})
+        return real(replace(self, configs=configs), *given)
+
+    patch.setattr(clean_work.CleanWork, "_pass", early)
+
+
+def pass_claims_too_much(patch: Patch) -> None:
+    """Cleaned-through is the first uncleanable offset, also where the map was full before."""
+    real = clean_work.CleanWork._pass
+
+    def claims(self: clean_work.CleanWork, plan: Any, *given: Any) -> Any:
+        files, inputs, cleaned = real(self, plan, *given)
+        return files, inputs, replace(cleaned, end_offset=inputs[-1].end)
+
+    patch.setattr(clean_work.CleanWork, "_pass", claims)
+
+
+def retention_is_a_day_ahead(patch: Patch) -> None:
+    """Records expire a day too early."""
+    real = retain.plan_expiry
+
+    def ahead(*given: Any, now_ms: int, **more: Any) -> Any:
+        return real(*given, now_ms=now_ms + DAY, **more)
+
+    patch.setattr(retain, "plan_expiry", ahead)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "profile", "first"),
+    [
+        (vacuum_forgets_later_commits, "slow", 3),
+        (vacuum_forgets_commits_made_meanwhile, "rush", 22),
+        (floor_is_not_committed, "slow", 0),
+        (files_go_at_once, "calm", 0),
+        (commits_go_at_once, "calm", 0),
+        (holds_count_for_nothing, "calm", 0),
+        (passes_in_halves, "calm", 0),
+        (edits_always_stand, "rush", 0),
+        (open_slices_are_sealed, "calm", 17),
+        (aborted_slices_are_sealed, "calm", 11),
+        (tombstones_go_too_early, "calm", 23),
+        (pass_claims_too_much, "calm", 23),
+        (retention_is_a_day_ahead, "calm", 0),
+    ],
+)
+def test_a_broken_rule_is_found(
+    mutate: Callable[[Patch], None], profile: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    found = None
+    for seed in range(first, first + SEEDS):
+        try:
+            run_seed(seed, profile=profile)
+        except (SimulationError, SparklogError) as error:
+            found = seed, error
+            break
+    assert found is not None, f"{SEEDS} seeds passed without this rule: {mutate.__doc__}"

@@ -1,0 +1,94 @@
+"""Maintenance while appends, transactions, scans and deletions go on, under faults, judged by an independent model.
+
+The code is the real one, down to the bytes of batches and indexes; only the store, the clocks and the order in which
+processes run are simulated. A failing seed prints the command that replays it.
+`SPARKLOG_SEEDS=5000 python -m pytest -m slow tests/maintenance/simulation` sweeps more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+
+import pytest
+
+from sparklog.retention import vacuum
+from tests.maintenance.simulation.seeds import run_seed
+from tests.maintenance.simulation.workload import Run
+
+SEEDS = 80
+CHUNK = 20
+MANY = int(os.environ.get("SPARKLOG_SEEDS", "2000"))
+MANY_FROM = 10_000
+MANY_CHUNK = 200
+REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/maintenance/simulation/test_simulation.py -k test_one_seed"
+MET = (
+    *("appends", "stalled writer refused", "transactions committed", "transactions aborted", "records deleted"),
+    *("pieces seal", "pieces merge", "pieces compact", "races lost", "expired", "vacuums that deleted"),
+    *("young plans read", "old plans read", "held plans read", "topics created again"),
+)
+
+
+def check(seed: int) -> Run:
+    """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
+    runs: list[Run] = []
+    try:
+        return run_seed(seed, runs)
+    except BaseException as error:
+        story = "\n".join([str(dict(runs[0].configs)), *runs[0].world.trace[-40:]]) if runs else ""
+        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {REPLAY.format(seed=seed)}\n{story}"
+        raise AssertionError(message) from error
+
+
+@pytest.fixture(scope="module")
+def met() -> Counter[str]:
+    """What the runs of this module met."""
+    return Counter()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_seeds(first: int, met: Counter[str]) -> None:
+    commits = 0
+    for seed in range(first, first + CHUNK):
+        run = check(seed)
+        met.update(run.counters)
+        commits += run.model.commits
+    assert commits > 15 * CHUNK, "the runs did too little to show anything"
+
+
+def test_the_runs_met_what_they_are_meant_to_meet(met: Counter[str]) -> None:
+    if met["appends"] < SEEDS:
+        pytest.skip("tells only where all seeds have run before")
+    missing = [what for what in MET if met[what] == 0]
+    assert not missing, f"no run had any of {missing}: {dict(met)}"
+
+
+def test_one_seed() -> None:
+    run = check(int(os.environ.get("SPARKLOG_SEED", "7")))
+    assert run.world.steps > 0
+    if "SPARKLOG_SEED" in os.environ:
+        print("\n".join(run.world.trace))
+        print(dict(run.counters))
+
+
+def test_a_seed_is_one_run() -> None:
+    for seed in (2, 13):
+        first, second = check(seed), check(seed)
+        assert first.world.trace == second.world.trace
+        assert first.store.snapshot() == second.store.snapshot()
+
+
+def test_a_failing_seed_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vacuum, "_data_files", lambda *given: 1 // 0)
+    with pytest.raises(AssertionError) as caught:  # noqa: PT012
+        for seed in range(3):
+            check(seed)
+    assert re.search(r"seed (\d+): ZeroDivisionError.*\nreplay: SPARKLOG_SEED=\1 python -m pytest ", str(caught.value))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(MANY_FROM, MANY_FROM + MANY, MANY_CHUNK))
+def test_many_seeds(first: int) -> None:
+    for seed in range(first, min(first + MANY_CHUNK, MANY_FROM + MANY)):
+        assert check(seed).world.failure is None

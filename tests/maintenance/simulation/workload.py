@@ -1,0 +1,568 @@
+"""What actors do while maintenance runs: append, prepare and resolve, delete records, read old plans, seal, merge,
+clean, expire and vacuum; and what is asked of each answer they get."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from sparklog.compaction.cleaning import plan_cleaning
+from sparklog.compaction.merging import plan_merges
+from sparklog.compaction.run import Plans, compact_topic
+from sparklog.compaction.sealing import plan_sealing
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.log.append_target import AppendOutcome, AppendTarget
+from sparklog.log.append_writer import AppendWriter, WriteOptions
+from sparklog.log.commit import Hold, Resolved, Txn
+from sparklog.log.conflicts import MaintainIntent
+from sparklog.log.env import Env
+from sparklog.log.invariants import check_state
+from sparklog.log.root import Root, open_root
+from sparklog.log.slices import FileSlices
+from sparklog.log.snapshot import Snapshot
+from sparklog.log.topic import Topic
+from sparklog.log.topic_scan import Scan
+from sparklog.log.view import READ_UNCOMMITTED
+from sparklog.maintenance.work import Done, InProcess, Progress, Settings, Work, silent
+from sparklog.retention.retain import retain_topic
+from sparklog.storage.faulty import Decide, FaultyStore
+from tests.log.simulation.model import State, expect
+from tests.log.simulation.workload import process
+from tests.log.simulation.world import DAY, HOUR, Actor, World
+from tests.maintenance.simulation.records import RecordModel, Records, RecordStore, Written
+
+TOPIC = "t"
+COLUMNS = ("partition", "offset", "key", "value", "timestamp")
+CRON_MS = 6 * HOUR
+RACES = (Conflict.code, NotFound.code)
+Rows = dict[tuple[int, int], Written]
+
+
+@dataclass
+class Run:
+    """One simulated run: the world, the model, and what the seed has drawn for all."""
+
+    seed: int
+    configs: Mapping[str, str]
+    partitions: int = 2
+    slots: int | None = None
+    """Of the cleaner's map: few make several passes."""
+    keys: int = 6
+    clean: bool = True
+    """No faults are injected: nothing may fail but by losing a race."""
+    stalling: bool = False
+    """Requests may take days."""
+    recreating: bool = False
+    """Somebody deletes the topic and creates it again."""
+    stale: bool = False
+    """Caches may hide what exists."""
+    slow: float = 0.2
+    """How often a writer commits long after it wrote."""
+    cron: float = 0.5
+    """How often an actor wakes when others do, at the full hour."""
+    max_steps: int = 60_000
+    counters: dict[str, int] = field(default_factory=dict)
+    world: World = field(init=False)
+    model: RecordModel = field(init=False)
+    store: RecordStore = field(init=False)
+    _checked: int = -1
+
+    def __post_init__(self) -> None:
+        self._furnish(RecordModel(self._clock))
+        self.outsider("creator").create_topic(TOPIC, partitions=self.partitions, configs=self.configs)
+
+    def _furnish(self, model: RecordModel) -> None:
+        self.model = model
+        self.store = RecordStore(self._clock, model, f"seed-{self.seed}")
+        self.world = World(self.seed, store=self.store, max_steps=self.max_steps)
+
+    def _clock(self) -> int:
+        return self.world.now_ms
+
+    def fork(self) -> Run:
+        """Another run with the same past."""
+        other = copy(self)
+        other.counters = {}
+        other._furnish(self.model.copy(other._clock))
+        other.store.restore(self.store.snapshot())
+        other.world.now_ms = self.world.now_ms
+        return other
+
+    def count(self, what: str) -> None:
+        self.counters[what] = self.counters.get(what, 0) + 1
+
+    def outsider(self, name: object, decide: Decide | None = None) -> Root:
+        """Somebody whose requests let nobody go first, fail as `decide` says, and whose sleep moves the clock."""
+        world = self.world
+
+        def sleep(seconds: float) -> None:
+            world.now_ms += round(seconds * 1000)
+
+        env = Env(
+            wall_ms=lambda: world.now_ms,
+            boot_ms=lambda: world.now_ms,
+            sleep=sleep,
+            random=random.Random(f"{self.seed}/outsider {name}"),
+        )
+        store = self.store if decide is None else FaultyStore(self.store, decide, sleep)
+        return open_root(store, create=True, env=env)
+
+    def root(self, actor: Actor, decide: Decide) -> Root:
+        """A new process' view of the root: nothing is remembered from before."""
+        return open_root(actor.store(decide), env=actor.env)
+
+    @property
+    def state(self) -> State:
+        return self.model.topic(TOPIC).state
+
+    @property
+    def records(self) -> Records:
+        return self.model.newest(TOPIC)
+
+    def check(self) -> None:
+        """All that is there now is what the model says, byte for byte, invariants included."""
+        if self._checked == self.state.version or self.state.deleted:
+            return
+        self._checked = self.state.version
+        snapshot = self.outsider("observer").topic(TOPIC).snapshot()
+        check_state(snapshot.head, snapshot.slices)
+        same(self, snapshot)
+        expect(snapshot.version == self.state.version, f"version {snapshot.version} is not {self.state.version}")
+        topic = self.outsider("observer").topic(TOPIC)
+        committed = self.records.rows()
+        where = f"version {snapshot.version}"
+        expect_rows(rows_of(topic.scan(columns=COLUMNS)), committed, where)
+        if snapshot.version % 3 == 0:
+            found = rows_of(topic.scan(columns=COLUMNS, isolation=READ_UNCOMMITTED))
+            undecided = self.records.undecided()
+            more = set(found.keys() - committed.keys() - undecided.keys())
+            aborted = self.records.aborted_rows()
+            expect(all(aborted.get(place) == found[place] for place in more), f"{where}: strange {sorted(more)[:8]}")
+            expect_rows({place: found[place] for place in found.keys() - more}, committed | undecided, where)
+
+
+def same(run: Run, snapshot: Snapshot) -> None:
+    """A snapshot says what the model knows of its version."""
+    head = snapshot.head
+    state = run.model.topic(TOPIC).states[head.version]
+    records = run.model.log(TOPIC).versions[head.version]
+    where = f"snapshot at version {head.version}"
+    pairs: list[tuple[str, object, object]] = [
+        ("log start", tuple(head.log_start.tolist()), state.log_start),
+        ("log end", tuple(head.log_end.tolist()), state.log_end),
+        ("cleaned through", tuple(head.cleaned_through.tolist()), records.cleaned),
+        ("last stable", tuple(head.last_stable().tolist()), tuple(map(records.stable, range(head.partitions)))),
+        ("floor", head.floor, state.floor),
+        ("holds", {name: (hold.version, hold.expires_ms) for name, hold in head.holds.items()}, dict(records.holds)),
+    ]
+    rows = snapshot.slices.all()
+    columns = [getattr(rows, name).tolist() for name in ("partition", "base", "end", "position", "records")]
+    slices = [(*numbers, rows.path(row)) for row, numbers in enumerate(zip(*columns, strict=True))]
+    pairs.append(
+        ("slices", slices, [(s.partition, s.base, s.end, s.position, s.records, s.path) for s in state.slices])
+    )
+    for what, found, right in pairs:
+        expect(found == right, f"{where}: {what} {found}, expected {right}")
+
+
+def rows_of(scan: Scan) -> Rows:
+    """Read a scan; of each partition the records come in offset order, each once."""
+    return _rows(list(scan))
+
+
+def _rows(batches: Sequence[pa.RecordBatch]) -> Rows:
+    found: Rows = {}
+    last: dict[int, int] = {}
+    for batch in batches:
+        columns = {name: batch.column(name) for name in COLUMNS}
+        stamps = columns["timestamp"].cast(pa.int64()).to_pylist()
+        values = (columns[name].to_pylist() for name in COLUMNS[:-1])
+        for p, offset, key, value, stamp in zip(*values, stamps, strict=True):
+            expect(offset > last.get(p, -1), f"record {offset} of {p} was read after {last.get(p)}")
+            last[p] = offset
+            found[p, offset] = Written(key, value, stamp)
+    return found
+
+
+def expect_rows(found: Rows, expected: Rows, where: str) -> None:
+    """Exactly these records, with their offsets."""
+    if found == expected:
+        return
+    missing = sorted(expected.keys() - found.keys())
+    extra = sorted(found.keys() - expected.keys())
+    other = [place for place in found.keys() & expected.keys() if found[place] != expected[place]]
+    expect(False, f"{where}: missing {missing[:8]}, not expected {extra[:8]}, different {sorted(other)[:8]}")
+
+
+def nap(run: Run, actor: Actor, longest_ms: int = 3 * DAY) -> None:
+    """A pause: mostly short, sometimes of days; or until cron starts what it starts every few hours."""
+    if actor.random.random() < run.cron:
+        now_ms = actor.world.now_ms
+        wait_ms = CRON_MS - now_ms % CRON_MS + actor.random.choice([0, 0, 0, 0, CRON_MS, 4 * CRON_MS])
+        actor.sleep(wait_ms / 1000 + actor.random.random() * actor.random.choice([0.1, 1.0]))
+        return
+    bound = actor.random.choice([60_000, 20 * 60_000, 6 * HOUR, DAY, longest_ms])
+    actor.sleep(actor.random.random() * bound / 1000)
+
+
+def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], what: str) -> None:
+    """`turns` turns by processes that are started again when they die; what fails on purpose is counted."""
+    left = [turns]
+
+    def life() -> None:
+        while left[0] > 0:
+            left[0] -= 1
+            try:
+                turn()
+            except (Unavailable, Conflict, NotFound, Corrupt) as error:
+                actor.note(f"{what}: {error.code} {error}")
+                run.count(f"{what} {type(error).__name__}")
+            nap(run, actor)
+
+    process(actor, life)
+
+
+# -- writing
+
+
+def upload(run: Run, env: Env, target: AppendTarget) -> list[FileSlices]:
+    """Write one or two append files of a few records; the model learns what they hold."""
+    compacted = "compact" in run.configs["cleanup.policy"]
+    files: list[FileSlices] = []
+    rng = env.random
+    for _ in range(rng.choice([1, 1, 1, 2])):
+        options = WriteOptions(rng.choice(["none", "none", "zstd", "lz4"]), batch_bytes=rng.choice([60, 200, 1 << 19]))
+        writer = AppendWriter(target, options, env)
+        parts: dict[int, list[Written]] = {}
+        for _ in range(rng.choice([1, 2, 3, 5, 9])):
+            parts.setdefault(rng.randrange(target.partitions), []).append(_record(run, rng, compacted))
+        try:
+            writer.write(batch_of(parts))
+            written = writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
+        for file in written:
+            run.model.uploads[file.path] = parts
+        files += written
+    return files
+
+
+def _record(run: Run, rng: random.Random, compacted: bool) -> Written:
+    key = None if not compacted and rng.random() < 0.3 else b"k%d" % rng.randrange(run.keys)
+    value = None if key is not None and rng.random() < 0.25 else rng.randbytes(rng.choice([0, 3, 30, 80]))
+    return Written(key, value, run.world.now_ms - rng.choice([0, 0, 5, HOUR]))
+
+
+def batch_of(parts: Mapping[int, Sequence[Written]]) -> pa.RecordBatch:
+    rows = [(p, *record) for p, records in parts.items() for record in records]
+    columns = list(zip(*rows, strict=True))
+    types = {"partition": pa.int32(), "key": pa.binary(), "value": pa.binary(), "timestamp": pa.int64()}
+    return pa.record_batch({name: pa.array(columns[i], kind) for i, (name, kind) in enumerate(types.items())})
+
+
+def acknowledged(run: Run, files: Sequence[FileSlices], outcome: AppendOutcome) -> None:
+    """The code says these files are in the log: check that they are, where it says."""
+    topic = run.model.topic(TOPIC)
+    for file in files:
+        named = topic.file_versions.get(file.path)
+        expect(named == outcome.version, f"{file.path} acknowledged at {outcome.version}, the log has it at {named}")
+    ends = topic.states[outcome.version].log_end
+    for partition, end in outcome.end.items():
+        expect(end == ends[partition], f"partition {partition} acknowledged up to {end}, the log ends at {ends}")
+
+
+def appender(run: Run, decide: Decide, appends: int) -> Callable[[Actor], None]:
+    """Appends; a slow one commits long after it wrote, which the vacuum's floor may forbid."""
+
+    def body(actor: Actor) -> None:
+        def turn() -> None:
+            topic = run.root(actor, decide).topic(TOPIC)
+            for _ in range(actor.random.choice([1, 1, 2, 4])):
+                target = topic.append_target()
+                files = upload(run, actor.env, target)
+                slow = actor.random.random() < run.slow
+                if slow:
+                    nap(run, actor, 5 * DAY)
+                try:
+                    outcome = topic.commit_append(files, target)
+                except Conflict as error:
+                    if run.recreating and "created again" in str(error):
+                        raise
+                    expect(slow or run.stalling, f"a quick append was refused: {error}")
+                    expect("upload floor" in str(error), str(error))
+                    run.count("stalled writer refused")
+                    continue
+                acknowledged(run, files, outcome)
+                run.count("appends")
+
+        lives(run, actor, appends, turn, "append")
+
+    return body
+
+
+def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor], None]:
+    """Prepares slices, waits, and records the outcome; what a dead process left open is aborted."""
+
+    def body(actor: Actor) -> None:
+        number = [0]
+
+        def turn() -> None:
+            topic = run.root(actor, decide).topic(TOPIC)
+            left = [item for item in topic.head().open if item.txn.id == actor.name]
+            resolved = [Resolved(actor.name, item.txn.n) for item in left]
+            if resolved:
+                topic.commit(MaintainIntent(resolved=tuple(resolved)))
+                run.count("transactions left aborted")
+            number[0] += 1
+            txn = Txn(actor.name, number[0])
+            versions = []
+            for _ in range(actor.random.choice([1, 1, 2])):
+                target = topic.append_target()
+                outcome = topic.commit_append(upload(run, actor.env, target), target, txn=txn)
+                versions.append(outcome.version)
+                nap(run, actor, DAY)
+            committed = actor.random.random() < 0.6
+            decision = Resolved(txn.id, txn.n, tuple(versions) if committed else ())
+            topic.commit(MaintainIntent(resolved=(decision,)))
+            run.count("transactions committed" if committed else "transactions aborted")
+
+        lives(run, actor, transactions, turn, "transaction")
+
+    return body
+
+
+def deleter(run: Run, decide: Decide, deletions: int) -> Callable[[Actor], None]:
+    """Deletes records, and adds a partition now and then."""
+
+    def body(actor: Actor) -> None:
+        def turn() -> None:
+            topic = run.root(actor, decide).topic(TOPIC)
+            head = topic.head()
+            if head.partitions < 4 and actor.random.random() < 0.2:
+                try:
+                    topic.alter(partitions=head.partitions + 1)
+                except BadRequest as error:
+                    expect("can only grow" in str(error), str(error))
+                run.count("partitions added")
+                return
+            if "delete" in run.configs["cleanup.policy"]:
+                p = actor.random.randrange(head.partitions)
+                start, end = int(head.log_start[p]), int(head.log_end[p])
+                topic.delete_records({p: actor.random.randint(start, start + (end - start) // 2)})
+                run.count("records deleted")
+
+        lives(run, actor, deletions, turn, "deleter")
+
+    return body
+
+
+def recreator(run: Run, decide: Decide, turns: int) -> Callable[[Actor], None]:
+    """Deletes the topic and creates another one under its name."""
+
+    def body(actor: Actor) -> None:
+        def turn() -> None:
+            root = run.root(actor, decide)
+            if root.topic_handle(TOPIC).log.refresh().head.exists:
+                root.delete_topic(TOPIC)
+                run.count("topics deleted")
+                nap(run, actor, DAY)
+            root.create_topic(TOPIC, partitions=run.partitions, configs=run.configs)
+            run.count("topics created again")
+
+        lives(run, actor, turns, turn, "recreator")
+
+    return body
+
+
+# -- reading
+
+
+def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Callable[[Actor], None]:
+    """Plans a scan, reads it later: within the delay (or under a hold) exactly what was planned, afterwards all of it
+    that is still there."""
+
+    def body(actor: Actor) -> None:
+        def turn() -> None:
+            topic = run.root(actor, decide).topic(TOPIC)
+            if holding:
+                topic.commit(MaintainIntent(holds={actor.name: Hold(topic.head().version)}))
+            snapshot = topic.snapshot()
+            same(run, snapshot)
+            planned = topic.scan(columns=COLUMNS)
+            version = topic.log.current().head.version
+            held = holding and _paths(run, version) <= _paths(run, run.records.holds[actor.name][0])
+            nap(run, actor, 4 * DAY)
+            _read(run, actor, planned, version, held)
+            if holding and actor.random.random() < 0.5:
+                topic.commit(MaintainIntent(holds={actor.name: None}))
+
+        lives(run, actor, plans, turn, "reader")
+
+    return body
+
+
+def _paths(run: Run, version: int) -> set[str]:
+    return {piece.path for piece in run.model.topic(TOPIC).states[version].slices}
+
+
+def _read(run: Run, actor: Actor, planned: Scan, version: int, held: bool) -> None:
+    """Read an old plan, made at `version`."""
+    log = run.model.log(TOPIC)
+    wanted = log.versions[version].rows()
+    began = run.model.superseded_ms(TOPIC, version)
+    try:
+        found = rows_of(planned)
+    except NotFound as error:
+        another = run.state.deleted or run.state.topic_id != run.model.topic(TOPIC).states[version].topic_id
+        if another or (run.stale and "deleted before" not in str(error)):
+            expect(not _young(run, began) or run.stale, f"a plan of version {version} within the delay: {error}")
+            raise
+        starts = run.records.log_start
+        moved = any(starts[part.partition] > part.start for part in planned.ranges)
+        expect(moved and "deleted before" in str(error), f"reading version {version}: {error}")
+        expect(not held and not _young(run, began), f"a plan of version {version} within the delay: {error}")
+        run.count("reads overtaken by retention")
+        return
+    where = f"{actor.name} reads version {version}"
+    if held or _young(run, began):
+        expect_rows(found, wanted, where)
+        run.count("held plans read" if held else "young plans read")
+        return
+    strange = [place for place, record in found.items() if wanted.get(place) != record]
+    expect(not strange, f"{where}: not planned {strange[:8]}")
+    if run.state.topic_id != run.model.topic(TOPIC).states[version].topic_id:
+        return
+    there = run.records.rows()
+    lost = [place for place in wanted if place not in found and there.get(place) == wanted[place]]
+    expect(not lost, f"{where}: lost {sorted(lost)[:8]}")
+    run.count("old plans read")
+
+
+def _young(run: Run, superseded_ms: int | None) -> bool:
+    """Whether files that this version named must still be there."""
+    delay = run.model.delay_ms(TOPIC)
+    return superseded_ms is None or run.world.now_ms - superseded_ms < delay
+
+
+# -- maintenance
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A piece of work whose outcome the model is told: which clock each cleaning pass went by."""
+
+    work: Any
+    run_: Run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
+
+    def run(self, progress: Progress = silent) -> Done:
+        done: Done = self.work.run(progress)
+        model, now_ms = self.run_.model, self.work.settings.now_ms
+        for file in done.files:
+            model.passes[file.path] = now_ms
+        for rewrite in done.rewrites:
+            edit = rewrite.edit
+            model.empty_passes[edit.partition, edit.start, edit.end, edit.cleaned_through] = now_ms
+        return done
+
+
+def plans(run: Run, env: Env) -> Plans:
+    """The planners of a run, with ids and clocks of this world."""
+
+    def clean(snapshot: Snapshot, settings: Settings) -> Sequence[Work]:
+        found = plan_cleaning(snapshot.store, snapshot, settings, slots=run.slots, env=env)
+        return [Watched(work, run) for work in found]
+
+    return Plans(
+        seal=lambda snapshot, settings, roll: plan_sealing(snapshot.store, snapshot, settings, roll=roll, env=env),
+        merge=lambda snapshot, settings: plan_merges(snapshot.store, snapshot, settings, env=env),
+        clean=clean,
+    )
+
+
+class Shuffled:
+    """Runs pieces in any order; some runs commit each as it comes, others after all are done (and perhaps stale)."""
+
+    def __init__(self, source: random.Random) -> None:
+        self._random = source
+
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+        chosen = list(works)
+        self._random.shuffle(chosen)
+        results = InProcess().run(chosen)
+        if self._random.random() < 0.5:
+            yield from results
+            return
+        found = list(results)
+        self._random.shuffle(found)
+        yield from found
+
+
+def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
+    """`jobs/compact.py` from cron, rolling or not."""
+
+    def shown(work: Work, result: Done | SparklogError) -> None:
+        if isinstance(result, (Conflict, NotFound)):
+            run.count("races lost")
+
+    def body(actor: Actor) -> None:
+        def turn() -> None:
+            topic = run.root(actor, decide).topic(TOPIC)
+            report = compact_topic(
+                topic,
+                Settings(now_ms=run.world.now_ms),
+                Shuffled(actor.random),
+                seal_only=actor.random.random() < 0.1,
+                roll=actor.random.random() < 0.6,
+                on_done=shown,
+                plans=plans(run, actor.env),
+            )
+            for piece in report.pieces:
+                run.count(f"pieces {piece.action}")
+            for failure in report.failures:
+                actor.note(f"compaction: {failure}")
+                raced = failure.code in RACES
+                expect(raced or not run.clean, f"nothing was injected, and yet: {failure}")
+                run.count(f"compaction {failure.code}")
+            run.check()
+
+        lives(run, actor, rounds, turn, "compactor")
+
+    return body
+
+
+def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
+    """`jobs/retain.py` from cron."""
+
+    def body(actor: Actor) -> None:
+        def turn() -> None:
+            handle = run.root(actor, decide).topic_handle(TOPIC)
+            retained(run, actor, handle)
+            run.check()
+
+        lives(run, actor, rounds, turn, "retainer")
+
+    return body
+
+
+def retained(run: Run, actor: Actor, handle: Topic) -> None:
+    """Expire and vacuum once."""
+    before = run.store.deletions
+    report = retain_topic(handle, Settings(now_ms=run.world.now_ms))
+    if run.store.deletions > before:
+        run.count("vacuums that deleted")
+    if report.expired:
+        run.count("expired")
+    for failure in report.failures:
+        actor.note(f"retention: {failure}")
+        raced = failure.code in RACES
+        expect(raced or not run.clean, f"nothing was injected, and yet: {failure}")
+        run.count(f"retention {failure.code}")
