@@ -10,7 +10,8 @@ is finished: a run that is killed has done what it has done.
 
 Spark is started when there is something to do; where there is no pyspark the job works in its own process.
 
-Progress goes to stderr, a table (with --json one JSON document) to stdout.
+Progress goes to stderr, a table (with --json one JSON document) to stdout; spark-submit joins the two, the document is
+the last line then.
 
 Exit codes: 0 done, also when there was nothing to do; 1 some of it failed or could not be done (the reason on stderr,
 everything else is done); 2 wrong usage; 130 interrupted (Ctrl-C).
@@ -28,6 +29,7 @@ import sparklog
 from sparklog.compaction.run import compact_root
 from sparklog.errors import SparklogError
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
+from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.progress import Narrator, say
 from sparklog.maintenance.report import document, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
@@ -60,7 +62,7 @@ def run(runner: Runner, compact: Compact) -> int:
     chosen = compact.common
     try:
         root = sparklog.open(chosen.root)
-        settings = chosen.settings_at(root.store.now_ms())
+        settings = chosen.settings_at(store_clock_ms(root.store, root.env, dry_run=chosen.dry_run))
         reports = compact_root(
             root,
             settings,

@@ -3,12 +3,13 @@
     spark-submit jobs/retain.py --root /data/log [--topic orders,clicks] [--properties conf/sparklog.properties] \
         [--dry-run] [--now-ms 1700000000000] [--json]
 
-Record by record nothing is read: the driver looks at the log of each topic alone. Deleting many files is spread over
-tasks, few are deleted by the driver, so `python jobs/retain.py` does the same without Spark, one after the other.
+Record by record nothing is read: the driver looks at the log of each topic alone. Where more than 20,000 files of a
+topic go at once Spark is started, if it is there, and they are spread over tasks; fewer the driver deletes itself.
 Deleted topics lose their files. `--dry-run` says what would go and why, and changes nothing.
 
-Progress goes to stderr, tables (with --json one JSON document) to stdout. Exit codes: 0 done, also when there was
-nothing to do; 1 something failed (the reason on stderr, the rest is done); 2 wrong usage; 130 interrupted (Ctrl-C).
+Progress goes to stderr, tables (with --json one JSON document) to stdout; spark-submit joins the two, the document is
+the last line then. Exit codes: 0 done, also when there was nothing to do; 1 something failed (the reason on stderr, the
+rest is done, but nothing at all if a topic that was named does not exist); 2 wrong usage; 130 interrupted (Ctrl-C).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 import sparklog
 from sparklog.errors import SparklogError
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
+from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.progress import say
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work import Runner
@@ -39,7 +41,7 @@ def run(chosen: Common, runner: Runner | None = None) -> int:
     """Run to the end; the exit code."""
     try:
         root = sparklog.open(chosen.root)
-        settings = chosen.settings_at(root.store.now_ms())
+        settings = chosen.settings_at(store_clock_ms(root.store, root.env, dry_run=chosen.dry_run))
         reports = retain_root(
             root,
             settings,

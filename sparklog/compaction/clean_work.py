@@ -231,6 +231,12 @@ class CleanWork:
 
 
 def first_batch_timestamp(store: Store, source: SourceSlice) -> int:
-    """The greatest timestamp (ms) of a segment's first batch, in one small read; -1 if it has none or is damaged."""
-    data = store.get(source.file, source.position, HEADER_BYTES)
+    """The greatest timestamp (ms) of a segment's first batch, in one small read; -1 if it has none or is damaged.
+
+    Or missing: a plan is made for all partitions at once, and whoever reads this one will say so.
+    """
+    try:
+        data = store.get(source.file, source.position, HEADER_BYTES)
+    except NotFound:
+        return -1
     return int(np.frombuffer(data, HEADER_DTYPE)["max_timestamp"][0]) if len(data) == HEADER_BYTES else -1

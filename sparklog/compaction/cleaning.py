@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from sparklog.compaction.clean_work import CleanWork
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.segments import RollRule, segments_of
@@ -19,7 +21,26 @@ from sparklog.log.source_slices import source_slices
 from sparklog.maintenance.work import Settings
 from sparklog.storage.store import Store
 
-__all__ = ["plan_cleaning"]
+__all__ = ["keyless_by_default", "plan_cleaning"]
+
+
+def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
+    """Partitions that hold records without a key and are compacted by a run's default alone, each with why it is left.
+
+    Whoever sets `cleanup.policy` on a topic is asked about such records, and its writers refuse them from then on. A
+    default in a properties file is known to neither: it would drop what is still being written.
+    """
+    configs = settings.configs_of(snapshot.head.configs)
+    if not configs.is_compacted or "cleanup.policy" in snapshot.head.configs.explicit:
+        return {}
+    rows = snapshot.slices.all()
+    found = np.unique(rows.partition[(rows.flags & int(SliceFlag.HAS_NULL_KEYS)) != 0])
+    reason = (
+        f"topic '{snapshot.topic}' holds records without a key, which compaction would drop, and only the default "
+        "log.cleanup.policy makes it compacted; set cleanup.policy on the topic: delete to keep them, compact (with "
+        "force) to drop them"
+    )
+    return dict.fromkeys(found.tolist(), reason)
 
 
 def plan_cleaning(
@@ -28,7 +49,7 @@ def plan_cleaning(
     """One pass for each partition that is due, none if the topic is not compacted. Picklable.
 
     `slots`: of each map, instead of those that the settings' buffer has; `env` gives tasks their ids, hash keys and
-    stopwatch. `NotFound` if a segment's file is gone.
+    stopwatch.
     """
     head = snapshot.head
     configs = settings.configs_of(head.configs)

@@ -14,6 +14,7 @@ import numpy as np
 
 from sparklog.compaction.clean_work import first_batch_timestamp
 from sparklog.compaction.cleanable import Cleanable, cleanable
+from sparklog.compaction.cleaning import keyless_by_default
 from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.log.commit import COMPACT, MERGE, SEAL
@@ -39,8 +40,12 @@ def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, 
     found = [*sealing, *_merging(snapshot, settings, taken)]
     configs = settings.configs_of(snapshot.head.configs)
     if configs.is_compacted:
+        left = keyless_by_default(snapshot, settings)
+        found += [Planned(snapshot.topic, partition, COMPACT, 0, f"refused: {why}") for partition, why in left.items()]
         found += [
-            _cleaning(snapshot, settings, configs, partition, taken) for partition in range(snapshot.head.partitions)
+            _cleaning(snapshot, settings, configs, partition, taken)
+            for partition in range(snapshot.head.partitions)
+            if partition not in left
         ]
     order = (SEAL, MERGE, COMPACT)
     return sorted(found, key=lambda item: (item.partition, order.index(item.action)))

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.errors import Conflict, Corrupt
+from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.log.commit import MERGE, Edit
 from sparklog.log.conflicts import Rewrite
 from sparklog.log.env import SYSTEM, Env
@@ -315,13 +316,15 @@ class _Files:
         """The next batches of a run, offsets counting from its base."""
         if self._current is None or self._current.run is not run:
             self._current = _Slice(run, self._output(run))
-        if self._current.add(data, headers):
-            current, self._current = self._current, None
+        current = self._current
+        if current.add(data, headers):
             current.end(self._work.tier)
             if current.output is self._shared:
                 self._bases.append(run.base)
             else:
                 self._done.append(_based(current.output.close(), (run.base,)))
+            # Not before it is closed: what fails until then is for `discard`.
+            self._current = None
 
     def close(self) -> tuple[FileSlices, ...]:
         """Everything written, durable."""
@@ -331,12 +334,15 @@ class _Files:
         return tuple(self._done)
 
     def discard(self) -> None:
-        """Leave nothing that is not whole; whole files are left to the vacuum, as nothing names them."""
+        """Give up: all that was written is deleted, as nobody has been told of it. What stays is for the vacuum."""
         outputs = [self._shared, None if self._current is None else self._current.output]
         self._shared = self._current = None
         for output in dict.fromkeys(outputs):
             if output is not None:
                 output.discard()
+        while self._done:
+            with suppress(SparklogError):
+                self._work.store.delete(f"{self._work.topic}/{self._done.pop().path}")
 
     def _output(self, run: _Run) -> AppendOutput:
         if run.nbytes >= OWN_FILE_BYTES:
@@ -399,6 +405,7 @@ def _reports(work: MergeWork, runs: Sequence[_Run], seconds: float) -> tuple[Pie
     by_partition: dict[int, list[_Run]] = {}
     for run in runs:
         by_partition.setdefault(run.partition, []).append(run)
+    nbytes = work.nbytes
     reports = []
     for partition, own in by_partition.items():
         before = sum(run.source.nbytes for run in own)
@@ -411,7 +418,7 @@ def _reports(work: MergeWork, runs: Sequence[_Run], seconds: float) -> tuple[Pie
                 records_after=sum(run.records for run in own),
                 bytes_before=before,
                 bytes_after=sum(run.nbytes for run in own),
-                seconds=seconds * before / work.nbytes,
+                seconds=seconds * before / nbytes,
             )
         )
     return tuple(reports)

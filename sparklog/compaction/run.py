@@ -6,8 +6,10 @@ is finished. What goes wrong stays where it goes wrong:
 | what happens                                        | what the run does                                              |
 |-----------------------------------------------------|----------------------------------------------------------------|
 | another run was faster: edits dropped, inputs gone  | plans these partitions again, at most `TRIES` times            |
+| ... each time, and a file is missing                | reports the partition as corrupt, leaves it as it was          |
 | a piece fails (`Corrupt` and the like)              | reports its partition, leaves it as it was, does the others    |
 | ... and it held several partitions                  | finds out which one, does the others without it                |
+| records without a key, compacted by a default only  | reports the partition, does not clean it: see `cleaning`       |
 | the map of keys was full                            | another pass over the partition, as long as one is due         |
 | the topic was deleted                               | leaves it                                                      |
 | the topic's log cannot be read or committed to      | reports the topic, goes on with the others                     |
@@ -24,7 +26,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from sparklog.compaction.clean_work import CleanDone
-from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.log.commit import COMPACT, MERGE, SEAL
 from sparklog.log.conflicts import RewriteIntent
 from sparklog.log.names import file_key, is_topic_name
@@ -200,7 +202,6 @@ class _TopicRun:
     def expect_all(self) -> None:
         """A new step: all partitions are to be planned."""
         self._left = None
-        self._alone.clear()
         self._tries.clear()
 
     def plan(self, step: str) -> list[Work]:
@@ -219,6 +220,8 @@ class _TopicRun:
             self._planned_on = snapshot
             wanted = set(range(snapshot.head.partitions)) if self._left is None else self._left
             wanted -= self._excluded
+            if step == COMPACT:
+                wanted -= self._keyless(snapshot, wanted)
             groups = [wanted - self._alone, *({partition} for partition in sorted(wanted & self._alone))]
             works = [work for group in groups if group for work in self._plan(step, _restricted(snapshot, group))]
         except SparklogError as error:
@@ -249,7 +252,7 @@ class _TopicRun:
         kept = tuple(report for report in result.reports if report.partition in stood)
         self._report = replace(self._report, pieces=(*self._report.pieces, *kept))
         if isinstance(result, CleanDone) and result.more:
-            self._again(self._got_further(result) - dropped)
+            self._again(self._got_further(result))
         if dropped:
             lost = Conflict("another run rewrote the same slices first")
             self._retry(dropped, work.title, lost)
@@ -284,6 +287,17 @@ class _TopicRun:
             return self._plans.seal(snapshot, self._settings, self._roll)
         return (self._plans.merge if step == MERGE else self._plans.clean)(snapshot, self._settings)
 
+    def _keyless(self, snapshot: Snapshot, wanted: set[int]) -> set[int]:
+        """Of these partitions those that a default must not make lose records; they are reported."""
+        from sparklog.compaction.cleaning import keyless_by_default
+
+        left = keyless_by_default(snapshot, self._settings)
+        kept = wanted & left.keys()
+        if kept:
+            self._excluded |= kept
+            self._record(kept, f"{COMPACT} {self.name}", BadRequest(left[min(kept)]))
+        return kept
+
     def _snapshot(self) -> Snapshot | None:
         """The newest state; None, and the end of this topic's run, where it is gone."""
         try:
@@ -300,8 +314,9 @@ class _TopicRun:
         """A piece failed: again, narrowed down, or reported."""
         if isinstance(error, (Conflict, NotFound)):
             try:
-                if self._snapshot() is not None:
-                    self._retry(work.partitions, work.title, error)
+                snapshot = self._snapshot()
+                if snapshot is not None:
+                    self._retry(work.partitions, work.title, error, snapshot)
             except SparklogError as other:
                 self._stop(other)
             return error
@@ -331,15 +346,22 @@ class _TopicRun:
                     found.add(int(part.partition[row]))
         return found
 
-    def _retry(self, partitions: Iterable[int], title: str, error: Conflict | NotFound) -> None:
-        """Plan these partitions again; the error is theirs once that has happened too often."""
+    def _retry(
+        self, partitions: Iterable[int], title: str, error: Conflict | NotFound, newest: Snapshot | None = None
+    ) -> None:
+        """Plan these partitions again; the error is theirs once that has happened too often.
+
+        `newest`: the state to look in for files that are missing, where that may be the cause.
+        """
         for partition in partitions:
             self._tries[partition] = self._tries.get(partition, 0) + 1
             if self._tries[partition] <= TRIES:
                 self._again((partition,))
             elif partition not in self._excluded:
                 self._excluded.add(partition)
-                self._record((partition,), title, type(error)(f"{error}; given up for now, after {TRIES + 1} tries"))
+                given_up = type(error)(f"{error}; given up for now, after {TRIES + 1} tries")
+                missing = None if newest is None else _missing(newest, partition)
+                self._record((partition,), title, missing or given_up)
 
     def _again(self, partitions: Iterable[int]) -> None:
         self._left = {*(self._left or ()), *partitions}
@@ -361,6 +383,21 @@ class _TopicRun:
         """The topic itself cannot be read."""
         self._over = True
         self._record((), f"read {self.name}", error)
+
+
+def _missing(snapshot: Snapshot, partition: int) -> Corrupt | None:
+    """The first file that the state of a partition names and that is not there: then nobody was faster."""
+    slices = snapshot.slices.select(partition)
+    for row in range(len(slices)):
+        key = file_key(snapshot.topic, slices.path(row))
+        if snapshot.store.stat(key) is None:
+            return Corrupt(
+                f"version {snapshot.version} of topic '{snapshot.topic}' names a file that is missing: restore it from "
+                "a backup, or move the log start beyond it (delete-records)",
+                file=key,
+                offset=int(slices.base[row]),
+            )
+    return None
 
 
 def _sizes(snapshot: Snapshot) -> Mapping[int, Size]:

@@ -114,12 +114,12 @@ class SealWork:
             for output in outputs:
                 output.discard()
             raise
-        seconds = self.env.now().elapsed_ms(started) / 1000
+        seconds, nbytes = self.env.now().elapsed_ms(started) / 1000, self.nbytes
         return Done(
             tuple(rewrite for part in self.parts for rewrite in _rewrites(part)),
             tuple(file for each in files for file in each),
             tuple(
-                _report(self, part, own, seconds * part.nbytes / self.nbytes)
+                _report(self, part, own, seconds * part.nbytes / nbytes)
                 for part, own in zip(self.parts, files, strict=True)
             ),
         )

@@ -28,6 +28,8 @@ from sparklog.storage.store import Store
 __all__ = ["plan_sealing"]
 
 WORK_BYTES = 256 << 20
+WORK_SLICES = 100_000
+"""A task takes some 0.7 KB for each slice, however few bytes that has; a segment that alone has more is not cut."""
 WORK_PARTITIONS = 128
 """Each partition of a piece of work may have a file open."""
 WORK_SEGMENTS = 500
@@ -81,15 +83,17 @@ class _Packed:
 
     def __init__(self) -> None:
         self._works: list[list[SealPart]] = []
-        self._nbytes = self._segments = 0
+        self._nbytes = self._segments = self._slices = 0
 
     def add(self, sources: SourceSlices, history: SourceSlices | None, log_end: int) -> None:
-        full = self._nbytes + sources.nbytes > WORK_BYTES or self._segments >= WORK_SEGMENTS
-        if not self._works or full or len(self._works[-1]) >= WORK_PARTITIONS:
+        full = self._nbytes + sources.nbytes > WORK_BYTES or self._slices + len(sources) > WORK_SLICES
+        many = self._segments >= WORK_SEGMENTS
+        if not self._works or full or many or len(self._works[-1]) >= WORK_PARTITIONS:
             self._works.append([])
-            self._nbytes = self._segments = 0
+            self._nbytes = self._segments = self._slices = 0
         self._nbytes += sources.nbytes
         self._segments += 1
+        self._slices += len(sources)
         parts = self._works[-1]
         if parts and parts[-1].partition == sources.partition:
             parts[-1] = parts[-1].extended(sources, history)

@@ -16,13 +16,14 @@ be empty, and nothing needs one here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import crc32c
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, SparklogError
 from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
@@ -46,7 +47,8 @@ class SegmentWriter:
     """The segments that one run writes for one partition, one after the other, into one folder.
 
     `begin` names a segment by its base offset, `append` adds batches, `finish` ends it, `close` gives all of them for
-    the commit. Files that exist when something fails are named by nobody: the vacuum removes them.
+    the commit; `discard`, in its place, deletes them. What a process that died leaves is named by nobody: the vacuum
+    removes it.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class SegmentWriter:
         self._time_entries = time_index.max_entries(index_bytes)
         self._current: _Segment | None = None
         self._done: list[FileSlices] = []
+        self._keys: list[str] = []
+        """Whole files written so far."""
 
     @property
     def size(self) -> int:
@@ -148,6 +152,7 @@ class SegmentWriter:
         current, self._current = self._current, None
         if current is None or current.writer is None:
             return
+        self._keys.append(f"{self._topic}/{current.path}")
         current.writer.close()
         stem = f"{self._topic}/{current.path.removesuffix('.log')}"
         offsets, times = current.indexes.built()
@@ -163,10 +168,18 @@ class SegmentWriter:
         return tuple(self._done)
 
     def discard(self) -> None:
-        """Give up: the segment being written vanishes; whole ones are left to the vacuum, as nothing names them."""
+        """Give up: all that was written is deleted. Nobody has been told of it, so nothing can name it.
+
+        A piece that fails hour by hour, for a damaged segment or a full disk, would else leave up to a partition's
+        size behind each time, for a day. What the store refuses to delete is left to the vacuum.
+        """
         current, self._current = self._current, None
         if current is not None and current.writer is not None:
             current.writer.discard()
+        self._done.clear()
+        while self._keys:
+            with suppress(SparklogError):
+                self._store.delete(self._keys.pop())
 
     def _segment(self) -> _Segment:
         if self._current is None:
@@ -174,6 +187,7 @@ class SegmentWriter:
         return self._current
 
     def _create(self, key: str, data: bytes) -> None:
+        self._keys.append(key)
         writer = self._store.writer(key)
         try:
             writer.write(data)

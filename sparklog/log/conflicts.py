@@ -249,6 +249,9 @@ class RewriteIntent:
         edits: list[Edit] = []
         dropped: list[Edit] = []
         written = Outputs(self.files)
+        outside = written.outside(rewrite.edit for rewrite in self.rewrites)
+        if outside is not None:
+            raise BadRequest(f"refusing to rewrite '{topic}': {outside} lies in no edit, so its records would be lost")
         for rewrite in self.rewrites:
             left = _standing(rewrite, base, table)
             outputs = written.of([rewrite.edit])

@@ -39,7 +39,11 @@ class ImportedPartition:
     def edit(self) -> Edit:
         """Its range, slices that the log start cuts included."""
         start = min([self.log_start, *(base for file in self.files for base in file.base)])
-        cleaned = None if self.cleaned_through is None else max(0, min(self.cleaned_through, self.log_end))
+        cleaned = self.cleaned_through
+        if cleaned is not None and not 0 <= cleaned <= self.log_end:
+            # The log has lost its end, or the number is damaged: as in Kafka, all of it counts as dirty. Taken for
+            # clean, a tombstone in it would one day go without the values that it hides.
+            cleaned = None
         return Edit(self.partition, start, self.log_end, cleaned)
 
 

@@ -72,7 +72,7 @@ def _in_slice(store: Store, found: PlannedSlice, target: int, start: int) -> Tim
     """The first record of the slice at or above offset `start` with a time of at least `target`."""
     from sparklog.log.fetch import check_slice, index_of, read_footer, read_window
 
-    if found.append_time >= target and found.records == found.end - found.base:
+    if found.append_time >= max(target, 0) and found.records == found.end - found.base:
         return TimestampOffset(max(start, found.base), found.append_time)
     if found.size > INDEX_MIN_BYTES and not found.footer_length:
         return _in_segment(store, found, target, start)

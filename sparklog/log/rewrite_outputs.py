@@ -37,13 +37,27 @@ class Outputs:
 
     def of(self, edits: Iterable[Edit]) -> tuple[FileSlices, ...]:
         """The files with only the slices whose base lies in one of the edits; files without any are left out."""
+        return tuple(self._taken(number, sorted(rows)) for number, rows in sorted(self._chosen(edits).items()))
+
+    def outside(self, edits: Iterable[Edit]) -> str | None:
+        """Names a slice whose base lies in none of the edits, None if there is none."""
+        chosen = self._chosen(edits)
+        for number, file in enumerate(self._files):
+            left = set(range(len(file))) - chosen.get(number, set())
+            if left:
+                row = min(left)
+                return f"the slice at {file.base[row]} of partition {file.partition[row]} in {file.path}"
+        return None
+
+    def _chosen(self, edits: Iterable[Edit]) -> dict[int, set[int]]:
+        """Rows by number of their file."""
         chosen: dict[int, set[int]] = {}
         for edit in edits:
             found = self._places.get(edit.partition, [])
             low, high = bisect_left(found, (edit.start,)), bisect_left(found, (edit.end,))
             for _, number, row in found[low:high]:
                 chosen.setdefault(number, set()).add(row)
-        return tuple(self._taken(number, sorted(rows)) for number, rows in sorted(chosen.items()))
+        return chosen
 
     def _taken(self, number: int, rows: Sequence[int]) -> FileSlices:
         """Some slices of a file, with explicit positions where others are left out."""

@@ -79,7 +79,7 @@ def common(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Commo
 def _settings(path: str) -> Settings:
     """The file lies with the caller, like the command line itself, not in the store."""
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise BadRequest(f"the properties file {path} cannot be read: {error.strerror}; check --properties") from None
     return settings_of(text, path)

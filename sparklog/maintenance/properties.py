@@ -31,7 +31,7 @@ from functools import partial
 from typing import TypeVar
 
 from sparklog.errors import BadRequest
-from sparklog.log.configs import INT_MAX, LONG_MAX, LONG_MIN, TopicConfigs, canonical, check_delete_delay
+from sparklog.log.configs import INT_MAX, LEAST_DELETE_DELAY_MS, LONG_MAX, LONG_MIN, TopicConfigs, canonical
 from sparklog.log.names import did_you_mean
 from sparklog.maintenance.work import Settings
 
@@ -136,14 +136,13 @@ def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
     defaults: dict[str, str] = {}
     for name, config in _SAME.items():
         if name in entries:
-            defaults[config] = _checked(file, entries[name], partial(canonical, config))
+            defaults[config] = _checked(file, entries[name], _PARSERS.get(name, partial(canonical, config)))
     for ranked in _RANKED:
         value = _first_set(file, ranked, entries)
         if value is not None:
             defaults[ranked.config] = canonical(ranked.config, value)
     try:
         TopicConfigs(defaults).check()
-        check_delete_delay(dict(defaults), force=False)
     except BadRequest as error:
         raise BadRequest(f"{file}: {error}") from None
     settings = Settings(now_ms, dict(sorted(defaults.items())))
@@ -234,6 +233,20 @@ def _load_factor(text: str) -> float:
     if not 0.0 < value < 1.0:
         raise BadRequest(f"{_LOAD} must be a number above 0 and below 1, found '{text}'")
     return value
+
+
+def _delete_delay(text: str) -> str:
+    value = canonical("file.delete.delay.ms", text)
+    if int(value) < LEAST_DELETE_DELAY_MS:
+        raise BadRequest(
+            f"log.segment.delete.delay.ms must be at least {LEAST_DELETE_DELAY_MS} (one hour), found '{text}': jobs "
+            "that planned to read files would miss them"
+        )
+    return value
+
+
+_PARSERS: Mapping[str, Callable[[str], str]] = {"log.segment.delete.delay.ms": _delete_delay}
+"""Of names whose topic config does not say it all."""
 
 
 def _checked(file: str, entry: Property, parse: Callable[[str], T]) -> T:

@@ -31,6 +31,13 @@ __all__ = ["SparkIfNeeded", "SparkRunner"]
 
 HEARTBEAT_MS = 30_000
 STOP_SECONDS = 60
+_CONFIGS = {
+    # Over TCP each task waits some 40 ms for nothing; it must be said before the session starts.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # spark-submit logs every step of every task, and draws a bar over it: our own lines could not be found in that.
+    "spark.log.level": "WARN",
+    "spark.ui.showConsoleProgress": "false",
+}
 _Answer = tuple[int, "Done | SparklogError | BaseException"]
 
 
@@ -60,7 +67,7 @@ class SparkRunner:
 
 
 class SparkIfNeeded:
-    """A `Runner` that starts Spark when there is work for it, and works here where there is no pyspark.
+    """A `Runner` that starts Spark when there is work for it, and works here where there is no pyspark or no Java.
 
     `name`: of the application. A session that runs already is used, and left running.
     """
@@ -85,15 +92,22 @@ class SparkIfNeeded:
 
     def _start(self) -> Runner:
         try:
+            from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
         except ImportError:
             return InProcess(Narrator().progress)
         running = SparkSession.getActiveSession()
         if running is not None:
             return SparkRunner(running)
-        # Over TCP each task waits some 40 ms for nothing; it must be said before the session starts.
-        builder = SparkSession.builder.appName(self._name).config("spark.python.unix.domain.socket.enabled", "true")
-        self._started = builder.getOrCreate()
+        builder = SparkSession.builder.appName(self._name)
+        for name, value in _CONFIGS.items():
+            builder = builder.config(name, value)
+        try:
+            self._started = builder.getOrCreate()
+        except PySparkException as error:
+            # No Java, most of the time. What is to be done needs none.
+            say(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")
+            return InProcess(Narrator().progress)
         return SparkRunner(self._started)
 
 

@@ -13,10 +13,12 @@ from sparklog.maintenance.work import Done, InProcess, Progress, Runner, silent
 from sparklog.retention.vacuum_plan import Victim
 from sparklog.storage.store import Store
 
-__all__ = ["CHUNK", "DeleteWork", "delete_all"]
+__all__ = ["CHUNK", "HERE", "DeleteWork", "delete_all"]
 
 CHUNK = 1000
 """Objects of one piece of work: some seconds on an object store, far more than a task costs."""
+HERE = 20
+"""So many pieces this process does itself: two seconds' work on a local disk, for which no Spark need be started."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,14 @@ def delete_all(
 ) -> Iterator[tuple[tuple[Victim, ...], SparklogError | None]]:
     """Delete objects in chunks, several at once where the runner does so; each chunk with the error that ended it.
 
-    A single chunk is deleted here, by this thread.
+    Up to `HERE` chunks are deleted here, by this thread.
     """
     chunks = {
         tuple(victim.key for victim in chunk): chunk
         for chunk in (tuple(victims[i : i + CHUNK]) for i in range(0, len(victims), CHUNK))
     }
     works = [DeleteWork(store, topic, topic_id, keys) for keys in chunks]
-    chosen: Runner = runner if len(works) > 1 else InProcess()
+    chosen: Runner = runner if len(works) > HERE else InProcess()
     for work, result in chosen.run(works):
         if not isinstance(work, DeleteWork):
             continue

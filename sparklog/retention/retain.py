@@ -24,6 +24,7 @@ from sparklog.log.segments import RollRule, Segment, segments_of
 from sparklog.log.slice_table import Slices
 from sparklog.log.snapshot import Snapshot
 from sparklog.log.topic import Topic
+from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work import Runner, Settings
 from sparklog.retention.expiry import Expiry, plan_expiry
@@ -233,7 +234,7 @@ def retain_root(
 def _own_folder(root: Root, dry_run: bool) -> list[RetainReport]:
     """Temporary files in the root's own folder."""
     try:
-        store_ms = root.store.now_ms()
+        store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         found = remove_temporaries(root.store, ROOT_FILES, store_ms - 24 * LEAST_DELETE_DELAY_MS, dry_run=dry_run)
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]

@@ -29,6 +29,7 @@ from sparklog.log.history import History
 from sparklog.log.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.topic import Topic
+from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.work import InProcess, Runner, Settings
 from sparklog.retention import vacuum_plan as plan
 from sparklog.retention.deleting import delete_all
@@ -178,7 +179,7 @@ def vacuum(
 
 def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> VacuumReport:
     store = topic.store
-    own_ms = store.now_ms()
+    own_ms = store_clock_ms(store, topic.root.env, dry_run=dry_run)
     history = History(store, topic.name)
     head = topic.log.refresh().head
     delay_ms = _delay_ms(history, head, settings)

@@ -16,6 +16,7 @@ import pytest
 from sparklog.compaction import clean_pass
 from sparklog.compaction.clean_work import CleanDone, CleanWork
 from sparklog.compaction.cleaning import plan_cleaning
+from sparklog.compaction.run import compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.key_hash import HashKey
@@ -26,7 +27,7 @@ from sparklog.log.fetch import SPAN_BYTES
 from sparklog.log.names import file_key
 from sparklog.log.slices import SliceFlag
 from sparklog.log.topic import Topic
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from tests.compaction.histories import History
 from tests.compaction.plain_cleaner import (
@@ -34,6 +35,8 @@ from tests.compaction.plain_cleaner import (
     PlainBatch,
     PlainConfigs,
     PlainLog,
+    PlainRecord,
+    PlainSegment,
     Told,
     aborted_entries,
     clean,
@@ -610,3 +613,36 @@ def test_memory_is_that_of_a_few_windows(codec: str, tmp_path: Path) -> None:
     assert store.largest <= SPAN_BYTES
     # 64 MB of records pass through; what is held are a window, its records and its output.
     assert peak < 5 * SPAN_BYTES
+
+
+def test_a_cleaner_checkpoint_beyond_the_log_end_brings_no_deleted_key_back(tmp_path: Path) -> None:
+    """Kafka then takes the whole log for dirty. Taken for clean, the tombstone would go, and not what it hides."""
+
+    def one(offset: int, value: bytes | None) -> PlainBatch:
+        record = PlainRecord(offset, START_MS, b"k", value)
+        return PlainBatch(base=offset, last=offset, max_timestamp=START_MS, records=(record,))
+
+    log = PlainLog(
+        [PlainSegment(0, [one(0, b"v"), one(1, None)]), PlainSegment(2, [])], log_start=0, log_end=2, cleaned_through=3
+    )
+    place = Place("memory", tmp_path)
+    topic = topic_of(place, log, PlainConfigs(min_cleanable_dirty_ratio=0.0, delete_retention_ms=0), tmp_path / "kafka")
+    for n in range(3):
+        topic.append(pa.table({"key": [b"other"], "value": [b"%d" % n]}))
+        assert not compact_topic(topic, Settings(NOW_MS + n), InProcess(), roll=True).failures
+        assert b"v" not in topic.scan().to_table()["value"].to_pylist()
+    assert topic.scan().to_table()["key"].to_pylist() == [b"other"]
+
+
+def test_a_missing_segment_keeps_no_other_partition_from_being_compacted(tmp_path: Path) -> None:
+    """Where `max.compaction.lag.ms` is set, the plan looks into each segment."""
+    place = Place("memory", tmp_path)
+    topic = place.topic(2, {**COMPACTED, "max.compaction.lag.ms": 1000})
+    topic.append(pa.table({"key": [b"a"] * 4, "value": [b"x"] * 4, "partition": pa.array([0, 1] * 2, pa.int32())}))
+    compact_topic(topic, Settings(NOW_MS), InProcess(), seal_only=True, roll=True)
+    missing = file_key("t", topic.snapshot().slices.select(0).path(0))
+    place.inner.delete(missing)
+    report = compact_topic(topic, Settings(NOW_MS), InProcess())
+    assert [(piece.action, piece.partition) for piece in report.pieces] == [("compact", 1)]
+    assert [failure.partitions for failure in report.failures] == [(0,)]
+    assert missing in report.failures[0].message

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from sparklog.compaction import merge_work, merging
 from sparklog.compaction.merge_work import MergeWork
 from sparklog.compaction.merging import plan_merges
-from sparklog.errors import Conflict, Corrupt
+from sparklog.errors import Conflict, Corrupt, Unavailable
 from sparklog.format.append_file import decode_footer
 from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeaders, crc_failures, scan_headers
-from sparklog.log import fetch
+from sparklog.log import append_output, fetch
 from sparklog.log.append_output import AppendOutput
 from sparklog.log.commit_log import Outcome
 from sparklog.log.conflicts import AppendIntent, Draft, Nothing, RewriteIntent
@@ -30,7 +30,8 @@ from sparklog.log.head import Head
 from sparklog.log.invariants import check_state
 from sparklog.log.names import append_path, file_key
 from sparklog.log.slice_table import SliceTable
-from sparklog.log.slices import SliceFlag, merge_tier
+from sparklog.log.slices import FileSlices, SliceFlag, merge_tier
+from sparklog.log.source_slices import SourceSlices
 from sparklog.log.topic import Topic
 from sparklog.log.view import READ_UNCOMMITTED
 from sparklog.maintenance.work import Done, Settings
@@ -407,6 +408,78 @@ def test_progress_and_reports(memory: Place) -> None:
     assert [(report.action, report.partition) for report in done.reports] == [("merge", 0), ("merge", 1)]
     assert sum(report.records_after for report in done.reports) == 120
     assert sum(report.bytes_before for report in done.reports) == work.nbytes
+
+
+def test_what_a_piece_costs_beside_its_bytes_grows_with_its_partitions_alone(
+    memory: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic of thousands of partitions is one piece: nothing may be asked of all of them for each of them."""
+    partitions, summed = 200, 0
+    topic = memory.topic(partitions)
+    for _ in range(2):
+        partition = pa.array(range(partitions), pa.int32())
+        topic.append(rows(partitions).append_column("partition", partition), options=small())
+
+    def nbytes(source: SourceSlices) -> int:
+        nonlocal summed
+        summed += 1
+        return int(source.size.sum())
+
+    monkeypatch.setattr(SourceSlices, "nbytes", property(nbytes))
+    (work,) = plan(memory, topic)
+    summed = 0
+    assert len(work.run().reports) == partitions
+    assert summed <= 4 * partitions
+
+
+def test_a_file_that_cannot_be_finished_is_discarded(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_work, "OWN_FILE_BYTES", 1000)
+    left: list[AppendOutput] = []
+
+    class Full(AppendOutput):
+        def __init__(self, *where: Any) -> None:
+            super().__init__(*where)
+            left.append(self)
+
+        def close(self) -> FileSlices:
+            raise Unavailable("no space left")
+
+        def discard(self) -> None:
+            super().discard()
+            left.remove(self)
+
+    topic = memory.topic(1)
+    for i in range(3):
+        topic.append(rows(30, first=i * 30, seed=i))
+    (work,) = plan(memory, topic)
+    monkeypatch.setattr(append_output, "AppendOutput", Full)
+    with pytest.raises(Unavailable, match="no space left"):
+        work.run()
+    assert not left
+
+
+def test_a_piece_that_fails_leaves_no_whole_file_either(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hour by hour it would else add what it wrote before the damage, which only the vacuum removes, a day later."""
+    monkeypatch.setattr(merge_work, "OWN_FILE_BYTES", 1000)
+    topic = memory.topic(2)
+    for i in range(3):
+        topic.append(rows(60, first=i * 60, seed=i))
+    files = memory.append_files()
+    (work,) = plan(memory, topic)
+    closed: list[str] = []
+
+    class SecondFails(AppendOutput):
+        def close(self) -> FileSlices:
+            if closed:
+                raise Unavailable("no space left")
+            closed.append(self.path)
+            return super().close()
+
+    monkeypatch.setattr(append_output, "AppendOutput", SecondFails)
+    with pytest.raises(Unavailable, match="no space left"):
+        work.run()
+    assert closed
+    assert memory.append_files() == files
 
 
 # -- what is planned

@@ -12,7 +12,7 @@ from sparklog.compaction.run import TRIES, Plans, compact_root, compact_topic
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.commit import COMPACT, MERGE, SEAL, Edit
 from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
-from sparklog.log.names import commit_key, sealed_path
+from sparklog.log.names import commit_key, file_key, sealed_path
 from sparklog.log.root import Root
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot
@@ -230,13 +230,47 @@ def test_who_always_loses_waits_gives_up_and_says_so() -> None:
             append(topic, (1, 1), name=f"more{count[0]}")
 
     merger = Merger(race)
-    report = compact_topic(topic, SETTINGS, InProcess(), plans=merger.plans())
+    shown: list[Done | SparklogError] = []
+    report = compact_topic(
+        topic, SETTINGS, InProcess(), plans=merger.plans(), on_done=lambda work, result: shown.append(result)
+    )
     assert count[0] == TRIES + 1
+    assert [isinstance(result, Conflict) for result in shown] == [False, *[True] * TRIES], "0 was done in the first"
     assert len(world.slept) == TRIES - 1, "not after the first loss, which is chance"
     (failure,) = report.failures
     assert (failure.partitions, failure.code) == ((1,), "SPARKLOG_CONFLICT")
     assert failure.message == f"another run rewrote the same slices first; given up for now, after {TRIES + 1} tries"
     assert slices_of(topic) == [1, 2]
+
+
+def test_a_partition_that_loses_with_two_pieces_is_reported_once() -> None:
+    _, _, topic = place(1)
+
+    def gone(work: Fake) -> None:
+        raise NotFound("no such file")
+
+    def merge(snapshot: Snapshot, settings: Settings) -> list[Fake]:
+        return [Fake(MERGE, snapshot, (0,), gone), Fake(MERGE, snapshot, (0,), gone)]
+
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=Plans(nothing, merge, nothing))
+    assert [failure.partitions for failure in report.failures] == [(0,)]
+
+
+def test_each_step_has_its_own_tries() -> None:
+    _, _, topic = place(1)
+    left = {SEAL: TRIES, MERGE: TRIES}
+
+    def step(op: str) -> Callable[..., list[Fake]]:
+        def hook(work: Fake) -> None:
+            if left[op]:
+                left[op] -= 1
+                raise NotFound("no such file")
+
+        return lambda snapshot, *rest: [Fake(op, snapshot, (0,), hook)]
+
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=Plans(step(SEAL), step(MERGE), nothing))
+    assert report.totals()[0].actions == ((SEAL, 1), (MERGE, 1))
+    assert not report.failed
 
 
 def test_inputs_that_are_gone_are_planned_again() -> None:
@@ -249,10 +283,28 @@ def test_inputs_that_are_gone_are_planned_again() -> None:
     assert slices_of(topic) == [1]
     assert not report.failed
     append(topic, (0, 1), name="more")
+    keys = [file_key("t", rows.path(row)) for rows in [topic.snapshot().slices.select(0)] for row in range(len(rows))]
+    for key in keys:
+        topic.store.create(key, b"")
     report = compact_topic(topic, SETTINGS, InProcess(), plans=Merger(gone).plans())
     (failure,) = report.failures
     assert (failure.partitions, failure.code) == ((0,), "SPARKLOG_NOT_FOUND")
     assert failure.message.startswith("no such file; given up")
+
+
+def test_a_file_that_is_missing_is_damage_and_not_somebody_who_was_faster() -> None:
+    _, _, topic = place(1)
+    rows = topic.snapshot().slices.select(0)
+    topic.store.create(file_key("t", rows.path(0)), b"")
+
+    def gone(work: Fake) -> None:
+        raise Conflict("replaced meanwhile; plan again")
+
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=Merger(gone).plans())
+    (failure,) = report.failures
+    assert (failure.partitions, failure.code) == ((0,), "SPARKLOG_CORRUPT")
+    assert file_key("t", rows.path(1)) in failure.message
+    assert "offset 5" in failure.message
 
 
 def corrupt_in(partition: int, *, named: bool) -> Hook:
@@ -369,6 +421,30 @@ def test_a_commit_that_fails_is_reported_and_other_topics_go_on(
     assert [(failure.partitions, failure.message) for failure in reports[0].failures] == [((0,), "the commit failed")]
     assert slices_of(topic) == [2, 2 if over else 1]
     assert slices_of(other) == [1, 1]
+
+
+def test_what_became_of_a_commit_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit whose outcome is unknown may have landed: the rest of the run leaves that partition alone."""
+    _, _, topic = place(2)
+    commit = topic.commit
+
+    def unknown(intent: RewriteIntent) -> object:
+        outcome = commit(intent)
+        if intent.rewrites[0].edit.partition == 0:
+            raise Unavailable("the outcome is unknown")
+        return outcome
+
+    monkeypatch.setattr(topic, "commit", unknown)
+    seal = Merger(packed=False)
+    planned: list[list[int]] = []
+
+    def merge(snapshot: Snapshot, settings: Settings) -> list[Work]:
+        planned.append([p for p in range(2) if len(snapshot.slices.select(p))])
+        return []
+
+    report = compact_topic(topic, SETTINGS, InProcess(), plans=Plans(lambda s, t, roll: seal(s, t), merge, nothing))
+    assert planned == [[1]]
+    assert [failure.partitions for failure in report.failures] == [(0,)]
 
 
 def passes(through: Sequence[int]) -> Plans:

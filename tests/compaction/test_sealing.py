@@ -629,7 +629,7 @@ def test_work_is_packed_up_to_a_size(memory: Place, monkeypatch: pytest.MonkeyPa
     assert all(sealed for p in range(6) for _, _, sealed in shape(topic, p))
 
 
-def test_work_holds_so_many_partitions_and_segments_and_no_more(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_holds_so_many_partitions_segments_and_slices(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = memory.topic(5)
     partition = pa.array(range(5), pa.int32())
     topic.append(rows(5).append_column("partition", partition), options=small())
@@ -638,6 +638,9 @@ def test_work_holds_so_many_partitions_and_segments_and_no_more(memory: Place, m
     monkeypatch.setattr(sealing, "WORK_PARTITIONS", 100)
     monkeypatch.setattr(sealing, "WORK_SEGMENTS", 3)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1, 2), (3, 4)]
+    topic.append(rows(5).append_column("partition", partition), options=small())
+    monkeypatch.setattr(sealing, "WORK_SLICES", 5)
+    assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1), (2, 3), (4,)]
 
 
 def test_the_runs_own_defaults_count_where_a_topic_sets_nothing(memory: Place) -> None:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from sparklog.compaction import segment_writer
 from sparklog.compaction.segment_writer import MAX_SEGMENT_BYTES, SegmentWriter
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, Unavailable
 from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeader, BatchHeaders, scan_headers
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.slices import FileSlices, SliceFlag
 from sparklog.storage.memory import MemoryStore
+from sparklog.storage.store import ObjectWriter
 
 FOLDER = "t/sealed/3/00000000000000000007-run"
 Written = dict[str, bytes]
@@ -290,15 +291,55 @@ def test_batches_that_do_not_follow_are_refused() -> None:
     assert files(place) == {}
 
 
-def test_giving_up_leaves_whole_segments_only() -> None:
+def test_giving_up_leaves_nothing_not_even_whole_segments() -> None:
+    """A pass that fails every hour at the same damaged segment would fill the disk with what it wrote before it."""
     place = store()
+    place.create("t/append/other", b"of somebody else")
     writer = writer_of(place)
     writer.begin(0)
     add(writer, batch(0))
     writer.begin(1)
     add(writer, batch(1))
+    assert f"{0:020}.log" in files(place)
     writer.discard()
-    assert sorted(files(place)) == [f"{0:020}.index", f"{0:020}.log", f"{0:020}.timeindex"]
+    assert list(files(place)) == ["t/append/other"]
+    assert writer.close() == ()
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_giving_up_takes_a_log_whose_indexes_could_not_be_written(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = store()
+    writer = writer_of(place)
+    writer.begin(0)
+    add(writer, batch(0))
+    opened = place.writer
+
+    def full(key: str) -> ObjectWriter:
+        if key.endswith(suffix):
+            raise Unavailable("the file system is full")
+        return opened(key)
+
+    monkeypatch.setattr(place, "writer", full)
+    with pytest.raises(Unavailable):
+        writer.close()
+    assert f"{0:020}.log" in files(place)
+    writer.discard()
+    assert files(place) == {}
+
+
+def test_a_store_that_deletes_nothing_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = store()
+    writer = writer_of(place)
+    writer.begin(0)
+    add(writer, batch(0))
+    writer.finish()
+
+    def refuse(key: str) -> None:
+        raise Unavailable(f"cannot delete {key}")
+
+    monkeypatch.setattr(place, "delete", refuse)
+    writer.discard()
+    assert len(files(place)) == 3
 
 
 RUNS = st.lists(

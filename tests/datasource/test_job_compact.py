@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -232,6 +233,30 @@ def test_properties_are_the_defaults_of_topics(tmp_path: Path) -> None:
     assert len(own.snapshot().slices.all()) > 2, "its segments are of the file's size"
 
 
+def test_a_default_in_a_file_drops_no_records_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Writers do not read the file, so that they go on writing such records, and nobody was asked."""
+    file = tmp_path / "p.properties"
+    file.write_text("log.cleanup.policy=compact\n")
+    root = tmp_path / "root"
+    logs, clicks = filled(root, "logs", {}, nulls=True), filled(root, "clicks", {})
+    before, others = records(logs), records(clicks)
+    given = ("--properties", str(file), "--roll")
+    assert job(InProcess(), root, *given, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "refused: topic 'logs' holds records without a key" in said
+    assert "refused: topic 'clicks'" not in said
+    assert job(InProcess(), root, *given) == 1
+    assert records(logs) == before
+    assert records(clicks) == latest(others)
+    assert logs.snapshot().slices.all().sealed().all(), "all else is done"
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("compact.py: ")]
+    assert "log.cleanup.policy" in line
+    assert "set cleanup.policy on the topic" in line
+    logs.alter(configs={"cleanup.policy": "compact"}, force=True)
+    assert job(InProcess(), root, *given) == 0
+    assert records(logs) == [row for row in latest(before) if row["key"] is not None]
+
+
 def test_more_keys_than_the_buffer_holds_take_several_passes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,6 +357,26 @@ def test_the_script_runs_by_itself(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["topics"][0]["topic"] == "orders"
     assert done.stderr == ""
+
+
+def test_under_spark_submit_the_document_is_the_last_line_and_progress_can_be_read(tmp_path: Path) -> None:
+    """It joins a script's two streams, and would log each step of each task around the line that says what failed."""
+    orders = filled(tmp_path, "orders", COMPACTED)
+    before = records(orders)
+    submit = Path(sys.executable).with_name("spark-submit")
+    done = subprocess.run(
+        [submit, "--master", "local[1]", REPOSITORY / "jobs" / "compact.py", "--root", tmp_path, "--roll", "--json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYSPARK_PYTHON": sys.executable},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *progress, document = done.stdout.splitlines()
+    assert json.loads(document)["topics"][0]["topic"] == "orders"
+    assert any(line.startswith("compact orders-0: done") for line in progress)
+    assert "Scheduler" not in done.stdout + done.stderr
+    assert records(orders) == latest(before)
 
 
 def test_an_interrupted_run_ends_with_130(
@@ -446,6 +491,30 @@ def test_without_pyspark_work_is_done_in_this_process(monkeypatch: pytest.Monkey
     assert isinstance(found[1], Done)
     assert found[1].reports[0].partition == os.getpid()
     runner.close()
+
+
+def test_without_java_work_is_done_in_this_process(tmp_path: Path) -> None:
+    """Where pyspark is installed and Java is not, which a cron job finds out at night."""
+    filled(tmp_path / "root", "orders", COMPACTED)
+    given = [sys.executable, str(REPOSITORY / "jobs" / "compact.py"), "--root", str(tmp_path / "root"), "--json"]
+    (tmp_path / "bin").mkdir()
+    for tool in ("bash", "env", "dirname", "ps"):
+        found = shutil.which(tool)
+        if found is not None:
+            (tmp_path / "bin" / tool).symlink_to(found)
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    answer = subprocess.run(
+        given,
+        cwd=REPOSITORY,
+        env={**environment, "PATH": str(tmp_path / "bin")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert "Spark cannot be started" in answer.stderr
+    assert json.loads(answer.stdout)["topics"][0]["partitions"][0]["actions"]["seal"] == 1
 
 
 def test_no_work_starts_no_job(spark: SparkSession) -> None:

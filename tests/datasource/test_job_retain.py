@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,12 @@ import pytest
 
 import sparklog
 from jobs import retain
+from sparklog.errors import SparklogError
 from sparklog.log.names import append_path
 from sparklog.log.topic import Topic
 from sparklog.maintenance.spark_runner import SparkRunner
+from sparklog.maintenance.work import Done, Work
+from sparklog.retention import deleting
 from sparklog.retention.deleting import CHUNK
 
 if TYPE_CHECKING:
@@ -168,8 +172,9 @@ def test_a_topic_that_fails_is_said_on_stderr_and_the_rest_is_done(
 
 
 def test_many_deletions_are_spread_over_tasks(
-    spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(deleting, "HERE", 1)
     root = sparklog.open(place)
     topic = root.topic("orders")
     folder = place / "orders" / "append"
@@ -183,6 +188,23 @@ def test_many_deletions_are_spread_over_tasks(
     said = capsys.readouterr().out
     assert "orphan" in said
     assert topic.scan().to_table().num_rows == 120
+
+
+def test_what_an_hour_leaves_behind_is_deleted_without_spark(place: Path) -> None:
+    """The crontab says so: one commit a second are 3,600 append files an hour."""
+
+    class Nobody:
+        def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+            raise AssertionError("asked to start Spark")
+
+    folder = place / "orders" / "append"
+    for number in range(4 * CHUNK):
+        (place / "orders" / append_path(3, f"orphan{number}")).write_bytes(b"")
+    root = sparklog.open(place)
+    later = root.store.now_ms() + DAY_MS + 1
+    root.topic("orders").alter(configs={"retention.ms": -1})
+    assert retain.run(chosen(place, *clock(later)), Nobody()) == 0
+    assert not list(folder.glob("*orphan*"))
 
 
 def test_little_to_do_starts_no_spark(place: Path) -> None:

@@ -49,6 +49,12 @@ def test_a_properties_file_makes_the_settings(tmp_path: Path) -> None:
     assert settings.dedupe_buffer_bytes == 2_000_000
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    file = tmp_path / "p.properties"
+    file.write_text("\ufefflog.retention.ms=5\n", encoding="utf-8")
+    assert parsed("--root", "r", "--properties", str(file)).settings.defaults == {"retention.ms": "5"}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -53,6 +53,7 @@ def test_the_crontab_runs_both_jobs_with_options_they_take() -> None:
         assert match is not None, line
         assert re.fullmatch(r"[\d*/, -]+", match.group(1)), line
         assert "%" not in match.group(2), "cron takes % for the end of the line"
+        assert "flock -n -E 0 " in line, "a run that is still at work is no failure to be mailed"
         ran.add(check(match.group(2)))
     assert ran == set(JOBS)
 

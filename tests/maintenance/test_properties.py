@@ -130,7 +130,7 @@ def test_a_topics_own_value_beats_the_file() -> None:
         ("log.cleaner.io.buffer.load.factor=1", ["below 1", "'1'"]),
         ("log.cleaner.dedupe.buffer.size=1000", ["at least 1048576"]),
         ("log.cleaner.dedupe.buffer.size=", ["whole number", "''"]),
-        ("log.segment.delete.delay.ms=60000", ["one hour", "60000"]),
+        ("\nlog.segment.delete.delay.ms=60000", ["line 2: log.segment.delete.delay.ms", "one hour", "60000"]),
         (
             "log.cleaner.min.compaction.lag.ms=9\nlog.cleaner.max.compaction.lag.ms=8",
             ["min.compaction.lag.ms (9)", "must not exceed"],

@@ -1,0 +1,24 @@
+"""The store's clock, by which maintenance tells what is old, and what a dry run does where it cannot be asked."""
+
+from __future__ import annotations
+
+from sparklog.errors import Unavailable
+from sparklog.log.env import Env
+from sparklog.storage.store import Store
+
+__all__ = ["store_clock_ms"]
+
+
+def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
+    """Milliseconds since 1970 by the store.
+
+    A local store tells by a file that it makes and removes. Where that is not allowed (a backup mounted read-only,
+    somebody else's root) a dry run, which changes nothing, goes by this machine's clock; any other run raises
+    `Unavailable`.
+    """
+    try:
+        return store.now_ms()
+    except Unavailable:
+        if not dry_run:
+            raise
+        return env.wall_ms()
