@@ -7,9 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BytesLike, crc_failures
+from sparklog.format.record_batch import (
+    CODECS,
+    HEADER_BYTES,
+    LOG_OVERHEAD,
+    MIN_SIZE_FIELD,
+    BatchHeaders,
+    BytesLike,
+    crc_failures,
+)
 
 MAX_OFFSET = 2**63 - 1
+MIN_LEGACY_BYTES = MIN_SIZE_FIELD + LOG_OVERHEAD
 
 
 @dataclass(frozen=True)
@@ -33,9 +42,10 @@ class Place:
 
 def check_headers(headers: BatchHeaders, place: Place, nbytes: int) -> None:
     """Refuse what no writer writes, before sizes taken from it are used. `nbytes`: of the data. Raises `Corrupt`."""
+    least = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     rules = (
         (headers.position + headers.size > nbytes, "the batch lies outside the data"),
-        ((headers.position < 0) | (headers.size < HEADER_BYTES), "the batch has an impossible place or size"),
+        ((headers.position < 0) | (headers.size < least), "the batch has an impossible place or size"),
         (headers.codec >= len(CODECS), "the batch names an unknown compression codec (5 to 7)"),
         (headers.count < 0, "the batch has a negative record count"),
         (headers.last_offset_delta < 0, "the batch has a negative last offset delta"),
@@ -49,10 +59,17 @@ def check_headers(headers: BatchHeaders, place: Place, nbytes: int) -> None:
 
 
 def check_crcs(data: BytesLike, headers: BatchHeaders, place: Place) -> None:
-    """Raises `Corrupt` for the first batch whose CRC-32C is wrong."""
+    """Raises `Corrupt` for the first batch whose CRC-32C (in formats v0 and v1: CRC-32) is wrong."""
     wrong = crc_failures(data, headers)
     if len(wrong):
-        raise place.corrupt(headers, int(wrong[0]), "the batch's CRC-32C does not match its bytes")
+        raise place.corrupt(headers, int(wrong[0]), crc_message(headers, int(wrong[0])))
+
+
+def crc_message(headers: BatchHeaders, batch: int) -> str:
+    """What to say of a batch whose checksum is wrong."""
+    if headers.magic is not None and headers.is_legacy[batch]:
+        return "the message's CRC-32 does not match its bytes"
+    return "the batch's CRC-32C does not match its bytes"
 
 
 def record_message(code: int) -> str:

@@ -26,9 +26,7 @@ from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_checks import MAX_OFFSET, Place, check_crcs, check_headers, record_message
 from sparklog.format.record_batch import (
     CODECS,
-    CREATE_TIME,
     HEADER_BYTES,
-    LOG_APPEND_TIME,
     MIN_RECORD_BYTES,
     BatchHeaders,
     BoolArray,
@@ -46,6 +44,7 @@ GROUP_BYTES = 1 << 20
 CALL_LIMIT = 1 << 30
 """Decompressed bytes that one call handles at most."""
 NOT_FIXED = -2
+_OLD = 2
 
 
 @dataclass
@@ -55,7 +54,7 @@ class RecordColumns:
     * `offset`, `timestamp`: int64[n]; timestamps in ms, effective (the batch's under LogAppendTime) unless decoded raw
     * `key`, `value`: `pa.BinaryArray` of n, or None where not asked for; `headers`: `HEADERS_TYPE`, null without
     headers
-    * `batch_rows`: int64[m], how many of the records each batch gave; `batch_time_type`: int8[m]
+    * `batch_rows`: int64[m], how many of the records each batch gave; `batch_time_type`: int8[m], -1 without times
     """
 
     offset: Int64Array
@@ -76,7 +75,7 @@ class RecordColumns:
 
     @property
     def timestamp_type(self) -> npt.NDArray[np.int8]:
-        """int8[n]: 0 CreateTime, 1 LogAppendTime."""
+        """int8[n]: 0 CreateTime, 1 LogAppendTime, -1 none (format v0)."""
         return np.repeat(self.batch_time_type, self.batch_rows)
 
 
@@ -124,8 +123,7 @@ def decode(
     for group in _groups(source, taken, place):
         sink.add(group)
     rows[chosen] = sink.emitted
-    time_type = np.where(headers.is_log_append_time, LOG_APPEND_TIME, CREATE_TIME).astype(np.int8)
-    return replace(sink.finish(), batch_rows=rows, batch_time_type=time_type)
+    return replace(sink.finish(), batch_rows=rows, batch_time_type=headers.timestamp_type)
 
 
 def _fixed_times(headers: BatchHeaders, append_time: int | None, raw: bool) -> Int64Array:
@@ -152,18 +150,33 @@ class _Group:
 
 def _groups(data: npt.NDArray[np.uint8], headers: BatchHeaders, place: Place) -> Iterator[_Group]:
     """Neighbouring batches that one kernel call can decode. Payloads of empty batches are not looked at."""
-    packed = (headers.codec != 0) & (headers.count > 0)
+    packed = ((headers.codec != 0) & (headers.count > 0)).astype(np.int8)
+    if headers.magic is not None:
+        packed[headers.is_legacy] = _OLD
     start = headers.position + HEADER_BYTES
     stop = np.where(headers.count == 0, start, headers.position + headers.size)
     edges = np.flatnonzero(np.diff(packed)) + 1
     for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(headers)], strict=True):
         if low == high:
             continue
-        if packed[low]:
+        if packed[low] == _OLD:
+            yield from _translated(data, headers, low, high, place)
+        elif packed[low]:
             yield from _unpack(data, headers, low, high, place)
         else:
             stored = int((stop[low:high] - start[low:high]).sum())
             yield _Group(data, start[low:high], stop[low:high], low, high, stored, True)
+
+
+def _translated(
+    data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Place
+) -> Iterator[_Group]:
+    """Messages of formats v0 and v1, written anew as records of format v2."""
+    from sparklog.format import legacy
+
+    for part in legacy.records(data, headers, low, high, place):
+        stored = int((headers.size[part.first : part.last] - HEADER_BYTES).sum())
+        yield _Group(part.data, part.start, part.stop, part.first, part.last, max(stored, 1), False)
 
 
 def _unpack(data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[_Group]:

@@ -59,6 +59,8 @@ def payloads(
     start = headers.position + HEADER_BYTES
     end = np.where(headers.count == 0, start, headers.position + headers.size)
     packed = (headers.codec != 0) & (headers.count > 0)
+    if headers.magic is not None:
+        return _mixed(source, headers, packed, start, end, place)
     if not packed.any():
         return Payloads(source, start, end)
     return _unpacked(source, headers, packed, start, end, place)
@@ -94,6 +96,37 @@ def _unpacked(
         parts.append(part)
         filled += len(part)
     return Payloads(as_bytes_array(b"".join(parts)), start + shift, end + shift)
+
+
+def _mixed(
+    source: npt.NDArray[np.uint8],
+    headers: BatchHeaders,
+    packed: npt.NDArray[np.bool_],
+    start: Int64Array,
+    end: Int64Array,
+    place: Place,
+) -> Payloads:
+    """The same where messages of formats v0 and v1 lie among the batches: their records are those of format v2."""
+    from sparklog.format import legacy
+
+    old = headers.is_legacy
+    edges = [0, *(np.flatnonzero(np.diff(old)) + 1).tolist(), len(headers)]
+    parts: list[npt.NDArray[np.uint8]] = []
+    filled = 0
+    for low, high in zip(edges[:-1], edges[1:], strict=True):
+        if low < high and old[low]:
+            for found in legacy.records(source, headers, low, high, place):
+                rows = slice(found.first, found.last)
+                start[rows], end[rows] = found.start + filled, found.stop + filled
+                parts.append(found.data[: int(found.stop[-1])])
+                filled += len(parts[-1])
+        elif low < high:
+            run = slice(low, high)
+            body = _unpacked(source, headers[run], packed[run], start[run].copy(), end[run].copy(), place)
+            start[run], end[run] = body.start + filled, body.end + filled
+            parts.append(body.data)
+            filled += len(body.data)
+    return Payloads(np.concatenate(parts) if parts else source, start, end)
 
 
 def _decompressed(payload: memoryview, headers: BatchHeaders, batch: int, place: Place) -> bytes:

@@ -19,7 +19,8 @@ A batch is a 61-byte header and its records (plain, or one compressed stream of 
 |  57 |    4 | record count         | yes    | records present, 0 in a batch that the cleaner emptied          |
 
 What stands before the CRC field is not covered by it: that is why a log can assign offsets and epochs without touching
-the rest. Numpy only: planners import this module.
+the rest. Messages of formats v0 and v1 (magic 0 and 1) count as batches, too: see `sparklog.format.legacy`, which is
+loaded where the scan meets one. Numpy only: planners import this module.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt
+
+if TYPE_CHECKING:
+    from sparklog.format.legacy import Entries
 
 BytesLike: TypeAlias = Any
 """Anything with a contiguous buffer of bytes: bytes, memoryview, uint8 array, pyarrow.Buffer, mmap."""
@@ -60,11 +64,16 @@ DELETE_HORIZON_BIT = 0x40
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
+MIN_LEGACY_SIZE_FIELD = (14, 22)
+"""The smallest size fields of formats v0 and v1."""
+
 NO_TIMESTAMP = -1
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
+NO_TIMESTAMP_TYPE = -1
+"""Of records of format v0, which have no time."""
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 MAX_SEQUENCE = 2**31 - 1
@@ -93,7 +102,10 @@ _CRC_STRUCT = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The fields of one header, as they stand in the batch (`size` is the whole batch in bytes)."""
+    """The fields of one header, as they stand in the batch (`size` is the whole batch in bytes).
+
+    `magic` other than 2: a message of an old format, which is not written.
+    """
 
     base_offset: int
     last_offset_delta: int
@@ -107,6 +119,7 @@ class BatchHeader:
     base_sequence: int = NO_SEQUENCE
     size: int = HEADER_BYTES
     crc: int = 0
+    magic: int = MAGIC
 
     def pack_into(self, batch: memoryview) -> int:
         """Write the header into the first 61 bytes of a whole batch; size and CRC are computed. Returns the CRC."""
@@ -158,6 +171,9 @@ class BatchHeaders:
     `position` is where each batch starts in the scanned data, `size` its bytes. `end` is where the scan stopped and
     `stop` why: "end" (of the data), "partial" (the last batch is cut off), "zeros" (a preallocated tail), "corrupt"
     (`reason` says what was found). Selecting rows keeps `end`, `stop` and `reason` of the scan.
+
+    `magic` (int8[len(self)]) is None where all batches have magic 2. Rows of magic 0 and 1 are messages: their bytes
+    are no header, base offset and count are what they hold.
     """
 
     position: Int64Array
@@ -176,22 +192,36 @@ class BatchHeaders:
     end: int = 0
     stop: str = "end"
     reason: str = ""
+    magic: npt.NDArray[np.int8] | None = None
 
     def __len__(self) -> int:
         return len(self.position)
 
     def __getitem__(self, rows: slice | npt.NDArray[Any] | Sequence[int]) -> BatchHeaders:
         """The rows of a slice, a boolean mask or an index array."""
-        return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return replace(self, **columns, magic=None if self.magic is None else self.magic[rows])
 
     def row(self, index: int) -> BatchHeader:
         """One header as plain integers."""
-        return BatchHeader(**{f.name: int(getattr(self, f.name)[index]) for f in fields(BatchHeader)})
+        columns = {f.name: int(getattr(self, f.name)[index]) for f in fields(BatchHeader) if f.name != "magic"}
+        return BatchHeader(**columns, magic=MAGIC if self.magic is None else int(self.magic[index]))
 
     @property
     def codec(self) -> Int64Array:
         """Codec number: index into `CODECS`; 5 to 7 are invalid."""
         return self.attributes & CODEC_MASK
+
+    @property
+    def is_legacy(self) -> BoolArray:
+        """Which rows are messages of format v0 or v1."""
+        return np.zeros(len(self), np.bool_) if self.magic is None else self.magic < MAGIC
+
+    @property
+    def timestamp_type(self) -> npt.NDArray[np.int8]:
+        """int8: `CREATE_TIME`, `LOG_APPEND_TIME` or `NO_TIMESTAMP_TYPE`."""
+        known = self.is_log_append_time.astype(np.int8)
+        return known if self.magic is None else np.where(self.magic == 0, NO_TIMESTAMP_TYPE, known).astype(np.int8)
 
     def _has(self, bit: int) -> BoolArray:
         mask: BoolArray = (self.attributes & bit).astype(np.bool_)
@@ -229,7 +259,7 @@ class BatchHeaders:
         return np.where(self.base_sequence == NO_SEQUENCE, NO_SEQUENCE, wrapped)
 
 
-_COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "stop", "reason"))
+_COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "stop", "reason", "magic"))
 
 
 def as_bytes_array(data: BytesLike) -> npt.NDArray[np.uint8]:
@@ -241,13 +271,21 @@ def as_bytes_array(data: BytesLike) -> npt.NDArray[np.uint8]:
 
 
 def scan_headers(
-    data: BytesLike, *, start: int = 0, whole: bool = True, file: str | None = None, file_position: int = 0
+    data: BytesLike,
+    *,
+    start: int = 0,
+    whole: bool = True,
+    contents: bool = True,
+    file: str | None = None,
+    file_position: int = 0,
 ) -> BatchHeaders:
     """Walk the batches of `data` from `start`; `data[0]` is byte `file_position` of `file` (both for messages only).
 
     With `whole`, data must end exactly at a batch end. Without it the scan stops silently at a cut-off last batch, at
-    zeros (the tail of a preallocated file) and at what is no batch of magic 2: see `end` and `stop`. Kafka's scanning
-    rules.
+    zeros (the tail of a preallocated file) and at what is no batch: see `end` and `stop`. Kafka's scanning rules.
+
+    Without `contents`, compressed messages of formats v0 and v1 are not opened: their base offsets and counts are then
+    the least they can be, all else is right.
 
     Raises `Corrupt` (only with `whole`).
     """
@@ -256,6 +294,7 @@ def scan_headers(
     positions: list[int] = []
     unpack = _LENGTH_STRUCT.unpack_from
     position, stop, reason = start, "end", ""
+    old: list[tuple[int, Entries]] = []
     while position < end:
         left = end - position
         if left < MIN_SCAN_BYTES:
@@ -272,11 +311,17 @@ def scan_headers(
         if length > left - LOG_OVERHEAD:
             stop, reason = "partial", f"the batch has {length + LOG_OVERHEAD} bytes, {left} are left"
             break
+        if magic < MAGIC and length >= MIN_LEGACY_SIZE_FIELD[magic]:
+            from sparklog.format import legacy
+
+            old.append((len(positions), legacy.find(view, position)))
+            position = old[-1][1].end
+            continue
+        if magic < MAGIC:
+            stop, reason = "corrupt", f"message size {length} is less than a message of magic {magic} has"
+            break
         if magic != MAGIC:
-            stop, reason = (
-                "corrupt",
-                f"magic is {magic - 256 if magic > 127 else magic}, only batches of magic 2 are read",
-            )
+            stop, reason = "corrupt", f"magic is {magic - 256 if magic > 127 else magic}, expected 0, 1 or 2"
             break
         positions.append(position)
         position += length + LOG_OVERHEAD
@@ -284,7 +329,13 @@ def scan_headers(
         stop, reason = "zeros", "only zeros follow"
     if whole and stop != "end":
         raise Corrupt(f"expected whole record batches: {reason}", file=file, position=file_position + position)
-    return _columns(as_bytes_array(view), np.array(positions, np.int64), position, stop, reason)
+    headers = _columns(as_bytes_array(view), np.array(positions, np.int64), position, stop, reason)
+    if old:
+        from sparklog.format import legacy
+
+        headers = legacy.merged(headers, old)
+        headers = legacy.resolved(view, headers) if contents else headers
+    return headers
 
 
 def _columns(data: npt.NDArray[np.uint8], position: Int64Array, end: int, stop: str, reason: str) -> BatchHeaders:
@@ -297,9 +348,26 @@ def _columns(data: npt.NDArray[np.uint8], position: Int64Array, end: int, stop: 
     return BatchHeaders(position=position, size=size, **column, end=end, stop=stop, reason=reason)
 
 
+def single_header(data: bytes) -> BatchHeaders:
+    """The header at the beginning of `data` as headers of length 1, whether or not the batch's body follows.
+
+    61 bytes, or fewer where a message of format v0 or v1 is shorter. Such a one is not opened (see `scan_headers`).
+    """
+    if data[MAGIC_POSITION] < MAGIC:
+        from sparklog.format import legacy
+
+        return legacy.header_at(data)
+    return _columns(as_bytes_array(data), np.zeros(1, np.int64), 0, "end", "")
+
+
 def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
-    """Indices (int64) of the batches whose CRC-32C does not match. `headers` is of a scan of `data`."""
+    """Indices (int64) of the batches whose CRC-32C does not match (CRC-32 in formats v0 and v1). `headers` is of a scan
+    of `data`.
+    """
     import crc32c
+
+    if headers.magic is not None:
+        return _mixed_crc_failures(data, headers)
 
     view = memoryview(data)
     crc = crc32c.crc32c
@@ -311,3 +379,11 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
         if crc(view[position + CRC_START : position + size]) != expected
     ]
     return np.array(wrong, np.int64)
+
+
+def _mixed_crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
+    from sparklog.format import legacy
+
+    old, new = np.flatnonzero(headers.is_legacy), np.flatnonzero(~headers.is_legacy)
+    wrong = old[legacy.crc_failures(data, headers[old])]
+    return np.sort(np.concatenate((wrong, new[crc_failures(data, replace(headers[new], magic=None))])))

@@ -10,6 +10,7 @@ KERNEL_MODULES = (
     "sparklog.format._kernels_decode",
     "sparklog.format._kernels_encode",
     "sparklog.format._kernels_hash",
+    "sparklog.format._kernels_legacy",
     "sparklog.format._kernels_records",
     "sparklog.format._kernels_siphash",
 )

@@ -12,30 +12,26 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
-
-import numpy as np
-
-from sparklog.errors import BadRequest, Corrupt
+from sparklog.errors import Corrupt
 from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.offset_index import parse as parse_offset_index
 from sparklog.format.record_batch import (
     CRC_START,
     HEADER_BYTES,
-    HEADER_DTYPE,
     LOG_OVERHEAD,
+    MAGIC,
     MAGIC_POSITION,
-    MIN_SCAN_BYTES,
+    MIN_LEGACY_SIZE_FIELD,
     BatchHeader,
     BatchHeaders,
     scan_headers,
+    single_header,
 )
 
 HEADER_WINDOW_BYTES = 256 * 1024
 HUGE_BATCH_BYTES = 64 * 1024 * 1024
 """A batch that claims more is read only after its checksum has been computed in pieces: its length may be damaged."""
 _CRC_PIECE_BYTES = 1024 * 1024
-LEGACY_MAGIC = (0, 1)
 
 
 class SegmentFile:
@@ -73,24 +69,28 @@ class SegmentFile:
         return data
 
     def header_at(self, position: int) -> BatchHeader | None:
-        """The header of a batch of magic 2 that claims to start at `position` and to end inside the file, or None."""
+        """The header of a batch that claims to start at `position` and to end inside the file, or None."""
         data = self.read(position, HEADER_BYTES) if position >= 0 else b""
-        if len(data) < HEADER_BYTES or data[MAGIC_POSITION] != 2:
+        if not _is_header(data):
             return None
         header = single_header(data)
         size = int(header.size[0])
-        return header.row(0) if HEADER_BYTES <= size <= self.size - position else None
+        return header.row(0) if _least_size(data[MAGIC_POSITION]) <= size <= self.size - position else None
 
     def crc_holds(self, position: int, header: BatchHeader) -> bool:
         """Does the checksum of the batch at `position` match? Read in pieces."""
-        import crc32c
+        import zlib
 
-        crc, at, end = 0, position + CRC_START, position + header.size
+        from crc32c import crc32c
+
+        old = header.magic < MAGIC
+        start, checksum = (MAGIC_POSITION, zlib.crc32) if old else (CRC_START, crc32c)
+        crc, at, end = 0, position + start, position + header.size
         while at < end:
             piece = self.read(at, min(_CRC_PIECE_BYTES, end - at))
             if not piece:
                 return False
-            crc = crc32c.crc32c(piece, crc)
+            crc = checksum(piece, crc)
             at += len(piece)
         return crc == header.crc
 
@@ -126,7 +126,7 @@ class BatchWalk:
         size = self.file.size
         while self.end < size:
             data = self.file.read(self.end, min(self.window, size - self.end))
-            headers = scan_headers(data, whole=False)
+            headers = scan_headers(data, whole=False, contents=self._bodies)
             if len(headers):
                 yield Window(data, self.end, headers)
             self.end += headers.end
@@ -141,7 +141,7 @@ class BatchWalk:
                     yield single
                     self.end += int(single.headers.size[0])
                     continue
-            self._stopped(headers, data[headers.end :])
+            self.stop, self.reason = headers.stop, headers.reason
             return
 
     def _batch_beyond_window(self, data: bytes) -> Window | None:
@@ -150,8 +150,7 @@ class BatchWalk:
         size = int(headers.size[0])
         if size > self.file.size - self.end:
             return None
-        if data[MAGIC_POSITION] != 2:
-            check_magic(data[MAGIC_POSITION], self.file.path, self.end)
+        if data[MAGIC_POSITION] > MAGIC:
             return None
         if not self._bodies:
             return Window(data[:HEADER_BYTES], self.end, headers)
@@ -163,38 +162,19 @@ class BatchWalk:
                 position=self.end,
                 offset=header.base_offset,
             )
-        return Window(self.file.read(self.end, size), self.end, headers)
-
-    def _stopped(self, headers: BatchHeaders, rest: bytes) -> None:
-        self.stop, self.reason = headers.stop, headers.reason
-        if headers.stop == "corrupt" and len(rest) >= MIN_SCAN_BYTES:
-            length = int.from_bytes(rest[8:LOG_OVERHEAD], "big", signed=True)
-            if 14 <= length <= self.file.size - self.end - LOG_OVERHEAD:
-                check_magic(rest[MAGIC_POSITION], self.file.path, self.end)
+        body = self.file.read(self.end, size)
+        return Window(body, self.end, scan_headers(body, whole=False))
 
 
-def check_magic(magic: int, file: str, position: int) -> None:
-    """The one place where message formats other than v2 are met: raises for all of them.
-
-    `BadRequest` for formats v0 and v1, which are sound but not read here; nothing for other values, which are damage.
-    """
-    if magic in LEGACY_MAGIC:
-        raise BadRequest(
-            f"message format v{magic} is not readable: {file} holds it at position {position}; expected format v2"
-            " (Kafka 0.11 and later); copy the topic with a consumer and a producer, or read another one"
-        )
+def _is_header(data: bytes) -> bool:
+    """Are there as many bytes as the header of a batch or message has?"""
+    if len(data) < LOG_OVERHEAD + MIN_LEGACY_SIZE_FIELD[0] or data[MAGIC_POSITION] > MAGIC:
+        return False
+    return len(data) >= min(HEADER_BYTES, _least_size(data[MAGIC_POSITION]))
 
 
-def single_header(data: bytes) -> BatchHeaders:
-    """The header at the beginning of `data` as headers of length 1, whether or not the batch's body follows."""
-    row = np.frombuffer(data, HEADER_DTYPE, count=1)
-    length = int(row["length"][0])
-    fields: dict[str, Any] = {
-        name: row[name].astype(np.int64) for name in HEADER_DTYPE.names or () if name not in ("length", "magic")
-    }
-    return BatchHeaders(
-        position=np.zeros(1, np.int64), size=np.array([length + LOG_OVERHEAD], np.int64), **fields, end=0
-    )
+def _least_size(magic: int) -> int:
+    return HEADER_BYTES if magic == MAGIC else MIN_LEGACY_SIZE_FIELD[magic] + LOG_OVERHEAD
 
 
 def seek(file: SegmentFile, base: int, offset: int) -> int:

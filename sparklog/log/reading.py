@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.batch_checks import crc_message
 from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders, crc_failures, scan_headers
 from sparklog.log.arrow_numpy import fixed_array, repeated_text
@@ -208,11 +209,11 @@ class _Decoder:
             if len(wrong):
                 at = position + int(headers.position[wrong[0]])
                 offset = int(headers.base_offset[wrong[0]] + run.shift[wrong[0]])
-                raise Corrupt("the batch's CRC-32C does not match its bytes", file=file, position=at, offset=offset)
+                raise Corrupt(crc_message(headers, int(wrong[0])), file=file, position=at, offset=offset)
         before = np.cumsum(headers.count) - headers.count
         n = int(headers.count.sum())
         offset = np.arange(n, dtype=np.int64) + np.repeat(headers.base_offset + run.shift - before, headers.count)
-        types = headers.is_log_append_time.astype(np.int8)
+        types = headers.timestamp_type
         return RecordColumns(offset, np.empty(0, np.int64), batch_rows=headers.count, batch_time_type=types)
 
     @staticmethod

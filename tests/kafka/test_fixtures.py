@@ -15,13 +15,19 @@ from tests.kafka.logs import read, without_epochs
 
 ISOLATION = (READ_UNCOMMITTED, READ_COMMITTED)
 FIXTURES = ("codecs", "timestamps", "segments", "preallocated-running", "transactions", "transactions-tv0")
-STAGES = [(name, "data") for name in FIXTURES]
+LEGACY = (
+    *("legacy/builder-v0", "legacy/builder-v1", "legacy/builder-v1-append-time", "legacy/builder-gaps"),
+    *("legacy/builder-mixed", "legacy/broker-2.8.2"),
+)
+STAGES = [(name, "data") for name in (*FIXTURES, *LEGACY)]
 # Cleaned and expired logs: offset gaps, emptied segments and batches, markers without data, moved log starts.
 CLEANED = [
     ("compaction/plain", "after"),
     ("compaction/compressed", "after"),
     ("compaction/incremental", "pass-2"),
     ("compaction/log-append-time", "after"),
+    ("compaction/old-formats", "before"),
+    ("compaction/old-formats", "appended"),
     ("compaction/producer-state", "pass-1"),
     ("compaction/producer-state", "appended"),
     ("compaction/small-map", "pass-2"),
@@ -46,8 +52,16 @@ KAFKA_HAS_NONE = {
     ("compaction/producer-state", "appended", "compacted-0"): {0: (236, 1704153604427)},
     ("retention/delete-records", "start-moved", "expiring-0"): {0: (132, 1704178802483)},
 }
-# The same, for every target: the first segment was emptied by a cleaner that ran on the wall clock.
-KAFKA_HAS_NONE_AT_ALL = {("compaction-by-broker", "after", "clean-plain-0")}
+# The same, for every target: the first segment was emptied by a cleaner that ran on the wall clock, or is of format v0,
+# which has no times, so that its modification time counts.
+KAFKA_HAS_NONE_AT_ALL = {
+    ("compaction-by-broker", "after", "clean-plain-0"),
+    ("compaction/old-formats", "before", "compacted-0"),
+    ("compaction/old-formats", "appended", "compacted-0"),
+    ("legacy/builder-gaps", "data", "built-0"),
+    ("legacy/builder-mixed", "data", "built-0"),
+    ("legacy/broker-2.8.2", "data", "old-mixed-0"),
+}
 
 
 @pytest.mark.parametrize(("fixture", "stage"), STAGES + CLEANED)

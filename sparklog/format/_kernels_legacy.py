@@ -1,0 +1,246 @@
+"""Kernels for messages of formats v0 and v1: finding them, checking their CRC-32, writing them as records of format v2.
+
+Bounds: `find_messages` compares each message's size with what is left before it goes on, and writes as many rows as
+`positions` holds at most. `translate` reads within `[start, stop)` of each row, which the caller has checked against
+the data, and compares with the end of `out` before each record.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from sparklog.format._kernels_encode import varint_size, write_bytes, write_varint, zigzag
+from sparklog.format._kernels_memory import (
+    BYTES,
+    BYTES_IN,
+    INT64,
+    INT64_IN,
+    SLACK,
+    address,
+    helper,
+    kernel,
+    load_i64,
+    load_u8,
+    store_i64,
+    store_u8,
+)
+
+# Rows of the table that `find_messages` fills.
+POSITION = 0
+SIZE = 1
+OFFSET = 2
+CRC = 3
+ATTRIBUTES = 4
+TIMESTAMP = 5
+MAGIC = 6
+TABLE_ROWS = 7
+
+# Places in the state array.
+END = 0
+ERROR_ROW = 0
+ERROR_POSITION = 1
+ERROR_OFFSET = 2
+STATE_SIZE = 3
+
+OK = 0
+SHORT = 1
+FIELDS = 2
+ORDER = 3
+FORMAT = 4
+COMPRESSED = 5
+CHECKSUM = 6
+COUNT = 7
+
+LOG_OVERHEAD = 12
+V0_BYTES = 14
+V1_BYTES = 22
+"""The least sizes of a message, its offset and size field not counted."""
+CRC_START = 16
+"""Within an entry: all behind the CRC field is in the CRC-32."""
+RECORD_GROWTH = 6
+"""A record of format v2 has 32 bytes beside key and value at most, an entry of format v0 has 26."""
+_POLYNOMIAL = 0xEDB88320
+_NO_TIMESTAMP = -1
+
+
+def _crc_table() -> Any:
+    """int64[8 * 256]: CRC-32 eight bytes at a time; row k is for a byte with k bytes behind it."""
+    state = np.arange(256, dtype=np.int64)
+    for _ in range(8):
+        state = np.where(state & 1, (state >> 1) ^ _POLYNOMIAL, state >> 1)
+    rows = [state]
+    for _ in range(7):
+        rows.append((rows[-1] >> 8) ^ state[rows[-1] & 0xFF])
+    return np.concatenate(rows)
+
+
+CRC_TABLE = _crc_table()
+
+
+@helper
+def crc32(at: int, length: int, table: int) -> int:
+    """CRC-32 (zlib's) of `length` bytes; `table`: address of `CRC_TABLE`."""
+    crc = 0xFFFFFFFF
+    while length >= 8:
+        word = load_i64(at)
+        low = (word ^ crc) & 0xFFFFFFFF
+        high = (word >> 32) & 0xFFFFFFFF
+        crc = (
+            load_i64(table + 8 * (1792 + (low & 0xFF)))
+            ^ load_i64(table + 8 * (1536 + (low >> 8 & 0xFF)))
+            ^ load_i64(table + 8 * (1280 + (low >> 16 & 0xFF)))
+            ^ load_i64(table + 8 * (1024 + (low >> 24)))
+            ^ load_i64(table + 8 * (768 + (high & 0xFF)))
+            ^ load_i64(table + 8 * (512 + (high >> 8 & 0xFF)))
+            ^ load_i64(table + 8 * (256 + (high >> 16 & 0xFF)))
+            ^ load_i64(table + 8 * (high >> 24))
+        )
+        at += 8
+        length -= 8
+    while length > 0:
+        crc = load_i64(table + 8 * ((crc ^ load_u8(at)) & 0xFF)) ^ (crc >> 8)
+        at += 1
+        length -= 1
+    return crc ^ 0xFFFFFFFF
+
+
+@helper
+def big_u32(at: int) -> int:
+    return (load_u8(at) << 24) | (load_u8(at + 1) << 16) | (load_u8(at + 2) << 8) | load_u8(at + 3)
+
+
+@helper
+def big_i32(at: int) -> int:
+    value = big_u32(at)
+    return value - (1 << 32) if value >= (1 << 31) else value
+
+
+@helper
+def big_i64(at: int) -> int:
+    return (big_u32(at) << 32) | big_u32(at + 4)
+
+
+@kernel(types.int64(BYTES_IN, types.int64, types.int64[:, ::1], INT64))
+def find_messages(data: Any, start: int, table: Any, state: Any) -> int:
+    """Fill a column of `table` for each message of format v0 or v1 from `start` on; how many there are.
+
+    Stops (`state[END]`) at the first that is not whole, has an impossible size or another format.
+    """
+    origin = address(data)
+    end, count = len(data), 0
+    room = table.shape[1]
+    at = start
+    while end - at >= LOG_OVERHEAD + V0_BYTES and count < room:
+        length, magic = big_i32(origin + at + 8), load_u8(origin + at + 16)
+        if magic > 1 or length < (V1_BYTES if magic == 1 else V0_BYTES) or length > end - at - LOG_OVERHEAD:
+            break
+        attributes = load_u8(origin + at + 17)
+        table[POSITION, count] = at
+        table[SIZE, count] = length + LOG_OVERHEAD
+        table[OFFSET, count] = big_i64(origin + at)
+        table[CRC, count] = big_u32(origin + at + 12)
+        table[ATTRIBUTES, count] = attributes & (0x0F if magic == 1 else 0x07)
+        table[TIMESTAMP, count] = big_i64(origin + at + 18) if magic == 1 else _NO_TIMESTAMP
+        table[MAGIC, count] = magic
+        count += 1
+        at += length + LOG_OVERHEAD
+    state[END] = at
+    return count
+
+
+@kernel(INT64(BYTES_IN, INT64_IN, INT64_IN, INT64_IN))
+def message_crcs(data: Any, position: Any, size: Any, table: Any) -> Any:
+    """CRC-32 of each message (its entry lies at `position`), as its CRC field should have it."""
+    origin, table_at = address(data), address(table)
+    out = np.empty(len(position), np.int64)
+    for row in range(len(position)):
+        out[row] = crc32(origin + position[row] + CRC_START, size[row] - CRC_START, table_at)
+    return out
+
+
+@helper
+def fail(state: int, row: int, position: int, offset: int, code: int) -> int:
+    store_i64(state + 8 * ERROR_ROW, row)
+    store_i64(state + 8 * ERROR_POSITION, position)
+    store_i64(state + 8 * ERROR_OFFSET, offset)
+    return code
+
+
+@kernel(
+    types.int64(
+        BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, types.int64, INT64_IN, BYTES,
+        INT64, INT64, INT64,
+    )
+)  # fmt: skip
+def translate(
+    data: Any, start: Any, stop: Any, count: Any, base_offset: Any, shift: Any, base_time: Any, last_delta: Any,
+    inner: int, table: Any, out: Any, out_start: Any, out_stop: Any, state: Any,
+) -> int:  # fmt: skip
+    """Write the messages at `[start, stop)` of each row as records of format v2; the error code, `OK` if none.
+
+    `shift` is what must be added to the messages' offset fields. `inner`: they come out of a compressed message, so
+    each has a CRC-32 of its own that nobody has looked at. `out` needs `SLACK` bytes more than are written.
+    """
+    origin, table_at, out_at, state_at = address(data), address(table), address(out), address(state)
+    data_end, room = origin + len(data), out_at + len(out) - SLACK
+    to = out_at
+    for row in range(len(start)):
+        at, end, previous, found = origin + start[row], origin + stop[row], -1, 0
+        base, time_base, last, moved = base_offset[row], base_time[row], last_delta[row], shift[row]
+        out_start[row] = to - out_at
+        while at < end:
+            offset = base + previous + 1
+            if end - at < LOG_OVERHEAD + V0_BYTES:
+                return fail(state_at, row, at - origin, offset, SHORT)
+            length, magic = big_i32(at + 8), load_u8(at + 16)
+            if length < V0_BYTES or length > end - at - LOG_OVERHEAD:
+                return fail(state_at, row, at - origin, offset, SHORT)
+            if magic > 1:
+                return fail(state_at, row, at - origin, offset, FORMAT)
+            message_end = at + LOG_OVERHEAD + length
+            if inner != 0:
+                if load_u8(at + 17) & 0x07:
+                    return fail(state_at, row, at - origin, offset, COMPRESSED)
+                if crc32(at + CRC_START, length + LOG_OVERHEAD - CRC_START, table_at) != big_u32(at + 12):
+                    return fail(state_at, row, at - origin, offset, CHECKSUM)
+            delta = big_i64(at) + moved - base
+            if delta <= previous or delta > last:
+                return fail(state_at, row, at - origin, offset, ORDER)
+            time, key_at = _NO_TIMESTAMP, at + 18
+            if magic == 1:
+                if length < V1_BYTES:
+                    return fail(state_at, row, at - origin, base + delta, SHORT)
+                time, key_at = big_i64(at + 18), at + 26
+            key_length = max(big_i32(key_at), -1)
+            key_at += 4
+            value_at = key_at + max(key_length, 0)
+            if value_at > message_end - 4:
+                return fail(state_at, row, at - origin, base + delta, FIELDS)
+            value_length = max(big_i32(value_at), -1)
+            value_at += 4
+            if max(value_length, 0) > message_end - value_at:
+                return fail(state_at, row, at - origin, base + delta, FIELDS)
+            time_bits, offset_bits = zigzag(time - time_base), zigzag(delta)
+            cells = max(key_length, 0) + max(value_length, 0)
+            size = 2 + varint_size(time_bits) + varint_size(offset_bits) + cells
+            size += varint_size(zigzag(key_length)) + varint_size(zigzag(value_length))
+            if size + 5 > room - to:
+                return fail(state_at, row, at - origin, base + delta, COUNT)
+            to = write_varint(to, zigzag(size))
+            store_u8(to, 0)
+            to = write_varint(to + 1, time_bits)
+            to = write_varint(to, offset_bits)
+            to = write_bytes(to, key_at, key_length, data_end)
+            to = write_bytes(to, value_at, value_length, data_end)
+            store_u8(to, 0)
+            to += 1
+            previous = delta
+            found += 1
+            at = message_end
+        if found != count[row]:
+            return fail(state_at, row, start[row], base, COUNT)
+        out_stop[row] = to - out_at
+    return OK

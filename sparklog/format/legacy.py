@@ -1,0 +1,403 @@
+"""Messages of formats v0 and v1 (magic 0 and 1), read-only: found, checked, and turned into records of format v2.
+
+Every entry of such a log is an offset, a size and a message. All integers are big-endian.
+
+| off | size | field           | in CRC | remarks                                                                 |
+|----:|-----:|-----------------|--------|-------------------------------------------------------------------------|
+|   0 |    8 | offset          | no     | of a compressed message: that of the last record in it                  |
+|   8 |    4 | message size    | no     | bytes after this field: 14 or more (v0), 22 or more (v1)                |
+|  12 |    4 | crc             | -      | CRC-32 (zlib's) of bytes 16 to the end                                  |
+|  16 |    1 | magic           | yes    | 0 or 1                                                                  |
+|  17 |    1 | attributes      | yes    | bits 0 to 2: codec (no zstd); bit 3, v1 only: LogAppendTime             |
+|  18 |    8 | timestamp       | yes    | v1 only; -1: none                                                       |
+|   … |  4+n | key             | yes    | int32 length (-1: null) and bytes                                       |
+|   … |  4+n | value           | yes    | the same                                                                |
+
+A compressed message (a wrapper) has no key, and its value is a compressed run of entries. Their offsets are those of
+the log in v0; in v1 they are relative, and the last one is at the wrapper's offset (a wrapper at offset 0 has its first
+at 0: old librdkafka wrote such). What a v1 wrapper says of time type, and under LogAppendTime of time, holds for all of
+its records. Magic 0 wrote the header checksum of LZ4 frames over the wrong bytes, so it is not looked at there.
+
+To the rest of the code each entry is a batch: a row of `BatchHeaders` whose `magic` says how to read its bytes. This
+module fills in such rows, and hands `decode` and `payloads` their records, written anew as format v2 has them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format import compression
+from sparklog.format.arrow_input import new_array
+from sparklog.format.record_batch import (
+    CODECS,
+    LOG_OVERHEAD,
+    MAGIC,
+    MAGIC_POSITION,
+    BatchHeaders,
+    BytesLike,
+    Int64Array,
+    as_bytes_array,
+)
+
+__all__ = ["Entries", "Records", "crc_failures", "find", "header_at", "headers_of", "merged", "records", "resolved"]
+
+HEADER_BYTES = (18, 26)
+"""Bytes before the key, by magic."""
+CRC_START = MAGIC_POSITION
+GROUP_BYTES = 1 << 20
+CALL_LIMIT = 1 << 30
+"""Bytes that the wrappers of one call may become."""
+LONG_MESSAGE = 2048
+"""zlib's own CRC-32 is faster from here on; the kernel needs no call for each message."""
+_FIELDS = ((0, 8, True), (8, 12, True), (12, 16, False), (17, 18, False), (18, 26, True))
+NOTHING = -1
+"""There are no leader epochs and no producers in these formats."""
+_GZIP, _SNAPPY, _LZ4 = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """n entries that follow one another, int64[n] each; `end`: the position behind the last one."""
+
+    position: Int64Array
+    size: Int64Array
+    offset: Int64Array
+    crc: Int64Array
+    attributes: Int64Array
+    timestamp: Int64Array
+    magic: Int64Array
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """Records of rows `[first, last)` in format v2: those of row `first + i` are `data[start[i] : stop[i]]`.
+
+    Deltas count from the row's base offset and base timestamp.
+    """
+
+    data: npt.NDArray[np.uint8]
+    start: Int64Array
+    stop: Int64Array
+    first: int
+    last: int
+
+
+def find(data: BytesLike, start: int) -> Entries:
+    """The whole entries of formats v0 and v1 from `start` on, up to the first that is none."""
+    from sparklog.format import _kernels_legacy as kernels
+
+    source = as_bytes_array(data)
+    state = np.zeros(kernels.STATE_SIZE, np.int64)
+    least = kernels.LOG_OVERHEAD + kernels.V0_BYTES
+    table = new_array(kernels.TABLE_ROWS * ((len(source) - start) // least + 1), np.int64)
+    table = table.reshape(kernels.TABLE_ROWS, -1)
+    count = kernels.find_messages(source, start, table, state)
+    return Entries(*(table[row, :count] for row in range(kernels.TABLE_ROWS)), end=int(state[kernels.END]))
+
+
+def headers_of(entries: Entries) -> BatchHeaders:
+    """A row for each entry, as if none were compressed."""
+    n = len(entries.position)
+    none = np.full(n, NOTHING, np.int64)
+    return BatchHeaders(
+        position=entries.position,
+        size=entries.size,
+        base_offset=entries.offset,
+        leader_epoch=none,
+        crc=entries.crc,
+        attributes=entries.attributes,
+        last_offset_delta=np.zeros(n, np.int64),
+        base_timestamp=entries.timestamp,
+        max_timestamp=entries.timestamp,
+        producer_id=none,
+        producer_epoch=none,
+        base_sequence=none,
+        count=np.ones(n, np.int64),
+        end=entries.end,
+        magic=entries.magic.astype(np.int8),
+    )
+
+
+def header_at(data: bytes) -> BatchHeaders:
+    """The message at the beginning of `data` (its first 26 bytes at least, unless it is shorter), whole or not."""
+    magic = data[MAGIC_POSITION]
+    field = (int.from_bytes(data[a:b], "big", signed=signed) for a, b, signed in _FIELDS)
+    offset, size, crc, attributes, timestamp = (np.array([value], np.int64) for value in field)
+    return headers_of(
+        Entries(
+            position=np.zeros(1, np.int64),
+            size=size + LOG_OVERHEAD,
+            offset=offset,
+            crc=crc,
+            attributes=attributes & (0x0F if magic else 0x07),
+            timestamp=timestamp if magic else np.full(1, NOTHING, np.int64),
+            magic=np.array([magic], np.int64),
+            end=0,
+        )
+    )
+
+
+def merged(headers: BatchHeaders, found: Sequence[tuple[int, Entries]]) -> BatchHeaders:
+    """Batches of format v2 and runs of entries in log order; each run comes with how many of the batches lie before it.
+
+    Wrappers count as one record at least, from behind the row before them on: see `resolved`.
+    """
+    parts: list[BatchHeaders] = []
+    low = 0
+    for before, entries in found:
+        parts += (headers[low:before], headers_of(entries))
+        low = before
+    parts.append(headers[low:])
+    magic = [np.full(len(part), MAGIC, np.int8) if part.magic is None else part.magic for part in parts]
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in BatchHeaders.__slots__
+        if name not in ("end", "stop", "reason", "magic")
+    }
+    whole = replace(headers, **columns, magic=np.concatenate(magic))
+    packed = whole.is_legacy & (whole.codec != 0)
+    if not packed.any():
+        return whole
+    last = whole.last_offset
+    after = np.concatenate((last[:1], last[:-1] + 1))
+    base = np.where(packed & (after < last), after, whole.base_offset)
+    return replace(whole, base_offset=base, last_offset_delta=last - base)
+
+
+def resolved(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
+    """The headers with the offsets and record counts of wrappers, which only their contents tell.
+
+    One that is damaged keeps the widest range of offsets that it can have, so that whoever reads any of them meets it:
+    `records` says then what is wrong.
+    """
+    rows = np.flatnonzero(headers.is_legacy & (headers.codec != 0))
+    if not len(rows):
+        return headers
+    view = as_bytes_array(data).data
+    base, delta, count = headers.base_offset.copy(), headers.last_offset_delta.copy(), headers.count.copy()
+    for row in rows.tolist():
+        last = int(headers.base_offset[row] + headers.last_offset_delta[row])
+        try:
+            inner = _opened(view, headers, row) if _crc_of(view, headers, row) == headers.crc[row] else None
+        except Corrupt:
+            inner = None
+        if inner is None:
+            base[row] = 0 if row == 0 else min(int(base[row - 1] + delta[row - 1]) + 1, last)
+            delta[row] = last - base[row]
+        else:
+            base[row], delta[row], count[row] = inner.base, inner.last - inner.base, inner.count
+    return replace(headers, base_offset=base, last_offset_delta=delta, count=count)
+
+
+def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
+    """Indices (int64) of the entries whose CRC-32 does not match; all rows of `headers` are of formats v0 and v1."""
+    from sparklog.format import _kernels_legacy as kernels
+
+    source = as_bytes_array(data)
+    long = headers.size >= LONG_MESSAGE
+    found = headers.crc.copy()
+    short = np.flatnonzero(~long)
+    found[short] = kernels.message_crcs(source, headers.position[short], headers.size[short], kernels.CRC_TABLE)
+    view = source.data
+    for row in np.flatnonzero(long).tolist():
+        found[row] = _crc_of(view, headers, row)
+    return np.flatnonzero(found != headers.crc)
+
+
+def _crc_of(view: memoryview, headers: BatchHeaders, row: int) -> int:
+    position = int(headers.position[row])
+    return zlib.crc32(view[position + CRC_START : position + int(headers.size[row])])
+
+
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """What a wrapper holds: entries back to back in `data`, and their offsets. `shift`: from theirs to the log's."""
+
+    data: bytes
+    base: int
+    last: int
+    shift: int
+    count: int
+
+
+def _opened(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
+    """Decompress a wrapper and number its records. `Corrupt`, without a place, if it breaks the rules."""
+    assert headers.magic is not None
+    magic, codec = int(headers.magic[row]), int(headers.codec[row])
+    position = int(headers.position[row])
+    data = _decompressed(view[position : position + int(headers.size[row])], magic, codec)
+    entries = find(data, 0)
+    if entries.end != len(data):
+        left = len(data) - entries.end
+        kind = data[entries.end + MAGIC_POSITION] if left > MAGIC_POSITION else 0
+        if kind > 1:
+            raise Corrupt(f"the compressed message holds a message of format v{kind}")
+        raise Corrupt("the compressed message ends within a message")
+    if not len(entries.position):
+        raise Corrupt("the compressed message holds no messages")
+    outer = int(headers.base_offset[row] + headers.last_offset_delta[row])
+    first, last = int(entries.offset[0]), int(entries.offset[-1])
+    shift = 0 if magic == 0 or outer == 0 else outer - last
+    if shift < 0:
+        raise Corrupt(f"the compressed message has offset {outer}, less than {last}, that of the last message within")
+    rising = bool((np.diff(entries.offset) > 0).all())
+    end = last + shift if magic == 1 else outer
+    if first + shift < 0 or not rising or last + shift > end:
+        raise Corrupt("offsets within a compressed message do not increase, or go beyond its own")
+    return _Inner(data, first + shift, end, shift, len(entries.position))
+
+
+def _decompressed(entry: memoryview, magic: int, codec: int) -> bytes:
+    """The value of a wrapper, decompressed."""
+    if codec not in (_GZIP, _SNAPPY, _LZ4):
+        raise Corrupt(f"a message of format v{magic} names codec {codec}: it can have gzip, snappy or lz4 (1 to 3)")
+    at, end = HEADER_BYTES[magic], entry.nbytes
+    key_length = int.from_bytes(entry[at : at + 4], "big", signed=True)
+    at += 4 + max(key_length, 0)
+    length = int.from_bytes(entry[at : at + 4], "big", signed=True) if at + 4 <= end else end
+    if length < 0:
+        raise Corrupt("the compressed message has no value")
+    if length > end - at - 4:
+        raise Corrupt("the fields of the compressed message do not fit into it")
+    value = entry[at + 4 : at + 4 + length]
+    if codec == _LZ4 and magic == 0:
+        return compression.decompress("lz4", _lz4_with_checksum(value))
+    return compression.decompress(CODECS[codec], value)
+
+
+def _lz4_with_checksum(frame: memoryview) -> bytes:
+    """The LZ4 frame with the header checksum that its descriptor should have."""
+    flags = frame[4] if frame.nbytes > 4 else 0
+    at = 6 + (8 if flags & 0x08 else 0)
+    if frame.nbytes <= at:
+        return bytes(frame)
+    mended = bytearray(frame)
+    mended[at] = _xxh32_of_few(bytes(frame[4:at])) >> 8 & 0xFF
+    return bytes(mended)
+
+
+def _xxh32_of_few(data: bytes) -> int:
+    """XXH32 (seed 0) of fewer than 16 bytes."""
+    primes = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
+    mask = 0xFFFFFFFF
+
+    def rotated(value: int, by: int) -> int:
+        return (value << by | value >> (32 - by)) & mask
+
+    state, at = (primes[4] + len(data)) & mask, 0
+    while at + 4 <= len(data):
+        state = rotated((state + int.from_bytes(data[at : at + 4], "little") * primes[2]) & mask, 17) * primes[3] & mask
+        at += 4
+    for byte in data[at:]:
+        state = rotated((state + byte * primes[4]) & mask, 11) * primes[0] & mask
+    state = (state ^ state >> 15) * primes[1] & mask
+    state = (state ^ state >> 13) * primes[2] & mask
+    return state ^ state >> 16
+
+
+def records(source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Any) -> Iterator[Records]:
+    """The records of rows `[low, high)`, which are of formats v0 and v1, about `GROUP_BYTES` at a time.
+
+    `place`: a `batch_checks.Place`. Raises `Corrupt` there; `BadRequest` if wrappers become more than `CALL_LIMIT`.
+    """
+    packed = headers.codec[low:high] != 0
+    edges = [low, *(np.flatnonzero(np.diff(packed)) + 1 + low).tolist(), high]
+    for first, last in zip(edges[:-1], edges[1:], strict=True):
+        if packed[first - low]:
+            yield from _unwrapped(source, headers, first, last, place)
+        else:
+            yield from _plain(source, headers, first, last, place)
+
+
+def _plain(
+    source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Any
+) -> Iterator[Records]:
+    ends = np.cumsum(headers.size[low:high])
+    first = low
+    while first < high:
+        done = int(ends[first - low] - headers.size[first])
+        last = max(first + 1, low + int(np.searchsorted(ends, done + GROUP_BYTES, "right")))
+        start = headers.position[first:last]
+        stop = start + headers.size[first:last]
+        yield _translated(source, start, stop, np.zeros(last - first, np.int64), headers, first, last, place, False)
+        first = last
+
+
+def _unwrapped(
+    source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Any
+) -> Iterator[Records]:
+    view = source.data
+    parts: list[bytes] = []
+    shifts: list[int] = []
+    filled = total = 0
+    first = low
+    for row in range(low, high):
+        try:
+            inner = _opened(view, headers, row)
+        except Corrupt as error:
+            raise place.corrupt(headers, row, error.message) from None
+        parts.append(inner.data)
+        shifts.append(inner.shift)
+        filled += len(inner.data)
+        total += len(inner.data)
+        if total > CALL_LIMIT:
+            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: decode fewer batches at a time")
+        if filled >= GROUP_BYTES or row == high - 1:
+            stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
+            start = np.concatenate([np.zeros(1, np.int64), stop[:-1]])
+            data = as_bytes_array(parts[0] if len(parts) == 1 else b"".join(parts))
+            shift = np.array(shifts, np.int64)
+            yield _translated(data, start, stop, shift, headers, first, row + 1, place, True)
+            parts, shifts, filled, first = [], [], 0, row + 1
+
+
+def _translated(
+    data: npt.NDArray[np.uint8],
+    start: Int64Array,
+    stop: Int64Array,
+    shift: Int64Array,
+    headers: BatchHeaders,
+    first: int,
+    last: int,
+    place: Any,
+    inner: bool,
+) -> Records:
+    from sparklog.format import _kernels_legacy as kernels
+
+    rows = slice(first, last)
+    count = np.ascontiguousarray(headers.count[rows])
+    room = int((stop - start).sum() + kernels.RECORD_GROWTH * count.sum()) + 2 * kernels.SLACK
+    out = new_array(room, np.uint8)
+    out_start, out_stop = new_array(last - first, np.int64), new_array(last - first, np.int64)
+    state = np.zeros(kernels.STATE_SIZE, np.int64)
+    code = kernels.translate(
+        data, np.ascontiguousarray(start), np.ascontiguousarray(stop), count,
+        np.ascontiguousarray(headers.base_offset[rows]), shift, np.ascontiguousarray(headers.base_timestamp[rows]),
+        np.ascontiguousarray(headers.last_offset_delta[rows]), int(inner), kernels.CRC_TABLE, out, out_start, out_stop,
+        state,
+    )  # fmt: skip
+    if code != kernels.OK:
+        row = int(state[kernels.ERROR_ROW])
+        at = 0 if inner else int(state[kernels.ERROR_POSITION] - start[row])
+        raise place.corrupt(headers, first + row, _MESSAGES[code], int(state[kernels.ERROR_OFFSET]), at)
+    return Records(out, out_start, out_stop, first, last)
+
+
+_MESSAGES = {
+    1: "a message's size does not fit",
+    2: "a message's key or value does not fit into it",
+    3: "offsets within a compressed message do not increase, or go beyond its own",
+    4: "a message of another format lies within a compressed one",
+    5: "a message within a compressed one is compressed itself",
+    6: "the CRC-32 of a message within a compressed one does not match its bytes",
+    7: "the message holds other records than its header was found to say",
+}
+"""By the kernels' error codes."""
