@@ -109,7 +109,8 @@ def crc32(at: int, length: int, table: int) -> int:
 
 @helper
 def big_u32(at: int) -> int:
-    return (load_u8(at) << 24) | (load_u8(at + 1) << 16) | (load_u8(at + 2) << 8) | load_u8(at + 3)
+    value: int = (load_u8(at) << 24) | (load_u8(at + 1) << 16) | (load_u8(at + 2) << 8) | load_u8(at + 3)
+    return value
 
 
 @helper

@@ -27,6 +27,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,8 @@ def find(data: BytesLike, start: int) -> Entries:
     table = new_array(kernels.TABLE_ROWS * ((len(source) - start) // least + 1), np.int64)
     table = table.reshape(kernels.TABLE_ROWS, -1)
     count = kernels.find_messages(source, start, table, state)
-    return Entries(*(table[row, :count] for row in range(kernels.TABLE_ROWS)), end=int(state[kernels.END]))
+    position, size, offset, crc, attributes, timestamp, magic = table[:, :count]
+    return Entries(position, size, offset, crc, attributes, timestamp, magic, int(state[kernels.END]))
 
 
 def headers_of(entries: Entries) -> BatchHeaders:
@@ -157,7 +159,7 @@ def merged(headers: BatchHeaders, found: Sequence[tuple[int, Entries]]) -> Batch
         low = before
     parts.append(headers[low:])
     magic = [np.full(len(part), MAGIC, np.int8) if part.magic is None else part.magic for part in parts]
-    columns = {
+    columns: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in BatchHeaders.__slots__
         if name not in ("end", "stop", "reason", "magic")
@@ -310,16 +312,14 @@ def records(source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high
     """
     packed = headers.codec[low:high] != 0
     edges = [low, *(np.flatnonzero(np.diff(packed)) + 1 + low).tolist(), high]
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
+    for first, last in pairwise(edges):
         if packed[first - low]:
             yield from _unwrapped(source, headers, first, last, place)
         else:
             yield from _plain(source, headers, first, last, place)
 
 
-def _plain(
-    source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Any
-) -> Iterator[Records]:
+def _plain(source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Any) -> Iterator[Records]:
     ends = np.cumsum(headers.size[low:high])
     first = low
     while first < high:
@@ -371,10 +371,11 @@ def _translated(
     inner: bool,
 ) -> Records:
     from sparklog.format import _kernels_legacy as kernels
+    from sparklog.format._kernels_memory import SLACK
 
     rows = slice(first, last)
     count = np.ascontiguousarray(headers.count[rows])
-    room = int((stop - start).sum() + kernels.RECORD_GROWTH * count.sum()) + 2 * kernels.SLACK
+    room = int((stop - start).sum() + kernels.RECORD_GROWTH * count.sum()) + 2 * SLACK
     out = new_array(room, np.uint8)
     out_start, out_stop = new_array(last - first, np.int64), new_array(last - first, np.int64)
     state = np.zeros(kernels.STATE_SIZE, np.int64)

@@ -7,6 +7,7 @@ This is the first step of everything that looks into records without making colu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +114,7 @@ def _mixed(
     edges = [0, *(np.flatnonzero(np.diff(old)) + 1).tolist(), len(headers)]
     parts: list[npt.NDArray[np.uint8]] = []
     filled = 0
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         if low < high and old[low]:
             for found in legacy.records(source, headers, low, high, place):
                 rows = slice(found.first, found.last)

@@ -343,7 +343,8 @@ def _columns(data: npt.NDArray[np.uint8], position: Int64Array, end: int, stop: 
         rows = np.lib.stride_tricks.sliding_window_view(data, HEADER_BYTES)[position].view(HEADER_DTYPE)[:, 0]
     else:
         rows = np.empty(0, HEADER_DTYPE)
-    column = {name: rows[name].astype(np.int64) for name in _COLUMNS if name not in ("position", "size")}
+    names = (name for name in _COLUMNS if name not in ("position", "size"))
+    column: dict[str, Any] = {name: rows[name].astype(np.int64) for name in names}
     size = rows["length"].astype(np.int64) + LOG_OVERHEAD
     return BatchHeaders(position=position, size=size, **column, end=end, stop=stop, reason=reason)
 

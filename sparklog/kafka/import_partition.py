@@ -1,4 +1,5 @@
-"""Copying one partition folder of Kafka's into a root: segment boundaries kept, the last segment active.
+"""Copying one partition folder of Kafka's into a root: segment boundaries kept, the last segment active (it is closed
+if it holds messages of formats v0 or v1).
 
 Kafka's bounds hold (see `sparklog.kafka.view`): the log starts at `log-start-offset-checkpoint` or at the first segment
 and ends behind the last one's last batch. Segments of 0 bytes, which Kafka's cleaner leaves behind, and segments that
@@ -18,12 +19,12 @@ from sparklog.format import transaction_index
 from sparklog.format.checkpoint_files import LEADER_EPOCHS_FILE, parse_leader_epochs
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.directory import SegmentName, settled_segments
-from sparklog.kafka.import_segment import CopiedSegment, copy_segment, offset_index_of, time_index_of
+from sparklog.kafka.import_segment import CopiedSegment, OldMessages, copy_segment, offset_index_of, time_index_of
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.env import Env
 from sparklog.log.imports import ImportedPartition
-from sparklog.log.names import append_path, file_key, sealed_path
+from sparklog.log.names import append_path, file_key, is_sealed, sealed_path
 from sparklog.storage.store import ObjectWriter, Store
 
 __all__ = ["PartitionSource", "Target", "copy_partition"]
@@ -67,8 +68,8 @@ class Target:
 def copy_partition(source: PartitionSource, target: Target) -> ImportedPartition:
     """Copy all segments of a partition; nothing names them yet.
 
-    `Corrupt` with file, position and offset for damage in front of the log's end, `BadRequest` for message formats
-    before v2, `Unavailable` if a broker replaces the folder's files meanwhile.
+    `Corrupt` with file, position and offset for damage in front of the log's end, `Unavailable` if a broker replaces
+    the folder's files meanwhile.
     """
     names = settled_segments(source.folder, env=target.env)
     log_start = max(names[0].base if names else 0, source.log_start or 0)
@@ -110,18 +111,24 @@ class _Copies:
                 offset=copied.next_offset - 1,
             )
         aborted = _aborted(self._transactions, copied.events)
-        if after is not None and copied.file is not None:
+        if copied.file is not None and is_sealed(copied.file.path):
             self._add_indexes(name, copied, aborted)
         self.copied.append(copied)
         self.next_offset = max(self.next_offset, copied.next_offset)
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
 
     def _copy(self, name: SegmentName, *, last: bool) -> CopiedSegment:
-        target, base = self._target, name.base
+        target = self._target
+        closed = sealed_path(self._partition, target.read_version, self._run, name.base)
         if last:
-            path = append_path(target.read_version, target.env.new_id())
-        else:
-            path = sealed_path(self._partition, target.read_version, self._run, base)
+            try:
+                return self._copy_to(append_path(target.read_version, target.env.new_id()), name, last=True)
+            except OldMessages:
+                pass
+        return self._copy_to(closed, name, last=last)
+
+    def _copy_to(self, path: str, name: SegmentName, *, last: bool) -> CopiedSegment:
+        target, base = self._target, name.base
         try:
             with SegmentFile(name.path) as file:
                 return copy_segment(

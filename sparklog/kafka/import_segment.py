@@ -7,7 +7,8 @@ own tools call them mismatches; they are built anew, too. An index with fewer en
 cleaner goes by the size of indexes.)
 
 The active segment becomes the one slice of an append file: its batches, whose base offsets are those of the log
-(`shift` 0), and our footer. Only its whole, valid batches count, as where it is read in place.
+(`shift` 0), and our footer. Only its whole, valid batches count, as where it is read in place. If messages of formats
+v0 or v1 are in it, it is closed: merging moves batches to other offsets, which such messages do not survive.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt
 from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import build_index, encode_footer
-from sparklog.format.batch_checks import Place, check_headers
+from sparklog.format.batch_checks import Place, check_headers, crc_message
 from sparklog.format.record_batch import NO_PRODUCER_ID, crc_failures
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 from sparklog.kafka.transaction_state import TransactionEvents
@@ -29,12 +30,16 @@ from sparklog.log.names import is_sealed
 from sparklog.log.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter
 
-__all__ = ["Batches", "CopiedSegment", "copy_segment", "offset_index_of", "time_index_of"]
+__all__ = ["Batches", "CopiedSegment", "OldMessages", "copy_segment", "offset_index_of", "time_index_of"]
 
 Int64s = npt.NDArray[np.int64]
 
 WINDOW_BYTES = 1 << 20
 """Read and decoded at once: whatever a window of this size is decompressed to, decoding has room for it."""
+
+
+class OldMessages(Exception):  # noqa: N818
+    """Messages of formats v0 or v1 were found where only batches may be: copy the segment as a closed one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +149,19 @@ def copy_segment(
     """Copy the segment that starts at offset `base` to `path`, a sealed segment or an append file; closes `writer`.
 
     `last`: it is the active one. What it holds below `log_start` alone is not copied. `Corrupt` with file, position and
-    offset for damage, `BadRequest` for message formats before v2; nothing is written then.
+    offset for damage, `OldMessages` for such where `path` is an append file; nothing is written then.
     """
     totals = _Totals(base)
+    closed = is_sealed(path)
     try:
         for window in _windows(file, base, last=last):
+            if not closed and window.headers.is_legacy.any():
+                raise OldMessages
             writer.write(totals.add(window, file))
         kept = totals.nbytes > 0 and totals.next_offset > log_start
         batches = totals.batches()
         if kept:
-            footer = b"" if is_sealed(path) else _footer(totals, batches, partition)
+            footer = b"" if closed else _footer(totals, batches, partition)
             writer.write(footer)
             writer.close()
             described = _described(totals, path, base, partition, len(footer), file.modified // 1_000_000)
@@ -197,7 +205,7 @@ def _verified(window: Window, file: SegmentFile) -> Window:
     wrong = crc_failures(window.data, window.headers)
     if len(wrong):
         place = Place(file.path, window.start)
-        raise place.corrupt(window.headers, int(wrong[0]), "the batch's CRC-32C does not match its bytes")
+        raise place.corrupt(window.headers, int(wrong[0]), crc_message(window.headers, int(wrong[0])))
     return window
 
 

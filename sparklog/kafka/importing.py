@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, LOG_STARTS_FILE
-from sparklog.format.record_batch import MAGIC_POSITION
 from sparklog.kafka import directory
 from sparklog.kafka.import_partition import PartitionSource, Target, copy_partition
-from sparklog.kafka.segment_file import SegmentFile, check_magic
 from sparklog.log.configs import TopicConfigs, check_delete_delay
 from sparklog.log.imports import ImportedPartition, ImportIntent
 from sparklog.log.names import check_topic_name, did_you_mean
@@ -47,17 +45,15 @@ def import_log_dir(
     """Import topics of the log dir at `path` (None: all but Kafka's internal ones); their names, sorted.
 
     `configs` are set on each of them; `force` as in `Root.create_topic`. `NotFound` if there is no log dir or no such
-    topic; `Conflict` if a topic exists; `BadRequest` for partitions that are missing in the log dir, message formats
-    before v2, or a config that is not valid; `Corrupt` with file, position and offset for damage. A topic that fails is
-    not there; those imported before it stay.
+    topic; `Conflict` if a topic exists; `BadRequest` for partitions that are missing in the log dir, or a config that
+    is not valid; `Corrupt` with file, position and offset for damage. A topic that fails is not there; those imported
+    before it stay.
     """
     checked = _configs(configs, force)
     sources = _sources(os.path.abspath(os.fspath(path)), topics)
     for source in sources:
         check_topic_name(source.name)
         _refuse_existing(root, source.name)
-        for partition in source.partitions:
-            _refuse_legacy(partition.folder)
     root.ensure_probed()
     for source in sources:
         _import_topic(root, source, checked, force)
@@ -118,18 +114,6 @@ def _partitions(
         PartitionSource(number, mine[number], starts.get((name, number)), cleaned.get((name, number)))
         for number in numbers
     )
-
-
-def _refuse_legacy(folder: str) -> None:
-    """Before anything is copied: a log of an old message format shows it in its first batch."""
-    for name in directory.settled_segments(folder):
-        if name.size > MAGIC_POSITION:
-            with SegmentFile(name.path) as file:
-                head = file.read(0, MAGIC_POSITION + 1)
-            # Zeros are the tail of a preallocated file and no message.
-            if len(head) > MAGIC_POSITION and any(head):
-                check_magic(head[MAGIC_POSITION], name.path, 0)
-            return
 
 
 def _import_topic(root: Root, source: _TopicSource, configs: TopicConfigs, force: bool) -> None:

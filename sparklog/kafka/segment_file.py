@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+
 from sparklog.errors import Corrupt
 from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.offset_index import parse as parse_offset_index

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.errors import BadRequest, Corrupt
+from sparklog.errors import Corrupt
 from sparklog.kafka import KafkaView
 from sparklog.kafka.segment_file import SegmentFile, seek
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
@@ -94,7 +94,7 @@ def test_random_damage_ends_in_records_or_in_corrupt(fixtures: Path, tmp_path: P
     }
     logs = sorted(source.glob("*.log"))
     chance = random.Random(11)
-    errors: list[Corrupt | BadRequest] = []
+    errors: list[Corrupt] = []
     right = 0
     for _ in range(150):
         log = chance.choice(logs)
@@ -107,14 +107,11 @@ def test_random_damage_ends_in_records_or_in_corrupt(fixtures: Path, tmp_path: P
                     # Base offset and leader epoch lie outside Kafka's checksum: a flipped offset goes unnoticed.
                     original = expected.get(record.offset)
                     right += original is not None and original.value == record.value
-        except (Corrupt, BadRequest) as error:
+        except Corrupt as error:
             errors.append(error)
         log.write_bytes(data)
-    corrupt = [error for error in errors if isinstance(error, Corrupt)]
-    assert all(error.file is not None and error.file.startswith(str(source)) for error in corrupt)
-    legacy = [error for error in errors if isinstance(error, BadRequest)]
-    assert all("message format v" in str(error) for error in legacy), "a flipped magic byte"
-    assert len(corrupt) > 30
+    assert all(error.file is not None and error.file.startswith(str(source)) for error in errors)
+    assert len(errors) > 30
     assert right > 2_000
 
 
@@ -210,24 +207,6 @@ def test_an_index_that_names_a_damaged_batch_is_not_used(fixtures: Path, tmp_pat
     log.write_bytes(data)
     with SegmentFile(str(log)) as file:
         assert seek(file, 0, last + 1) == 0
-
-
-# ---------------------------------------------------------------- formats
-
-
-@pytest.mark.parametrize(
-    ("fixture", "topic", "version"),
-    [
-        ("builder-v0", "built", 0),
-        ("builder-v1", "built", 1),
-        ("broker-2.8.2", "old-v1", 1),
-        ("builder-mixed", "built", 0),
-    ],
-)
-def test_message_formats_before_v2_are_named(fixtures: Path, fixture: str, topic: str, version: int) -> None:
-    view = KafkaView(fixtures / "legacy" / fixture / "data")
-    with pytest.raises(BadRequest, match=rf"message format v{version} is not readable: .*\.log holds it at position 0"):
-        view.refresh([topic])
 
 
 def test_zeros_in_the_middle_of_a_log_are_corrupt_and_not_a_gap(tmp_path: Path) -> None:

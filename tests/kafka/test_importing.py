@@ -42,17 +42,16 @@ from tests.fixture_data import (
 from tests.kafka.logs import FIRST, HOUR_MS, SECOND, batch, marker, records, segment, without_epochs, write_partition
 from tests.log.data_plane import Clock
 
-OLD_FORMATS = "compaction/old-formats"
 STARTS = "log-start-offset-checkpoint"
 
 
 def stages() -> list[tuple[str, str]]:
-    """All log dirs of message format v2 that are whole."""
+    """All log dirs that are whole."""
     tree = fixture_tree()
     found = []
     for file in sorted(tree.glob("**/fixture.json")):
         name = file.parent.relative_to(tree).as_posix()
-        if name.startswith(("legacy/", "damaged/", "partitioner")) or name == OLD_FORMATS:
+        if name.startswith(("damaged/", "partitioner")):
             continue
         found += [(name, stage.name) for stage in sorted(file.parent.iterdir()) if stage.is_dir()]
     return [(name, stage) for name, stage in found if stage != "expected"]
@@ -90,9 +89,15 @@ def nothing_left(root: Root) -> bool:
     return not [info.key for info in root.store.list("") if not info.key.startswith("_")]
 
 
-def test_all_fixtures_of_format_v2_are_tried() -> None:
+def test_all_fixtures_are_tried() -> None:
     assert len(STAGES) > 100
-    assert {name.partition("/")[0] for name, _ in STAGES} >= {"codecs", "compaction", "retention", "transactions"}
+    assert {name.partition("/")[0] for name, _ in STAGES} >= {
+        "codecs",
+        "compaction",
+        "legacy",
+        "retention",
+        "transactions",
+    }
 
 
 @pytest.mark.parametrize(("fixture", "stage"), STAGES)
@@ -132,15 +137,24 @@ def test_segments_stay_what_they_are(fixtures: Path, root: Root, fixture: str, s
         logs = sorted((folder / name).glob("*.log"))
         left = [log for log, after in zip(logs, [*logs[1:], None], strict=True) if keeps(log, after, log_start)]
         assert slices.base.tolist() == [int(log.stem) for log in left]
-        assert slices.sealed().tolist() == [log != logs[-1] for log in left]
+        closed = [log != logs[-1] or of_old_format(log) for log in left]
+        assert slices.sealed().tolist() == closed
         sealed = files_of(root, topic, number)
         for row, log in enumerate(left):
             key = f"{topic_name}/{slices.path(row)}"
             assert root.store.get(key, 0, int(slices.size[row])) == log.read_bytes()[: int(slices.size[row])]
-            if log != logs[-1]:
+            if closed[row]:
                 for suffix in (".log", ".index", ".timeindex", ".txnindex"):
-                    assert sealed.pop(log.stem + suffix, None) == optional_bytes(log.with_suffix(suffix)), (log, suffix)
+                    found = sealed.pop(log.stem + suffix, None)
+                    # Of an append of several messages Kafka 2.8.2 indexed the last one; such an index is built anew.
+                    if "index" not in suffix or fixture != "legacy/broker-2.8.2":
+                        assert found == optional_bytes(log.with_suffix(suffix)), (log, suffix)
         assert not sealed
+
+
+def of_old_format(log: Path) -> bool:
+    """Whether the segment begins with a message of format v0 or v1."""
+    return log.read_bytes()[16:17] in (b"\0", b"\1")
 
 
 def keeps(log: Path, after: Path | None, log_start: int) -> bool:
@@ -180,6 +194,11 @@ def test_segments_have_the_times_by_which_kafka_expires_them(
         ("compaction/transactions", "pass-2"),
         ("compaction/log-append-time", "after"),
         ("retention/delete-records", "start-moved"),
+        ("legacy/builder-v1", "data"),
+        ("legacy/builder-v1-append-time", "data"),
+        ("legacy/builder-gaps", "data"),
+        ("legacy/builder-mixed", "data"),
+        ("compaction/old-formats", "before"),
     ],
 )
 def test_lookups_by_time_are_those_in_place(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
@@ -483,24 +502,6 @@ def test_a_deleted_topic_may_be_imported_again(fixtures: Path, root: Root) -> No
         assert len(read(topic)) == 9
         topic.delete()
     assert topic.log.refresh().head.version == 5
-
-
-@pytest.mark.parametrize(
-    ("fixture", "stage", "version"),
-    [
-        ("legacy/builder-v0", "data", 0),
-        ("legacy/builder-v1", "data", 1),
-        ("legacy/broker-2.8.2", "data", 0),
-        ("legacy/builder-mixed", "data", 0),
-        (OLD_FORMATS, "before", 0),
-    ],
-)
-def test_message_formats_before_v2_are_named(
-    fixtures: Path, root: Root, fixture: str, stage: str, version: int
-) -> None:
-    with pytest.raises(BadRequest, match=rf"message format v{version} is not readable: .*\.log holds it at position 0"):
-        import_log_dir(root, fixtures / fixture / stage)
-    assert nothing_left(root)
 
 
 def test_configs_that_are_not_valid_are_refused_first(fixtures: Path, root: Root) -> None:
