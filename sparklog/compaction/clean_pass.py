@@ -10,8 +10,12 @@ to copy what stays (`Cleaner`):
 | without a key                                       | goes, counted                                                  |
 | whose key has a higher offset in the map            | goes                                                           |
 | without a value, batch's delete horizon has passed  | goes                                                           |
+| the same in format v0 or v1, in an old file (below) | goes                                                           |
 | any other                                           | stays; without a value, its batch gets a delete horizon now if |
 |                                                     | it has none                                                    |
+
+What stays of messages of formats v0 and v1 becomes batches of format v2. They have no delete horizon: a tombstone of
+theirs goes if its segment's file was last changed `delete.retention.ms` or more before that of the last clean segment.
 
 Memory: the map, and windows of `SPAN_BYTES` of batches or, where they are compressed, as many as become about that
 much. The output is streamed. Whatever is read is checked first: CRC-32C of each batch and of the whole segment, and
@@ -104,6 +108,13 @@ class Reader:
         self._progress = progress
         self._stored = 0
         """Compressed bytes to open at once: one batch first, then by what the last ones became."""
+
+    def modified_ms(self, file: str) -> int:
+        """When a file was last changed, by the store's clock (or, if the import has linked it, by Kafka's)."""
+        found = self._store.stat(file)
+        if found is None:
+            raise Conflict(f"{file} is gone: it was replaced since this pass was planned; plan again")
+        return found.modified_ms
 
     def windows(self, source: SourceSlice) -> Iterator[Window]:
         """The batches of a segment in order. `Corrupt` with the place of damage; `Conflict` if the file is gone."""
@@ -251,7 +262,9 @@ class Cleaner:
         *,
         now_ms: int,
         delete_retention_ms: int,
+        last_clean: SourceSlice | None = None,
     ) -> None:
+        """`last_clean`: the last segment that begins below the dirty part."""
         self._map = found
         self._judge = judge
         self._reader = reader
@@ -260,6 +273,9 @@ class Cleaner:
         self._counts = counts
         self._now_ms = now_ms
         self._horizon_ms = min(now_ms + delete_retention_ms, INT64_MAX)
+        self._delete_retention_ms = delete_retention_ms
+        self._last_clean = last_clean
+        self._file_expired: tuple[str, bool] = ("", False)
 
     def group(self, segments: Sequence[SourceSlice]) -> None:
         """Clean these segments into one, which has the base offset of the first of them."""
@@ -287,12 +303,12 @@ class Cleaner:
         gone = verdicts.discard_data[rows] | verdicts.drop_control[rows]
         drop = gone & ~verdicts.retain_empty[rows]
         no_value = ~fields.has_value
-        keep = self._kept(opened, gone, no_value)
+        keep = self._kept(window, opened, gone, no_value)
         batch = fields.batch
         stamped = verdicts.stamp_control[rows].copy()
         stays_without_value = keep & no_value
         stamped[batch[stays_without_value]] = True
-        stamped &= ~headers.has_delete_horizon
+        stamped &= ~(headers.has_delete_horizon | headers.is_legacy)
         filtered = filter_batches(
             window.data,
             headers,
@@ -315,7 +331,7 @@ class Cleaner:
             keyless[batch[keep & ~fields.has_key & ~control[batch]]] = True
         return filtered, keyless[filtered.source]
 
-    def _kept(self, opened: Opened, gone: Bools, no_value: Bools) -> Bools:
+    def _kept(self, window: Window, opened: Opened, gone: Bools, no_value: Bools) -> Bools:
         """Which records survive; `gone`: batches of which none does."""
         headers, fields = opened.headers, opened.fields
         control = headers.is_control
@@ -331,6 +347,8 @@ class Cleaner:
                 self._counts.keyless_dropped += int(np.count_nonzero(keyless & ~(control | gone)[batch]))
             if no_value[:mapped].any():
                 expired = headers.has_delete_horizon & (headers.base_timestamp <= self._now_ms)
+                if headers.magic is not None and self._last_clean is not None:
+                    expired |= headers.is_legacy & self._old_file(window.file, self._last_clean)
                 latest &= ~(no_value[:mapped] & expired[batch])
             keep[:mapped] = latest
         if control.any():
@@ -338,6 +356,13 @@ class Cleaner:
         if gone.any():
             keep &= ~gone[fields.batch]
         return keep
+
+    def _old_file(self, file: str, last_clean: SourceSlice) -> bool:
+        """Whether tombstones of formats v0 and v1 in this file have expired: Kafka's rule for what has no horizon."""
+        if self._file_expired[0] != file:
+            horizon = self._reader.modified_ms(last_clean.file) - self._delete_retention_ms
+            self._file_expired = (file, self._reader.modified_ms(file) <= horizon)
+        return self._file_expired[1]
 
     def _write(
         self, filtered: Filtered, keyless: Bools, segment: SourceSlice, entries: AbortedTransactions

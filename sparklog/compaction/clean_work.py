@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from sparklog.compaction.cleanable import Cleanable, cleanable
 from sparklog.compaction.grouping import group_segments
 from sparklog.errors import Conflict, NotFound
-from sparklog.format.record_batch import HEADER_BYTES, HEADER_DTYPE
+from sparklog.format.record_batch import HEADER_BYTES, begins_with_header, single_header
 from sparklog.log.commit import COMPACT, Edit
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.conflicts import Rewrite
@@ -206,6 +204,7 @@ class CleanWork:
             counts,
             now_ms=settings.now_ms,
             delete_retention_ms=self.configs.integer("delete.retention.ms"),
+            last_clean=self._last_clean(plan),
         )
         try:
             for group in groups:
@@ -218,6 +217,11 @@ class CleanWork:
         files = tuple(file for file in written if file.base[0] + file.offsets[0] > self.log_start)
         inputs = [self.sources.row(segment.first_row) for segment in segments]
         return files, inputs, Cleaned(plan, end_offset, len(found), found.utilization, counts)
+
+    def _last_clean(self, plan: Cleanable) -> SourceSlice | None:
+        """The last segment that begins below the dirty part."""
+        clean = [segment for segment in plan.segments if segment.base < plan.first_dirty]
+        return self.sources.row(clean[-1].first_row) if clean else None
 
     def _index_sizes(self, segments: Sequence[Segment]) -> list[tuple[int, int]]:
         """Bytes of each segment's `.index` and `.timeindex`, 0 where one is missing."""
@@ -236,7 +240,7 @@ def first_batch_timestamp(store: Store, source: SourceSlice) -> int:
     Or missing: a plan is made for all partitions at once, and whoever reads this one will say so.
     """
     try:
-        data = store.get(source.file, source.position, HEADER_BYTES)
+        data = store.get(source.file, source.position, min(HEADER_BYTES, source.size))
     except NotFound:
         return -1
-    return int(np.frombuffer(data, HEADER_DTYPE)["max_timestamp"][0]) if len(data) == HEADER_BYTES else -1
+    return int(single_header(data).max_timestamp[0]) if begins_with_header(data) else -1

@@ -67,9 +67,11 @@ FIXED_TIME = 5
 FROM = 6
 FROM_AT = 7
 FROM_SIZE = 8
-OUT_AT = 9
-OUT_SIZE = 10
-PLAN_FIELDS = 11
+BASE_DELTA = 9
+"""By how much the base offset rises: offset deltas sink by it."""
+OUT_AT = 10
+OUT_SIZE = 11
+PLAN_FIELDS = 12
 
 NOTHING = 0
 COPY = 1
@@ -168,17 +170,26 @@ def survey(
 
 
 @helper
-def rewrite_record(to: int, room: int, start: int, end: int, delta: int, data_end: int) -> int:
-    """Write the record at `[start, end)` with another timestamp delta; the address behind it, `BAD` if it is no
-    record or does not fit before `room`. Kafka writes 0 as a record's attributes."""
+def rewrite_record(to: int, room: int, start: int, end: int, delta: int, base_delta: int, data_end: int) -> int:
+    """Write the record at `[start, end)` with another timestamp delta, its offset delta less `base_delta`; the address
+    behind it, `BAD` if it is no record or does not fit before `room`. Kafka writes 0 as a record's attributes."""
     _, at = read_varint(start, end)
     _, rest = read_varlong(at + 1, end)
     if rest > end or to + (end - start) + RECORD_GROWTH > room:
         return BAD
     bits = zigzag(delta)
-    to = write_varint(to, zigzag(1 + varint_size(bits) + end - rest))
+    size, offset_bits = 1 + varint_size(bits), 0
+    if base_delta != 0:
+        offset_delta, rest = read_varint(rest, end)
+        if rest > end or offset_delta < base_delta:
+            return BAD
+        offset_bits = zigzag(offset_delta - base_delta)
+        size += varint_size(offset_bits)
+    to = write_varint(to, zigzag(size + end - rest))
     store_u8(to, 0)
     to = write_varint(to + 1, bits)
+    if base_delta != 0:
+        to = write_varint(to, offset_bits)
     copy(to, rest, end - rest, data_end)
     return to + end - rest
 
@@ -224,7 +235,7 @@ def write_batches(
                 if start < data_at or end > data_end or start > end:
                     return -MISMATCH
                 time = fixed_time if fixed != 0 else load_i64(times_at + 8 * row)
-                to = rewrite_record(to, room, start, end, time - base, data_end)
+                to = rewrite_record(to, room, start, end, time - base, plan[batch, BASE_DELTA], data_end)
                 if to == BAD:
                     return -MISMATCH
         plan[batch, OUT_AT], plan[batch, OUT_SIZE] = begin - out_at, to - begin

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from sparklog.errors import BadRequest
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
+from sparklog.format.batch_checks import MIN_LEGACY_BYTES
 from sparklog.format.payloads import Payloads
 from sparklog.format.record_batch import (
     CODEC_MASK,
@@ -100,6 +101,9 @@ def filter_batches(
     `empty` (bool[m]) keeps its header if no record is kept; `horizon` (int64[m], ms) is a delete horizon to set, -1 for
     none.
 
+    Messages of formats v0 and v1 become batches of format v2, of offsets from their first to their last record that is
+    kept; those of v0 have CreateTime then, and no timestamps.
+
     Raises `BadRequest` if the arrays do not belong together, or if a batch would have 2 GiB or more.
     """
     from sparklog.format import _kernels_records as kernels
@@ -113,14 +117,15 @@ def filter_batches(
         keep.view(np.uint8), rows, fields.timestamp, fields.start, fields.end, lasting.astype(np.int64),
         np.ascontiguousarray(headers.max_timestamp), len(payloads.data), found,
     )  # fmt: skip
-    source = as_bytes_array(data)
-    misplaced = (headers.position < 0) | (headers.size < HEADER_BYTES) | (headers.position > len(source) - headers.size)
+    source, base_offset = as_bytes_array(data), headers.base_offset
+    least = np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
+    misplaced = (headers.position < 0) | (headers.size < least) | (headers.position > len(source) - headers.size)
     if code != kernels.OK or misplaced.any():
         raise BadRequest("the records do not lie in the payloads, or the batches not in the data")
     kept = found[:, kernels.KEPT]
     plan = np.zeros((len(headers), kernels.PLAN_FIELDS), np.int64)
     plan[:, kernels.ACTION] = np.select(
-        [drop, kept == 0, (kept == rows) & (horizon < 0)],
+        [drop, kept == 0, (kept == rows) & (horizon < 0) & ~headers.is_legacy],
         [kernels.NOTHING, np.where(empty, kernels.EMPTY, kernels.NOTHING), kernels.COPY],
         kernels.REBUILD,
     )
@@ -133,7 +138,22 @@ def filter_batches(
     plan[:, kernels.FIXED_TIME] = headers.max_timestamp
     plan[:, kernels.FROM_AT] = headers.position
     plan[:, kernels.FROM_SIZE] = headers.size
+    if headers.magic is not None:
+        headers = _narrowed(headers, fields, keep)
+        plan[:, kernels.BASE_DELTA] = headers.base_offset - base_offset
     return _Writer(source, headers, payloads, fields, keep, plan, found, stamped).run()
+
+
+def _narrowed(headers: BatchHeaders, fields: RecordFields, keep: BoolArray) -> BatchHeaders:
+    """Messages of formats v0 and v1 that keep records, with the offsets of these: Kafka keeps no others of them."""
+    rows = np.flatnonzero(keep & headers.is_legacy[fields.batch])
+    batch, offset = fields.batch[rows], fields.offset[rows]
+    edge = np.ones(len(batch) + 1, np.bool_)
+    edge[1:-1] = batch[1:] != batch[:-1]
+    base, last = headers.base_offset.copy(), headers.last_offset
+    base[batch[edge[:-1]]] = offset[edge[:-1]]
+    last[batch[edge[1:]]] = offset[edge[1:]]
+    return replace(headers, base_offset=base, last_offset_delta=last - base)
 
 
 def _check_shapes(
@@ -245,6 +265,7 @@ class _Writer:
             base_timestamp=np.where(emptied, NO_TIMESTAMP, base),
             max_timestamp=np.where(rebuilt, found[:, kernels.MAX_TIME], old.max_timestamp),
             count=np.where(action == kernels.COPY, old.count, found[:, kernels.KEPT]),
+            magic=None,
             end=int(plan[:, kernels.OUT_SIZE].sum()),
             stop="end",
             reason="",

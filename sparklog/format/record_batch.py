@@ -349,10 +349,22 @@ def _columns(data: npt.NDArray[np.uint8], position: Int64Array, end: int, stop: 
     return BatchHeaders(position=position, size=size, **column, end=end, stop=stop, reason=reason)
 
 
+def begins_with_header(data: bytes) -> bool:
+    """Does `data` begin with all bytes of a header, as far as its magic tells? It may still be damaged."""
+    if len(data) <= MAGIC_POSITION or data[MAGIC_POSITION] > MAGIC:
+        return False
+    return len(data) >= least_size(data[MAGIC_POSITION])
+
+
+def least_size(magic: int) -> int:
+    """The fewest bytes that a batch, or a message of format v0 or v1, can have."""
+    return HEADER_BYTES if magic == MAGIC else MIN_LEGACY_SIZE_FIELD[magic] + LOG_OVERHEAD
+
+
 def single_header(data: bytes) -> BatchHeaders:
     """The header at the beginning of `data` as headers of length 1, whether or not the batch's body follows.
 
-    61 bytes, or fewer where a message of format v0 or v1 is shorter. Such a one is not opened (see `scan_headers`).
+    Needs as many bytes as `begins_with_header` says. A message of format v0 or v1 is not opened (see `scan_headers`).
     """
     if data[MAGIC_POSITION] < MAGIC:
         from sparklog.format import legacy

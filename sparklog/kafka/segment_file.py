@@ -19,12 +19,12 @@ from sparklog.format.offset_index import parse as parse_offset_index
 from sparklog.format.record_batch import (
     CRC_START,
     HEADER_BYTES,
-    LOG_OVERHEAD,
     MAGIC,
     MAGIC_POSITION,
-    MIN_LEGACY_SIZE_FIELD,
     BatchHeader,
     BatchHeaders,
+    begins_with_header,
+    least_size,
     scan_headers,
     single_header,
 )
@@ -72,11 +72,11 @@ class SegmentFile:
     def header_at(self, position: int) -> BatchHeader | None:
         """The header of a batch that claims to start at `position` and to end inside the file, or None."""
         data = self.read(position, HEADER_BYTES) if position >= 0 else b""
-        if not _is_header(data):
+        if not begins_with_header(data):
             return None
         header = single_header(data)
         size = int(header.size[0])
-        return header.row(0) if _least_size(data[MAGIC_POSITION]) <= size <= self.size - position else None
+        return header.row(0) if least_size(data[MAGIC_POSITION]) <= size <= self.size - position else None
 
     def crc_holds(self, position: int, header: BatchHeader) -> bool:
         """Does the checksum of the batch at `position` match? Read in pieces."""
@@ -165,17 +165,6 @@ class BatchWalk:
             )
         body = self.file.read(self.end, size)
         return Window(body, self.end, scan_headers(body, whole=False))
-
-
-def _is_header(data: bytes) -> bool:
-    """Are there as many bytes as the header of a batch or message has?"""
-    if len(data) < LOG_OVERHEAD + MIN_LEGACY_SIZE_FIELD[0] or data[MAGIC_POSITION] > MAGIC:
-        return False
-    return len(data) >= min(HEADER_BYTES, _least_size(data[MAGIC_POSITION]))
-
-
-def _least_size(magic: int) -> int:
-    return HEADER_BYTES if magic == MAGIC else MIN_LEGACY_SIZE_FIELD[magic] + LOG_OVERHEAD
 
 
 def seek(file: SegmentFile, base: int, offset: int) -> int:
