@@ -108,6 +108,8 @@ class KafkaReadPart:
                 continue
             with file:
                 for window in _segment_windows(file, name, position, end, budget):
+                    if not len(window.headers):
+                        return  # The log goes on behind the range: nothing was kept up to its end.
                     yield file, window
                     position = max(position, int(window.headers.next_offset[-1]))
                     budget.apply()
@@ -161,7 +163,7 @@ def _segment_windows(
     file: SegmentFile, name: SegmentName, position: int, end: int, budget: WindowBudget
 ) -> Iterator[Window]:
     """Windows of one segment from the first batch that ends at or behind `position` to the last that begins before
-    `end`.
+    `end`; then one without batches if the next batch begins at or behind `end`.
 
     `Corrupt` if the segment cannot be read on although the range goes on in it.
     """
@@ -181,6 +183,8 @@ def _segment_windows(
             yield Window(window.data, window.start, window.headers[inside])
             position = int(window.headers.next_offset[-1])
         # What lies behind the range is not looked at: a broker may be writing it.
+        if not inside.all():
+            yield Window(window.data, window.start, window.headers[:0])
         if position >= end or not inside.all():
             return
     if walk.stop != "end":
