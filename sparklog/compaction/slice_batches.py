@@ -57,7 +57,9 @@ def check_offsets(
     least[:1] = np.maximum(least[:1], after)
     # Slices of one partition do not overlap, so order within each is order in the log.
     least[1:] = np.where(row_of[1:] == row_of[:-1], np.maximum(least[1:], end[:-1]), least[1:])
-    wrong = np.flatnonzero((base < least) | (end <= base) | (end > _column(rows, "end")[row_of]))
+    outside = (base < least) | (end <= base) | (end > _column(rows, "end")[row_of])
+    # Messages of formats v0 and v1 are in sealed segments alone: here a magic byte has changed.
+    wrong = np.flatnonzero(outside | headers.is_legacy)
     if len(wrong):
         at = int(wrong[0])
         row = rows[int(row_of[at])]

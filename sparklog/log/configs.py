@@ -153,7 +153,7 @@ _ALL = (
     _long("message.timestamp.before.max.ms", LONG_MAX, 0, "how far a record's timestamp may lie in the past"),
     _long("message.timestamp.after.max.ms", LONG_MAX, 0, "how far a record's timestamp may lie in the future"),
     _long("message.timestamp.difference.max.ms", LONG_MAX, 0, "old name of both bounds, used where they are not set"),
-    _text("message.format.version", "ignored: record batches are always magic 2"),
+    _text("message.format.version", "ignored: record batches are always written as magic 2"),
     _bool("message.downconversion.enable", "true", _BROKERS),
     _bool("preallocate", "false", _BROKERS),
     _long("flush.messages", LONG_MAX, 1, "every commit is durable; kept"),

@@ -159,14 +159,15 @@ class _Decoder:
 
     def _batches(self, pieces: list[Piece], data: memoryview) -> Iterator[pa.RecordBatch]:
         run = _laid_out(pieces, data)
-        stored = np.cumsum(run.headers.size)
+        stored, opened = np.cumsum(run.headers.size), _opened_before(run.headers)
         low = 0
         while low < len(run.headers):
             # The first decoding, of one batch, tells how much stored bytes grow.
             room = self._batch_bytes / self.expansion if self._learned else 0.0
             reached = (int(stored[low - 1]) if low else 0) + room
             high = int(np.searchsorted(stored, reached, side="right"))
-            high = min(max(low + 1, high), low + BATCHES_AT_ONCE)
+            many = int(np.searchsorted(opened, opened[low] + BATCHES_AT_ONCE))
+            high = min(max(low + 1, high), max(low + 1, many))
             batch = self._batch(run.rows(low, high))
             if batch.num_rows:
                 yield batch
@@ -268,6 +269,15 @@ class _Decoder:
             made = repeated_text(topic, n)
             self._topics[topic] = made
         return made.slice(0, n)
+
+
+def _opened_before(headers: BatchHeaders) -> Int64s:
+    """Per batch how many before it count; messages of formats v0 and v1 do not, but for the compressed ones."""
+    if headers.magic is None:
+        return np.arange(len(headers), dtype=np.int64)
+    counted = (~headers.is_legacy | (headers.codec != 0)).astype(np.int64)
+    before: Int64s = np.cumsum(counted) - counted
+    return before
 
 
 def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sparklog.retention.expiry import plan_expiry
 
 from sparklog.compaction.clean_work import CleanDone
 from sparklog.compaction.cleaning import plan_cleaning
@@ -24,6 +23,7 @@ from sparklog.log.names import file_key
 from sparklog.log.segments import RollRule, segments_of
 from sparklog.log.topic import Topic
 from sparklog.maintenance.work import Settings
+from sparklog.retention.expiry import plan_expiry
 from sparklog.storage.store import Store
 from tests.compaction.fixture_stages import Pass, Stage, all_passes
 from tests.log.data_plane import Place

@@ -267,7 +267,7 @@ def test_compacted_fixtures_are_accepted(
     fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path, roll: bool, peer: str
 ) -> None:
     topics = []
-    for name in COMPACTED:
+    for name in (*COMPACTED, "old-formats"):
         for stage, configs, clock in stages_of(fixtures / "compaction" / name):
             if roll and stage not in ENDS:
                 continue

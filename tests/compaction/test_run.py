@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from sparklog.maintenance.report import Size
 
 from sparklog.compaction.clean_work import CleanDone
 from sparklog.compaction.run import TRIES, Plans, compact_root, compact_topic
@@ -18,6 +17,7 @@ from sparklog.log.root import Root
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot
 from sparklog.log.topic import Topic
+from sparklog.maintenance.report import Size
 from sparklog.maintenance.work import Done, InProcess, PieceReport, Progress, Settings, Work, silent
 from sparklog.storage.memory import MemoryStore
 from tests.log.topics import START_MS, World, append

@@ -140,3 +140,12 @@ def test_slices_that_are_no_whole_batches(wrong: bytes, last: bool) -> None:
     with pytest.raises(Corrupt) as caught:
         scan_slices(data, rows, starts)
     assert caught.value.file == "t/append/100"
+
+
+def test_a_batch_that_calls_itself_an_old_message_is_not_patched() -> None:
+    """The magic byte is not in the checksum, and messages of formats v0 and v1 have other fields in these places."""
+    data, starts = joined(*DATA)
+    data[len(DATA[0]) + 16] = 1
+    with pytest.raises(Corrupt) as caught:
+        scan_slices(data, ROWS, starts)
+    assert caught.value.file == ROWS[1].file

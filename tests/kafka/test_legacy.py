@@ -265,7 +265,7 @@ def test_merging_and_sealing_leave_every_record_as_it_is(fixtures: Path, root: R
 
 
 def test_compaction_keeps_the_latest_old_message_of_each_key(root: Root, tmp_path: Path) -> None:
-    """Values of v0 lose nothing but their missing time type; Kafka's own cleaner fails on them."""
+    """What is kept of v0 has CreateTime and no time, as Kafka 4.1 writes it."""
     first = message(0, b"a", b"1", magic=0) + message(1, b"b", b"2", magic=0) + message(2, b"c", None, magic=0)
     second = wrapper(5, "gzip", messages([(0, 5, b"a", b"3"), (2, 9, b"d", b"4")]), timestamp=9)
     write_partition(tmp_path, "t-0", {0: first, 3: second, 6: batch(6, [b"x"])})
