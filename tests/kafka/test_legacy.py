@@ -14,6 +14,7 @@ from sparklog.kafka import KafkaView
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.segment_file import SegmentFile, seek
 from sparklog.log import fetch
+from sparklog.log.max_timestamp import offsets_of_max_timestamp
 from sparklog.log.root import Root, open_root
 from sparklog.log.topic import Topic
 from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
@@ -106,6 +107,19 @@ def test_lookups_by_time_are_kafkas_after_the_import(fixtures: Path, root: Root)
             assert found == (kafka["offset"], kafka["timestamp"])
             asked += 1
     assert asked
+
+
+@pytest.mark.parametrize("fixture", sorted({fixture for fixture, _ in PARTITIONS}))
+def test_largest_times_are_kafkas(fixtures: Path, fixture: str) -> None:
+    view = KafkaView(fixtures / fixture / "data")
+    facts = expected_offsets(fixtures / fixture)
+    assert facts
+    for name, told in facts.items():
+        topic, number = split_partition(name)
+        answer = offsets_of_max_timestamp(view, topic)[number]
+        kafka = told["maxTimestamp"][READ_UNCOMMITTED]
+        assert (-1 if answer is None else answer.offset) == kafka["offset"], name
+        assert (-1 if answer is None else answer.timestamp) == kafka["timestamp"], name
 
 
 def test_messages_larger_than_every_window(root: Root, tmp_path: Path) -> None:
