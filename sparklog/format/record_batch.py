@@ -311,17 +311,16 @@ def scan_headers(
         if length > left - LOG_OVERHEAD:
             stop, reason = "partial", f"the batch has {length + LOG_OVERHEAD} bytes, {left} are left"
             break
-        if magic < MAGIC and length >= MIN_LEGACY_SIZE_FIELD[magic]:
-            from sparklog.format import legacy
-
-            old.append((len(positions), legacy.find(view, position)))
-            position = old[-1][1].end
-            continue
-        if magic < MAGIC:
-            stop, reason = "corrupt", f"message size {length} is less than a message of magic {magic} has"
-            break
         if magic != MAGIC:
-            stop, reason = "corrupt", f"magic is {magic - 256 if magic > 127 else magic}, expected 0, 1 or 2"
+            if magic < MAGIC and length >= MIN_LEGACY_SIZE_FIELD[magic]:
+                from sparklog.format import legacy
+
+                old.append((len(positions), legacy.find(view, position)))
+                position = old[-1][1].end
+                continue
+            found = f"magic is {magic - 256 if magic > 127 else magic}, expected 0, 1 or 2"
+            few = f"message size {length} is less than a message of magic {magic} has"
+            stop, reason = "corrupt", few if magic < MAGIC else found
             break
         positions.append(position)
         position += length + LOG_OVERHEAD
