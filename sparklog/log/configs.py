@@ -38,6 +38,9 @@ class ConfigDef:
 
 def _number(low: int, high: int) -> Callable[[str], object]:
     def parse(text: str) -> int:
+        # Python takes `1_000` and digits of any script; whoever else reads the config would not.
+        if not text.lstrip("+-").isdecimal() or not text.isascii():
+            raise ValueError(text)
         value = int(text)
         if not low <= value <= high:
             raise ValueError(text)

@@ -56,6 +56,7 @@ def test_valid_values(name: str, value: object, text: str) -> None:
         ("retention.ms", -2),
         ("retention.ms", 2**63),
         ("retention.ms", "1e3"),
+        ("retention.ms", "1_000"),
         ("retention.ms", ""),
         ("segment.bytes", 13),
         ("segment.bytes", 2**31),
