@@ -7,9 +7,10 @@ writing it), `.swap` (about to take its name), `.deleted` (replaced or expired, 
 `-delete`, `-future` or `-stray` are no partitions.
 
 Between "rename the old segment to .deleted" and "rename the new one from .swap" a listing shows a hole. So a listing
-counts when two in a row agree and show no `.swap`. (`.cleaned` files alone do no harm: all that they are made from is
-still in place until the first of them becomes a `.swap`. A cleaner writes them for minutes, and one that crashed leaves
-them behind; a tail that waited for them would stand still.)
+counts when two in a row agree and show no `.swap`. Swaps last milliseconds; where one stays, the broker died in it, and
+the listing is read as its next start-up would leave it (`sparklog.kafka.start_up`). (`.cleaned` files alone do no harm:
+all that they are made from is still in place until the first of them becomes a `.swap`. A cleaner writes them for
+minutes, and one that crashed leaves them behind; a tail that waited for them would stand still.)
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from typing import Literal
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import checkpoint_files
+from sparklog.kafka.file_names import CLEANED, SWAP
+from sparklog.kafka.start_up import after_start_up, next_offset_of
 from sparklog.log.env import SYSTEM, Env
 
 INTERNAL_TOPICS = frozenset(
@@ -37,9 +40,13 @@ INTERNAL_TOPICS = frozenset(
     }
 )
 _SEGMENT = re.compile(r"^(\d{20})\.log$")
+_SWAPPED_SEGMENT = re.compile(r"^(\d{20})\.log\.swap$")
+_CLEANED_FILE = re.compile(r"^(\d{20})\..*\.cleaned$")
 _PARTITION = re.compile(r"^([a-zA-Z0-9._-]{1,249})-(\d{1,10})$")
 SETTLE_TRIES = 20
 SETTLE_PAUSE_SECONDS = 0.05
+ABANDONED_MS = 10_000
+"""A swap in a folder that did not change for so long is not waited for: nobody is at it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -94,42 +101,77 @@ def split_folder_name(folder: str) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (name, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """One look at a folder: its segments and those of a swap, both in offset order.
+
+    `swapping`: there are `.swap` files, of indexes perhaps; `lowest_cleaned`: the lowest offset of a `.cleaned` file.
+    """
+
+    segments: tuple[SegmentName, ...]
+    swaps: tuple[SegmentName, ...]
+    swapping: bool
+    lowest_cleaned: int | None
+
+
 def settled_segments(folder: str, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
     """The segments of a partition folder in offset order, from a listing that counts (see above).
 
-    `NotFound` if the folder is gone, `Unavailable` if `.swap` files stay.
+    `NotFound` if the folder is gone, `Unavailable` if it never holds still.
     """
-    for _ in range(SETTLE_TRIES):
-        segments = settled_now(folder)
-        if segments is not None:
-            return segments
+    for tries_left in reversed(range(SETTLE_TRIES)):
+        listing = _agreed(folder)
+        if listing is not None and not listing.swapping:
+            return listing.segments
+        if listing is not None and (not tries_left or _abandoned(folder, env)):
+            try:
+                found = after_start_up(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
+            except FileNotFoundError:
+                listing = None  # Somebody is at it after all.
+            else:
+                return tuple(found)
         env.sleep(SETTLE_PAUSE_SECONDS)
-    raise Unavailable(
-        f"{folder} keeps changing: expected a listing without .swap files; try again, or, if no broker runs there, let"
-        " one start on it to finish the swap"
-    )
+    raise Unavailable(f"{folder} keeps changing: expected two listings in a row that agree; try again")
 
 
 def settled_now(folder: str) -> tuple[SegmentName, ...] | None:
     """As `settled_segments`, without waiting: None if no listing counts at this moment."""
-    before = _segments(folder)
-    return None if before is None or before != _segments(folder) else before
+    listing = _agreed(folder)
+    return None if listing is None or listing.swapping else listing.segments
 
 
-def _segments(folder: str) -> tuple[SegmentName, ...] | None:
-    """One look at a folder: its segments in offset order, None during a swap."""
-    found: list[SegmentName] = []
+def _agreed(folder: str) -> _Listing | None:
+    """A listing that the next one confirms."""
+    before = _listing(folder)
+    return before if before == _listing(folder) else None
+
+
+def _abandoned(folder: str, env: Env) -> bool:
+    try:
+        changed_ms = os.stat(folder).st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return False
+    return env.wall_ms() - changed_ms > ABANDONED_MS
+
+
+def _listing(folder: str) -> _Listing:
+    segments: list[SegmentName] = []
+    swaps: list[SegmentName] = []
+    cleaned: list[int] = []
+    swapping = False
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith(".swap"):
-                    return None
-                match = _SEGMENT.match(entry.name)
-                if match:
-                    found.append(_segment(int(match[1]), entry))
+                swapping |= entry.name.endswith(SWAP)
+                if match := _SEGMENT.match(entry.name):
+                    segments.append(_segment(int(match[1]), entry))
+                elif match := _SWAPPED_SEGMENT.match(entry.name):
+                    swaps.append(_segment(int(match[1]), entry))
+                elif entry.name.endswith(CLEANED) and (match := _CLEANED_FILE.match(entry.name)):
+                    cleaned.append(int(match[1]))
     except FileNotFoundError:
         raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
-    return tuple(sorted(found))
+    return _Listing(tuple(sorted(segments)), tuple(sorted(swaps)), swapping, min(cleaned, default=None))
 
 
 def _segment(base: int, entry: os.DirEntry[str]) -> SegmentName:
@@ -144,7 +186,7 @@ def _segment(base: int, entry: os.DirEntry[str]) -> SegmentName:
 def _holds_segments(folder: str) -> bool:
     try:
         with os.scandir(folder) as entries:
-            return any(_SEGMENT.match(entry.name) for entry in entries)
+            return any(_SEGMENT.match(entry.name) or _SWAPPED_SEGMENT.match(entry.name) for entry in entries)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from sparklog.errors import Corrupt, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.checkpoint_files import LEADER_EPOCHS_FILE, parse_leader_epochs
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.kafka.damage import FAIL, TRUNCATE, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.directory import SegmentName, settled_segments
+from sparklog.kafka.file_names import companion
 from sparklog.kafka.import_segment import CopiedSegment, OldMessages, copy_segment, offset_index_of, time_index_of
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.transaction_state import TransactionEvents, TransactionState
@@ -45,6 +48,7 @@ class Target:
     """Where copies go: the folder of `topic` in `store`, written by somebody who has read `read_version`.
 
     `index_interval`: the topic's `index.interval.bytes`. `written`: keys of all files begun, for who has to give up.
+    `policy`: what damage does (see `sparklog.kafka.damage`); `on_skipped` is told what it cost.
     """
 
     store: Store
@@ -53,6 +57,8 @@ class Target:
     index_interval: int
     env: Env
     written: list[str]
+    policy: str = FAIL
+    on_skipped: OnSkipped = log_skipped
 
     def writer(self, path: str) -> ObjectWriter:
         key = file_key(self.topic, path)
@@ -68,14 +74,18 @@ class Target:
 def copy_partition(source: PartitionSource, target: Target) -> ImportedPartition:
     """Copy all segments of a partition; nothing names them yet.
 
-    `Corrupt` with file, position and offset for damage in front of the log's end, `Unavailable` if a broker replaces
-    the folder's files meanwhile.
+    `Corrupt` with file, position and offset for damage in front of the log's end that is not left out, `Unavailable` if
+    a broker replaces the folder's files meanwhile.
     """
     names = settled_segments(source.folder, env=target.env)
     log_start = max(names[0].base if names else 0, source.log_start or 0)
     copies = _Copies(source.number, target, log_start)
     for name, after in zip(names, [*names[1:], None], strict=True):
-        if after is None or after.base > log_start:
+        if copies.truncated:
+            copies.leave_out(
+                name, 0, name.size, copies.next_offset, None, "it lies behind damage, where the log was cut"
+            )
+        elif after is None or after.base > log_start:
             copies.add(name, after)
     log_end = max(log_start, copies.next_offset)
     return ImportedPartition(
@@ -95,6 +105,7 @@ class _Copies:
         self.copied: list[CopiedSegment] = []
         self.next_offset = 0
         self.leader_epoch = -1
+        self.truncated = False
         self._partition = partition
         self._target = target
         self._log_start = log_start
@@ -102,14 +113,16 @@ class _Copies:
         self._transactions = TransactionState()
 
     def add(self, name: SegmentName, after: SegmentName | None) -> None:
-        """Copy the next segment; `after` comes behind it, None: it is the active one."""
-        copied = self._copy(name, last=after is None)
-        if after is not None and copied.next_offset > after.base:
-            raise Corrupt(
-                f"expected offsets below {after.base}, where the next segment begins; found {copied.next_offset - 1}",
-                file=name.path,
-                offset=copied.next_offset - 1,
-            )
+        """Copy the next segment; `after` comes behind it, None: it is the active one. Where damage truncates the log,
+        a damaged segment becomes that.
+        """
+        try:
+            copied = self._copy(name, after)
+        except Corrupt:
+            if self._target.policy != TRUNCATE or after is None:
+                raise
+            self.truncated, after = True, None
+            copied = self._copy(name, after)
         aborted = _aborted(self._transactions, copied.events)
         if copied.file is not None and is_sealed(copied.file.path):
             self._add_indexes(name, copied, aborted)
@@ -117,17 +130,22 @@ class _Copies:
         self.next_offset = max(self.next_offset, copied.next_offset)
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
 
-    def _copy(self, name: SegmentName, *, last: bool) -> CopiedSegment:
+    def leave_out(self, name: SegmentName, position: int, nbytes: int, start: int, end: int | None, why: str) -> None:
+        """Report damage that was not copied."""
+        target = self._target
+        target.on_skipped(Skipped(target.topic, self._partition, name.path, position, nbytes, start, end, why))
+
+    def _copy(self, name: SegmentName, after: SegmentName | None) -> CopiedSegment:
         target = self._target
         closed = sealed_path(self._partition, target.read_version, self._run, name.base)
-        if last:
+        if after is None:
             try:
-                return self._copy_to(append_path(target.read_version, target.env.new_id()), name, last=True)
+                return self._copy_to(append_path(target.read_version, target.env.new_id()), name, after)
             except OldMessages:
                 pass
-        return self._copy_to(closed, name, last=last)
+        return self._copy_to(closed, name, after)
 
-    def _copy_to(self, path: str, name: SegmentName, *, last: bool) -> CopiedSegment:
+    def _copy_to(self, path: str, name: SegmentName, after: SegmentName | None) -> CopiedSegment:
         target, base = self._target, name.base
         try:
             with SegmentFile(name.path) as file:
@@ -137,8 +155,11 @@ class _Copies:
                     path,
                     target.writer(path),
                     partition=self._partition,
-                    last=last,
+                    last=after is None,
                     log_start=self._log_start,
+                    limit=None if after is None else after.base,
+                    policy=target.policy,
+                    left_out=partial(self.leave_out, name),
                 )
         except FileNotFoundError:
             raise Unavailable(
@@ -163,7 +184,7 @@ class _Copies:
 def _beside(log: str, suffix: str) -> bytes | None:
     """The bytes of an index file, None if there is none."""
     try:
-        with open(f"{log.removesuffix('log')}{suffix}", "rb") as source:
+        with open(companion(log, suffix), "rb") as source:
             return source.read()
     except FileNotFoundError:
         return None

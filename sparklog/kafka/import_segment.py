@@ -9,12 +9,15 @@ cleaner goes by the size of indexes.)
 The active segment becomes the one slice of an append file: its batches, whose base offsets are those of the log
 (`shift` 0), and our footer. Only its whole, valid batches count, as where it is read in place. If messages of formats
 v0 or v1 are in it, it is closed: merging moves batches to other offsets, which such messages do not survive.
+
+Where damage is skipped, the copy is the batches that are sound, back to back; its indexes then are new ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +25,10 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt
 from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import build_index, encode_footer
-from sparklog.format.batch_checks import Place, check_headers, crc_message
-from sparklog.format.record_batch import NO_PRODUCER_ID, crc_failures
+from sparklog.format.record_batch import NO_PRODUCER_ID
+from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.sound_batches import Damage, Resumed, sound_windows
 from sparklog.kafka.transaction_state import TransactionEvents
 from sparklog.log.names import is_sealed
 from sparklog.log.slices import FileSlices, SliceFlag
@@ -34,12 +38,20 @@ __all__ = ["Batches", "CopiedSegment", "OldMessages", "copy_segment", "offset_in
 
 Int64s = npt.NDArray[np.int64]
 
+LeftOut: TypeAlias = Callable[[int, int, int, int | None, str], None]
+"""Told of damage that is not copied: position, bytes, first offset, offset behind it or None, what was found."""
+
+GO_ON = "restore the file, or import what is whole with corrupt_records skip or truncate"
 WINDOW_BYTES = 1 << 20
 """Read and decoded at once: whatever a window of this size is decompressed to, decoding has room for it."""
 
 
 class OldMessages(Exception):  # noqa: N818
     """Messages of formats v0 or v1 were found where only batches may be: copy the segment as a closed one."""
+
+
+def _nobody(position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
+    """Where the report goes if nobody asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +103,12 @@ class _Totals:
         from crc32c import crc32c
 
         headers = window.headers
-        self._check_offsets(window, file)
         nbytes = int(headers.position[-1] + headers.size[-1])
         data = memoryview(window.data)[:nbytes]
         self.events.add(window)
         self._add_records(window, file)
-        position = headers.position + window.start
+        # Where the batches lie in the copy: what was left out of the source is not in it.
+        position = headers.position + self.nbytes
         self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
         self.next_offset = int(headers.next_offset[-1])
         self.nbytes += nbytes
@@ -108,15 +120,6 @@ class _Totals:
         if headers.is_log_append_time.any():
             self.flags |= SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES
         return data
-
-    def _check_offsets(self, window: Window, file: SegmentFile) -> None:
-        headers = window.headers
-        place = Place(file.path, window.start)
-        check_headers(headers, place, len(window.data))
-        expected = np.concatenate(([self.next_offset], headers.next_offset[:-1]))
-        if (headers.base_offset < expected).any():
-            row = int(np.argmax(headers.base_offset < expected))
-            raise place.corrupt(headers, row, f"expected a batch at offset {expected[row]} or above")
 
     def _add_records(self, window: Window, file: SegmentFile) -> None:
         from sparklog.format.decode import decode
@@ -144,17 +147,29 @@ class _Totals:
 
 
 def copy_segment(
-    file: SegmentFile, base: int, path: str, writer: ObjectWriter, *, partition: int, last: bool, log_start: int
+    file: SegmentFile,
+    base: int,
+    path: str,
+    writer: ObjectWriter,
+    *,
+    partition: int,
+    last: bool,
+    log_start: int,
+    limit: int | None = None,
+    policy: str = FAIL,
+    left_out: LeftOut = _nobody,
 ) -> CopiedSegment:
     """Copy the segment that starts at offset `base` to `path`, a sealed segment or an append file; closes `writer`.
 
-    `last`: it is the active one. What it holds below `log_start` alone is not copied. `Corrupt` with file, position and
-    offset for damage, `OldMessages` for such where `path` is an append file; nothing is written then.
+    `last`: it is the active one, else `limit` is the base of the next. What it holds below `log_start` alone is not
+    copied. `Corrupt` with file, position and offset for damage, unless `policy` is to skip it, or to truncate and this
+    is the last segment: then `left_out` is told. `OldMessages` for such where `path` is an append file. Nothing is
+    written then.
     """
     totals = _Totals(base)
     closed = is_sealed(path)
     try:
-        for window in _windows(file, base, last=last):
+        for window in _windows(file, base, last=last, limit=limit, policy=policy, left_out=left_out):
             if not closed and window.headers.is_legacy.any():
                 raise OldMessages
             writer.write(totals.add(window, file))
@@ -174,39 +189,39 @@ def copy_segment(
     return CopiedSegment(base, totals.next_offset, totals.leader_epoch, described, batches, totals.events)
 
 
-def _windows(file: SegmentFile, base: int, *, last: bool) -> Iterator[Window]:
-    """The segment's batches, their checksums verified; of the last segment those that are written."""
-    walk = BatchWalk(file, 0, window=WINDOW_BYTES, bodies=True)
-    held: Window | None = None
-    offset = base
-    for window in walk:
-        if held is not None:
-            yield _verified(held, file)
-            offset = int(held.headers.next_offset[-1])
-        held = window
-    if held is not None:
+def _windows(
+    file: SegmentFile, base: int, *, last: bool, limit: int | None, policy: str, left_out: LeftOut
+) -> Iterator[Window]:
+    """The segment's sound batches; of the last segment those that are written."""
+
+    def decide(damage: Damage) -> bool:
         # A broker that is writing, or was killed while it did, leaves a last batch that is not whole.
-        final = held.headers[-1:]
-        if last and len(crc_failures(held.data, final)):
-            held = Window(held.data, held.start, held.headers[:-1])
-        if len(held.headers):
-            yield _verified(held, file)
-            offset = int(held.headers.next_offset[-1])
-    if walk.stop != "end" and not last:
+        unwritten = damage.structural or (damage.final and damage.wrong_crc)
+        if policy == SKIP and not (last and damage.stop == "zeros"):
+            return True
+        if last and (unwritten or policy == TRUNCATE):
+            if damage.stop != "zeros":
+                left_out(damage.position, file.size - damage.position, damage.offset, None, damage.reason)
+            return False
+        whole = "expected record batches to the end of a closed segment: " if damage.structural else ""
         raise Corrupt(
-            f"expected record batches to the end of a closed segment: {walk.reason}",
-            file=file.path,
-            position=walk.end,
-            offset=offset,
+            f"{whole}{damage.reason}; {GO_ON}", file=file.path, position=damage.position, offset=damage.offset
         )
 
+    def resumed(damage: Damage, following: Resumed | None) -> None:
+        until = file.size if following is None else following.position
+        end = limit if following is None else following.offset
+        left_out(damage.position, until - damage.position, damage.offset, end, damage.reason)
 
-def _verified(window: Window, file: SegmentFile) -> Window:
-    wrong = crc_failures(window.data, window.headers)
-    if len(wrong):
-        place = Place(file.path, window.start)
-        raise place.corrupt(window.headers, int(wrong[0]), crc_message(window.headers, int(wrong[0])))
-    return window
+    return sound_windows(
+        file,
+        0,
+        base,
+        walk=lambda position: BatchWalk(file, position, window=WINDOW_BYTES, bodies=True),
+        decide=decide,
+        resumed=resumed,
+        limit=limit,
+    )
 
 
 def _footer(totals: _Totals, batches: Batches, partition: int) -> bytes:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, LOG_STARTS_FILE
 from sparklog.kafka import directory
+from sparklog.kafka.damage import FAIL, OnSkipped, check_policy, log_skipped
 from sparklog.kafka.import_partition import PartitionSource, Target, copy_partition
 from sparklog.log.configs import TopicConfigs, check_delete_delay
 from sparklog.log.imports import ImportedPartition, ImportIntent
@@ -41,14 +42,20 @@ def import_log_dir(
     topics: Sequence[str] | None = None,
     configs: Mapping[str, object] | None = None,
     force: bool = False,
+    corrupt_records: str = FAIL,
+    on_skipped: OnSkipped = log_skipped,
 ) -> list[str]:
     """Import topics of the log dir at `path` (None: all but Kafka's internal ones); their names, sorted.
 
-    `configs` are set on each of them; `force` as in `Root.create_topic`. `NotFound` if there is no log dir or no such
-    topic; `Conflict` if a topic exists; `BadRequest` for partitions that are missing in the log dir, or a config that
-    is not valid; `Corrupt` with file, position and offset for damage. A topic that fails is not there; those imported
-    before it stay.
+    `configs` are set on each of them; `force` as in `Root.create_topic`. `corrupt_records` says what damage does:
+    `fail`, `skip` (what is damaged is left out) or `truncate` (what Kafka would keep after an unclean shutdown with
+    recovery point 0: a partition ends in front of its first damage); `on_skipped` is told what is not imported, bytes
+    behind the log's end included (by default a warning is logged). `NotFound` if there is no log dir or no such
+    topic; `Conflict` if a topic exists; `BadRequest` for partitions that are missing in the log dir, or a config
+    that is not valid; `Corrupt` with file, position and offset for damage. A topic that fails is not there; those
+    imported before it stay.
     """
+    check_policy(corrupt_records)
     checked = _configs(configs, force)
     sources = _sources(os.path.abspath(os.fspath(path)), topics)
     for source in sources:
@@ -56,7 +63,7 @@ def import_log_dir(
         _refuse_existing(root, source.name)
     root.ensure_probed()
     for source in sources:
-        _import_topic(root, source, checked, force)
+        _import_topic(root, source, checked, force, corrupt_records, on_skipped)
     return [source.name for source in sources]
 
 
@@ -116,7 +123,9 @@ def _partitions(
     )
 
 
-def _import_topic(root: Root, source: _TopicSource, configs: TopicConfigs, force: bool) -> None:
+def _import_topic(
+    root: Root, source: _TopicSource, configs: TopicConfigs, force: bool, policy: str, on_skipped: OnSkipped
+) -> None:
     """Copy all partitions, then create the topic and name what was copied."""
     handle = root.topic_handle(source.name)
     target = Target(
@@ -126,6 +135,8 @@ def _import_topic(root: Root, source: _TopicSource, configs: TopicConfigs, force
         index_interval=configs.index_interval_bytes,
         env=root.env,
         written=[],
+        policy=policy,
+        on_skipped=on_skipped,
     )
     created = None
     try:

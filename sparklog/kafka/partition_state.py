@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
-from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.transaction_index import AbortedTransactions, concatenate
+from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.directory import SegmentName, partition_metadata, settled_now, settled_segments
+from sparklog.kafka.file_names import companion
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.segment_state import SegmentState
 from sparklog.kafka.transaction_state import TransactionState, merged
@@ -18,11 +24,37 @@ RACY_MS = 100
 OPEN_TRIES = 5
 
 
-class PartitionState:
-    """Segments and transactions of one partition folder; `refresh` brings them up to date."""
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Bytes of a file from `position` on that lie behind the end of a truncated log, which is offset `start`."""
 
-    def __init__(self, folder: str, env: Env = SYSTEM) -> None:
+    file: str
+    position: int
+    nbytes: int
+    start: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A transaction whose outcome damage hides; `first` to `last`: its offsets, `file`: where its marker was."""
+
+    producer: int
+    first: int
+    last: int
+    file: str
+
+
+class PartitionState:
+    """Segments and transactions of one partition folder; `refresh` brings them up to date.
+
+    `policy`: what damage does (see `sparklog.kafka.damage`); `cut`: what a log that it truncated has lost.
+    """
+
+    def __init__(self, folder: str, env: Env = SYSTEM, policy: str = FAIL) -> None:
         self.folder = folder
+        self.policy = policy
+        self.cut: tuple[Cut, ...] = ()
         self._env = env
         self.segments: list[SegmentState] = []
         self.transactions = TransactionState()
@@ -48,20 +80,25 @@ class PartitionState:
 
         `NotFound` if the folder is gone, `Unavailable` if it never holds still.
         """
+        gone = False
         for tries_left in reversed(range(OPEN_TRIES)):
-            self._list()
+            self._list(wait=gone or not self.segments)
             try:
                 self._scan()
             except FileNotFoundError:
                 # A segment went between the listing and its opening: look again, and trust nothing half done.
-                self._changed_at, self._replay = -1, True
+                self._changed_at, self._replay, gone = -1, True, True
                 if not tries_left:
                     raise
             else:
                 return
 
-    def _list(self) -> None:
-        """Take over the folder's listing, keeping what is known of the segments that are still there."""
+    def _list(self, *, wait: bool) -> None:
+        """Take over the folder's listing, keeping what is known of the segments that are still there.
+
+        A tail goes on in the segments it knows while the folder changes; a first look has to wait, and so has one that
+        missed a segment.
+        """
         try:
             changed_at = os.stat(self.folder).st_mtime_ns
         except FileNotFoundError:
@@ -70,8 +107,7 @@ class PartitionState:
         if self.segments and quiet and changed_at == self._changed_at:
             return
         now = self._env.wall_ms()
-        # A tail goes on in the segments it knows while the folder changes; a first look has to wait.
-        names = settled_now(self.folder) if self.segments else settled_segments(self.folder, env=self._env)
+        names = settled_segments(self.folder, env=self._env) if wait else settled_now(self.folder)
         if names is None:
             return
         self._changed_at, self._listed_at = changed_at, now
@@ -95,22 +131,13 @@ class PartitionState:
 
     def _scan(self) -> None:
         """Read what has not been read, and bring the transactions up to it."""
+        self.cut = ()
         for position, state in enumerate(self.segments):
             last = position == len(self.segments) - 1
-            if state.closed and not last and not self._replay:
-                continue
-            with SegmentFile(state.name.path) as file:
-                replaced = not state.still_holds(file) or (state.closed and (last or file.size != state.size))
-                if replaced:
-                    state = SegmentState(SegmentName(state.name.base, state.name.path, file.inode))
-                    self.segments[position] = state
-                    self._replay = True
-                seen = len(state.events.triples)
-                if not state.closed:
-                    state.scan(file, last=last)
-                if len(state.events.triples) > seen:
-                    self.transactions.apply(state.events.triples, seen)
-                    self._aborted = None
+            if not state.closed or last or self._replay:
+                self._look_at(position, last=last)
+            if self._truncated(position):
+                break
         if self._replay:
             self._indexed.clear()
             self.transactions = TransactionState()
@@ -118,32 +145,75 @@ class PartitionState:
                 self.transactions.apply(state.events.triples)
             self._replay, self._aborted = False, None
 
+    def _look_at(self, position: int, *, last: bool) -> None:
+        state = self.segments[position]
+        with SegmentFile(state.name.path) as file:
+            replaced = not state.still_holds(file) or (state.closed and (last or file.size != state.size))
+            if replaced:
+                state = SegmentState(SegmentName(state.name.base, state.name.path, file.inode))
+                self.segments[position] = state
+                self._replay = True
+            seen = len(state.events.triples)
+            if not state.closed:
+                limit = None if last else self.segments[position + 1].name.base
+                state.scan(file, last=last, policy=self.policy, limit=limit)
+            if len(state.events.triples) > seen:
+                self.transactions.apply(state.events.triples, seen)
+                self._aborted = None
+
+    def _truncated(self, position: int) -> bool:
+        """End the log in a segment that damage cuts short, where that is the policy; the next listing looks anew."""
+        state = self.segments[position]
+        if self.policy != TRUNCATE or state.stop == "end":
+            return False
+        later = [(segment.name.path, segment.name.size) for segment in self.segments[position + 1 :]]
+        if later or state.stop != "zeros":
+            start, reason = state.next_offset, state.reason
+            first = Cut(state.name.path, state.end, state.size - state.end, start, reason)
+            behind = "it lies behind damage, where the log was cut"
+            self.cut = (first, *(Cut(path, 0, size, start, behind) for path, size in later))
+        if later:
+            del self.segments[position + 1 :]
+            self._changed_at = -1
+        return True
+
     def aborted(self, start: int, end: int) -> AbortedTransactions:
         """The aborted transactions that matter to offsets `[start, end)`, from the whole partition's markers.
 
-        `Corrupt` if damage hides the end of a transaction in that range.
+        `Corrupt` if damage hides the end of a transaction in that range; where the policy is to skip what is damaged,
+        such a transaction counts as aborted.
         """
-        indexed = [self._transaction_index(state.name) for state in self.segments]
-        for producer, first, last in self.transactions.unknown:
-            if first >= end or last < start:
-                continue
-            known = any(((index.producer_ids == producer) & (index.first_offsets <= first)).any() for index in indexed)
-            if not known:
-                raise Corrupt(
-                    f"the outcome of a transaction of producer {producer} cannot be known: its marker is damaged; read"
-                    " other offsets, or all with read_uncommitted",
-                    file=self._path_at(last),
-                    offset=last,
-                )
+        unknown = self.unknown(start, end)
+        if unknown and self.policy != SKIP:
+            raise Corrupt(
+                f"the outcome of a transaction of producer {unknown[0].producer} cannot be known: its marker is"
+                " damaged; read other offsets, or leave the transaction out with corruptRecords=skip",
+                file=unknown[0].file,
+                offset=unknown[0].last,
+            )
         if self._aborted is None:
+            indexed = [self._transaction_index(state.name) for state in self.segments]
             self._aborted = merged(self.transactions, indexed)
-        return self._aborted.overlapping(start, end)
+        found = self._aborted.overlapping(start, end)
+        return found if not unknown else _with_unknown(found, unknown)
+
+    def unknown(self, start: int, end: int) -> list[Unknown]:
+        """The transactions with offsets in `[start, end)` of which neither marker nor `.txnindex` says the outcome."""
+        found = [entry for entry in self.transactions.unknown if entry[1] < end and entry[2] >= start]
+        if not found:
+            return []
+        indexed = [self._transaction_index(state.name) for state in self.segments]
+        return [
+            Unknown(producer, first, last, self._path_at(last))
+            for producer, first, last in found
+            if not any(((index.producer_ids == producer) & (index.first_offsets <= first)).any() for index in indexed)
+        ]
 
     def _transaction_index(self, name: SegmentName) -> AbortedTransactions:
         """The `.txnindex` of a segment, empty where it is missing or wrong. That of the last segment still grows."""
         found = self._indexed.get(name)
         if found is None:
-            path = f"{name.path.removesuffix('.log')}.txnindex"
+            path = companion(name.path, "txnindex")
             try:
                 with open(path, "rb") as source:
                     found = transaction_index.parse(source.read(), name.base, file=path)
@@ -160,3 +230,11 @@ class PartitionState:
     def position_estimate(self, offset: int) -> int:
         """About how many bytes of the partition lie before `offset`."""
         return sum(state.position_estimate(offset) for state in self.segments)
+
+
+def _with_unknown(aborted: AbortedTransactions, unknown: Sequence[Unknown]) -> AbortedTransactions:
+    """These, and the unknown ones as if they had been aborted where reading stopped."""
+    columns = np.array([(entry.producer, entry.first, entry.last) for entry in unknown], np.int64)
+    more = AbortedTransactions(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 2] + 1)
+    every = concatenate([aborted, more])
+    return every.select(np.argsort(every.last_offsets, kind="stable"))

@@ -3,11 +3,13 @@
 A part names offsets and the partition's folder, never positions or files: between planning and reading the log
 cleaner may have put other files under the same names. It carries the aborted transactions of its range, because their
 markers may lie behind the range's end.
+
+Every batch of the range is checked (`sparklog.kafka.sound_batches`); what damage does is the part's policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +20,10 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.kafka.damage import FAIL, SKIP, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.directory import SegmentName, settled_segments
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window, seek
+from sparklog.kafka.sound_batches import Damage, Resumed, resume, sound_windows
 from sparklog.log.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.view import COLUMNS, RECORD_SCHEMA, OffsetRange
 
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 MIN_WINDOW_BYTES = 64 * 1024
 FIRST_WINDOW_BYTES = 256 * 1024
 REPLAN_TRIES = 10
+GO_ON = "restore the file, read other offsets, or read on behind it with corruptRecords=skip"
 _DECODED = frozenset({"key", "value", "headers", "timestampType"})
 
 
@@ -36,7 +41,8 @@ _DECODED = frozenset({"key", "value", "headers", "timestampType"})
 class KafkaReadPart:
     """Implements `ReadPart` for a partition folder. `records` and `nbytes` are estimates.
 
-    `aborted` is None for read_uncommitted.
+    `aborted` is None for read_uncommitted. `corrupt_records`: see `sparklog.kafka.damage`; `on_skipped` is told in the
+    process that reads, so it must pickle where that is another one.
     """
 
     folder: str
@@ -44,12 +50,14 @@ class KafkaReadPart:
     records: int
     nbytes: int
     aborted: AbortedTransactions | None
+    corrupt_records: str = FAIL
+    on_skipped: OnSkipped = log_skipped
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = 4 << 20) -> Iterator[pa.RecordBatch]:
         """The part's records in offset order, as batches of about `batch_bytes` with exactly `columns`.
 
-        Raises `Corrupt` with file, position and offset; `NotFound` if the log no longer holds the range: its start was
-        deleted, or its end was taken back.
+        Raises `Corrupt` with file, position and offset, unless damage is skipped; `NotFound` if the log no longer holds
+        the range: its start was deleted, or its end was taken back.
         """
         unknown = [name for name in columns if name not in COLUMNS]
         if unknown:
@@ -58,25 +66,50 @@ class KafkaReadPart:
 
     def _pieces(self, columns: list[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
         """One RecordBatch per window, window sizes following how much records grow when they are decoded."""
-        from sparklog.format.decode import decode
-
         wanted = _DECODED & set(columns) | {"offset", "timestamp"}
         budget = WindowBudget(batch_bytes)
-        for file, window in self._windows(budget):
-            decoded = decode(
+        for file, window in self.windows(budget):
+            for decoded in self._decoded(file, window, wanted):
+                piece = _record_batch(decoded, columns, self.range)
+                budget.learn(len(window.data), piece.nbytes)
+                if piece.num_rows:
+                    yield piece
+
+    def _decoded(self, file: SegmentFile, window: Window, wanted: Set[str]) -> Iterator[RecordColumns]:
+        """The visible records of a window; where damage is skipped, those of each batch that can be decoded."""
+        from sparklog.format.decode import decode
+
+        try:
+            yield decode(
                 window.data,
                 window.headers,
                 columns=wanted,
                 start_offset=self.range.start,
                 end_offset=self.range.end,
                 select=self._visible(window.headers),
+                check_crc=False,
                 file=file.path,
                 file_position=window.start,
             )
-            piece = _record_batch(decoded, columns, self.range)
-            budget.learn(len(window.data), piece.nbytes)
-            if piece.num_rows:
-                yield piece
+        except Corrupt as error:
+            if self.corrupt_records != SKIP:
+                raise
+            rows = len(window.headers)
+            for row in range(rows if rows > 1 else 0):
+                single = Window(window.data, window.start, window.headers[row : row + 1])
+                yield from self._decoded(file, single, wanted)
+            if rows == 1:
+                header = window.headers.row(0)
+                position = window.start + int(window.headers.position[0])
+                end = header.base_offset + header.last_offset_delta + 1
+                self._skipped(file, position, header.size, header.base_offset, end, error.message)
+
+    def _skipped(self, file: SegmentFile, position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
+        """Report what of this part is left out."""
+        mine = self.range
+        first, last = max(start, mine.start), mine.end if end is None else min(end, mine.end)
+        if first < last:
+            self.on_skipped(Skipped(mine.topic, mine.partition, file.path, position, nbytes, first, last, reason))
 
     def _visible(self, headers: BatchHeaders) -> npt.NDArray[np.bool_]:
         """Which batches have records for this reader: no control batches, no aborted ones."""
@@ -86,8 +119,8 @@ class KafkaReadPart:
             visible[rows] = ~self.aborted.covers(headers.producer_id[rows], headers.base_offset[rows])
         return visible
 
-    def _windows(self, budget: WindowBudget) -> Iterator[tuple[SegmentFile, Window]]:
-        """Windows of whole batches that cover the range, from one segment after the other."""
+    def windows(self, budget: WindowBudget) -> Iterator[tuple[SegmentFile, Window]]:
+        """Windows of whole and sound batches that cover the range, from one segment after the other."""
         position, end = self.range.start, self.range.end
         names = settled_segments(self.folder)
         after, tries = -1, 0
@@ -106,14 +139,63 @@ class KafkaReadPart:
                     raise
                 names, after = settled_segments(self.folder), -1
                 continue
+            passed: list[int] = []
             with file:
-                for window in _segment_windows(file, name, position, end, budget):
+                for window in self._segment_windows(file, name, position, names, budget, passed):
                     if not len(window.headers):
                         return  # The log goes on behind the range: nothing was kept up to its end.
                     yield file, window
                     position = max(position, int(window.headers.next_offset[-1]))
                     budget.apply()
-            after = name.base
+            position, after = max(position, *passed, 0), name.base
+
+    def _segment_windows(
+        self,
+        file: SegmentFile,
+        name: SegmentName,
+        position: int,
+        names: Sequence[SegmentName],
+        budget: WindowBudget,
+        passed: list[int],
+    ) -> Iterator[Window]:
+        """Windows of one segment from the first batch that ends at or behind `position` to the last of the range.
+
+        `Corrupt` if the range goes on behind what is no sound batch, unless that is skipped: then `passed` gets the
+        offset behind it.
+        """
+        skipping = self.corrupt_records == SKIP
+        limit = _limit(names, name, file)
+
+        def decide(damage: Damage) -> bool:
+            if skipping:
+                return True
+            message, offset = damage.reason, damage.offset
+            if damage.structural:
+                message, offset = (
+                    f"expected batches up to offset {self.range.end - 1}: {message}",
+                    max(offset, position),
+                )
+            raise Corrupt(f"{message}; {GO_ON}", file=file.path, position=damage.position, offset=offset)
+
+        def resumed(damage: Damage, following: Resumed | None) -> None:
+            until = file.size if following is None else following.position
+            end = limit if following is None else following.offset
+            self._skipped(file, damage.position, until - damage.position, damage.offset, end, damage.reason)
+            if end is None and name == names[-1]:
+                end = self.range.end
+            passed.append(position if end is None else end)
+
+        start = _first_position(file, name, position, limit, skipping=skipping)
+        return sound_windows(
+            file,
+            start,
+            name.base,
+            walk=lambda at: budget.walk(file, at),
+            decide=decide,
+            resumed=resumed,
+            end=self.range.end,
+            limit=limit,
+        )
 
     def _gone(self, names: Sequence[SegmentName], position: int, after: int) -> NotFound:
         """Offsets may be missing inside a cleaned log, but not at its ends."""
@@ -159,41 +241,33 @@ def _segment_for(names: Sequence[SegmentName], position: int, after: int) -> Seg
     return below[-1] if below else None
 
 
-def _segment_windows(
-    file: SegmentFile, name: SegmentName, position: int, end: int, budget: WindowBudget
-) -> Iterator[Window]:
-    """Windows of one segment from the first batch that ends at or behind `position` to the last that begins before
-    `end`; then one without batches if the next batch begins at or behind `end`.
+def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -> int | None:
+    """The base of the segment behind `name`, which no offset of it reaches; None if it is the last one.
 
-    `Corrupt` if the segment cannot be read on although the range goes on in it.
+    None, too, if the file is not the one that was listed: the cleaner may have merged others into it since.
     """
-    start = seek(file, name.base, position)
-    skip = BatchWalk(file, start)
-    for window in skip:
-        ahead = np.flatnonzero(window.headers.last_offset >= position)
-        if len(ahead):
-            start = window.start + int(window.headers.position[ahead[0]])
-            break
-    else:
-        start = skip.end
-    walk = budget.walk(file, start)
-    for window in walk:
-        inside = window.headers.base_offset < end
-        if inside.any():
-            yield Window(window.data, window.start, window.headers[inside])
-            position = int(window.headers.next_offset[-1])
-        # What lies behind the range is not looked at: a broker may be writing it.
-        if not inside.all():
-            yield Window(window.data, window.start, window.headers[:0])
-        if position >= end or not inside.all():
-            return
-    if walk.stop != "end":
-        raise Corrupt(
-            f"expected batches up to offset {end - 1}: {walk.reason}",
-            file=file.path,
-            position=walk.end,
-            offset=position,
-        )
+    later = [other.base for other in names if other.base > name.base]
+    return later[0] if later and file.inode == name.inode else None
+
+
+def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: int | None, *, skipping: bool) -> int:
+    """Where the first batch stands that ends at or behind `offset`, or the damage that may have held it.
+
+    Headers alone are looked at. With `skipping`, also behind damage.
+    """
+    start = seek(file, name.base, offset)
+    while True:
+        walk = BatchWalk(file, start)
+        for window in walk:
+            ahead = np.flatnonzero(window.headers.last_offset >= offset)
+            if len(ahead):
+                return window.start + int(window.headers.position[ahead[0]])
+        following = None
+        if skipping and walk.stop != "end":
+            following = resume(file, walk.end, name.base, limit)
+        if following is None or following.offset > offset:
+            return walk.end
+        start = following.position
 
 
 def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange) -> pa.RecordBatch:
@@ -218,18 +292,26 @@ def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange)
 
 
 def _coalesced(pieces: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Small neighbours joined, large pieces cut by rows, so that batches have about `batch_bytes`."""
+    """Small neighbours joined, large pieces cut by rows, so that batches have about `batch_bytes`. What came before an
+    error comes before it.
+    """
     held: list[pa.RecordBatch] = []
     size = 0
-    for piece in pieces:
-        held.append(piece)
-        size += piece.nbytes
-        if size * 2 < batch_bytes:
-            continue
-        yield from _cut(_joined(held), size, batch_bytes)
-        held, size = [], 0
+    try:
+        for piece in pieces:
+            held.append(piece)
+            size += piece.nbytes
+            if size * 2 < batch_bytes:
+                continue
+            whole, held = _joined(held), []
+            yield from _cut(whole, size, batch_bytes)
+            size = 0
+    except Corrupt:
+        if held:
+            yield _joined(held)
+        raise
     if held:
-        yield from _cut(_joined(held), size, batch_bytes)
+        yield _joined(held)
 
 
 def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:

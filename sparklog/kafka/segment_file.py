@@ -28,6 +28,7 @@ from sparklog.format.record_batch import (
     scan_headers,
     single_header,
 )
+from sparklog.kafka.file_names import companion
 
 HEADER_WINDOW_BYTES = 256 * 1024
 HUGE_BATCH_BYTES = 64 * 1024 * 1024
@@ -188,9 +189,7 @@ def seek(file: SegmentFile, base: int, offset: int) -> int:
 
 def load_offset_index(file: SegmentFile, base: int) -> OffsetIndex | None:
     """The `.index` of a `.log`, or None if there is none that can be right."""
-    path = file.path.removesuffix(".deleted").removesuffix(".log") + ".index"
-    if file.path.endswith(".deleted"):
-        path += ".deleted"
+    path = companion(file.path, "index")
     try:
         with open(path, "rb") as source:
             return parse_offset_index(source.read(), base, file=path)

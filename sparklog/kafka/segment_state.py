@@ -11,13 +11,17 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from sparklog.format.record_batch import HEADER_BYTES
+from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.directory import SegmentName
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.sound_batches import Damage, resume, sound_windows
 from sparklog.kafka.transaction_state import TransactionEvents
 
 BLOCK_BYTES = 64 * 1024
 UNWRITTEN = "unwritten"
-"""Why a walk stopped, beside BatchWalk's reasons: the checksum of the last batch does not match (yet)."""
+UNSOUND = "unsound"
+"""Why a walk stopped, beside BatchWalk's reasons: the checksum of the last batch does not match (yet); a batch is not
+sound, and where the policy is to truncate, the log ends in front of it."""
 
 
 @dataclass
@@ -63,10 +67,23 @@ class SegmentState:
         """Does a listing show the file as it was when it was closed? Inodes are used again, names too."""
         return not self.closed or (listed.size, listed.modified) == (self.size, self.modified)
 
-    def scan(self, file: SegmentFile, *, last: bool) -> None:
+    def scan(self, file: SegmentFile, *, last: bool, policy: str = FAIL, limit: int | None = None) -> None:
         """Walk on from `end` to the file's end. In the partition's last segment a last batch with a wrong checksum is
-        not written yet and does not count; elsewhere checksums are the readers' business.
+        not written yet and does not count; elsewhere checksums are the readers' business, unless `policy` is to
+        truncate: then the segment ends in front of the first batch that is not sound. `limit`: the next segment's base.
         """
+        if policy == TRUNCATE:
+            self._scan_sound(file, limit)
+        else:
+            self._scan_headers(file, last=last)
+            while policy == SKIP and self._resumed(file, last=last, limit=limit):
+                self._scan_headers(file, last=last)
+        self.size, self.modified = file.size, file.modified
+        self.closed = not last
+        if self.closed and self.stop != "end" and policy != TRUNCATE:
+            self.events.lost(self.next_offset)
+
+    def _scan_headers(self, file: SegmentFile, *, last: bool) -> None:
         walk = BatchWalk(file, self.end)
         held: Window | None = None
         for window in walk:
@@ -76,10 +93,31 @@ class SegmentState:
         self.stop, self.reason = walk.stop, walk.reason
         if held is not None:
             self._take(self._without_unwritten(file, held) if last else held)
-        self.size, self.modified = file.size, file.modified
-        self.closed = not last
-        if self.closed and self.stop != "end":
-            self.events.lost(self.next_offset)
+
+    def _scan_sound(self, file: SegmentFile, limit: int | None) -> None:
+        """Walk on with all checksums verified, to the first batch that is not sound."""
+        self.stop, self.reason = "end", ""
+
+        def ends(damage: Damage) -> bool:
+            self.stop, self.reason = UNSOUND, damage.reason
+            return False
+
+        def walk(start: int) -> BatchWalk:
+            return BatchWalk(file, start, bodies=True)
+
+        for window in sound_windows(file, self.end, self.next_offset, walk=walk, decide=ends, limit=limit):
+            self._take(window)
+
+    def _resumed(self, file: SegmentFile, *, last: bool, limit: int | None) -> bool:
+        """Stopped at what is no batch: is there one behind it? What lies between may have held markers."""
+        if self.stop == "end" or (last and self.stop == "zeros"):
+            return False
+        following = resume(file, self.end, self.next_offset, limit)
+        if following is None:
+            return False
+        self.events.lost(self.next_offset)
+        self.end = following.position
+        return True
 
     def _without_unwritten(self, file: SegmentFile, window: Window) -> Window:
         final = window.headers.row(len(window.headers) - 1)
@@ -103,7 +141,8 @@ class SegmentState:
             self.block_position.append(start)
             self.block_offset.append(int(headers.base_offset[0]))
             self.block_timestamp.append(greatest)
-        self.next_offset = max(self.next_offset, int(headers.next_offset[-1]))
+        # Kafka, too, goes by the last batch alone: an offset that was damaged before it does not stay.
+        self.next_offset = max(self.name.base, int(headers.next_offset[-1]))
         at = int(headers.position[-1])
         self.last_position = window.start + at
         self.last_header = window.data[at : at + HEADER_BYTES]

@@ -8,33 +8,40 @@ can hold an answer and so sometimes has none where this rule has one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from sparklog.errors import Corrupt
+from sparklog.kafka.damage import SKIP
 from sparklog.kafka.partition_state import PartitionState
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 from sparklog.kafka.segment_state import SegmentState
+from sparklog.kafka.sound_batches import sound_windows
 from sparklog.log.view import TimestampOffset
 
 
 def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> TimestampOffset | None:
     """By the rule above, anywhere below the log's end; timestamps in ms.
 
-    `Corrupt` if the batch that may hold the answer is damaged.
+    `Corrupt` if the batch that may hold the answer is damaged, unless damage is skipped.
     """
     for segment in state.segments:
         if segment.max_timestamp < timestamp or segment.next_offset <= log_start:
             continue
         with SegmentFile(segment.name.path) as file:
-            found = _in_segment(segment, file, timestamp, log_start)
+            found = _in_segment(segment, file, timestamp, log_start, skipping=state.policy == SKIP)
         if found is not None:
             return found
     return None
 
 
-def _in_segment(segment: SegmentState, file: SegmentFile, timestamp: int, log_start: int) -> TimestampOffset | None:
+def _in_segment(
+    segment: SegmentState, file: SegmentFile, timestamp: int, log_start: int, *, skipping: bool
+) -> TimestampOffset | None:
     for start, end in segment.blocks_with(timestamp):
-        for window in BatchWalk(file, start, bodies=True):
-            found = _in_window(file, window, end, timestamp, log_start)
+        for window in _windows(segment, file, start, skipping):
+            found = _in_window(file, window, end, timestamp, log_start, skipping)
             if found is not None:
                 return found
             if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
@@ -42,7 +49,21 @@ def _in_segment(segment: SegmentState, file: SegmentFile, timestamp: int, log_st
     return None
 
 
-def _in_window(file: SegmentFile, window: Window, end: int, timestamp: int, log_start: int) -> TimestampOffset | None:
+def _windows(segment: SegmentState, file: SegmentFile, start: int, skipping: bool) -> Iterator[Window]:
+    if not skipping:
+        return iter(BatchWalk(file, start, bodies=True))
+    return sound_windows(
+        file,
+        start,
+        segment.name.base,
+        walk=lambda at: BatchWalk(file, at, bodies=True),
+        decide=lambda damage: True,
+    )
+
+
+def _in_window(
+    file: SegmentFile, window: Window, end: int, timestamp: int, log_start: int, skipping: bool
+) -> TimestampOffset | None:
     from sparklog.format.decode import decode
 
     headers = window.headers
@@ -53,14 +74,19 @@ def _in_window(file: SegmentFile, window: Window, end: int, timestamp: int, log_
         & (window.start + headers.position < end)
     )
     for row in np.flatnonzero(candidates).tolist():
-        records = decode(
-            window.data,
-            headers[row : row + 1],
-            columns=("offset", "timestamp"),
-            start_offset=log_start,
-            file=file.path,
-            file_position=window.start,
-        )
+        try:
+            records = decode(
+                window.data,
+                headers[row : row + 1],
+                columns=("offset", "timestamp"),
+                start_offset=log_start,
+                file=file.path,
+                file_position=window.start,
+            )
+        except Corrupt:
+            if not skipping:
+                raise
+            continue
         late = np.flatnonzero(records.timestamp >= timestamp)
         if len(late):
             return TimestampOffset(int(records.offset[late[0]]), int(records.timestamp[late[0]]))

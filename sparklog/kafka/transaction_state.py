@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sparklog.errors import Corrupt
 from sparklog.format.control import ABORT, COMMIT, control_types
-from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, crc_failures
+from sparklog.format.record_batch import NO_PRODUCER_ID, NO_SEQUENCE, BatchHeaders, crc_failures
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.segment_file import Window
 
@@ -47,12 +47,15 @@ class TransactionEvents:
         markers = np.flatnonzero(control[rows])
         if len(markers):
             kinds[markers] = _marker_kinds(window, chosen[markers])
+        # Transactional data has a sequence: what has none was a marker before it was damaged.
+        for at in np.flatnonzero(~control[rows] & (chosen.base_sequence == NO_SEQUENCE)).tolist():
+            kinds[at] = LOST if _damaged(window, int(rows[at])) else DATA
         producers, offsets = chosen.producer_id.tolist(), chosen.base_offset.tolist()
-        for kind, producer, offset in zip(kinds.tolist(), producers, offsets, strict=True):
+        for row, kind, producer, offset in zip(rows.tolist(), kinds.tolist(), producers, offsets, strict=True):
             if kind == LOST:
                 self.lost(offset)
             elif kind == DATA:
-                if producer not in self._writing:
+                if producer not in self._writing and not _damaged(window, row):
                     self._writing.add(producer)
                     self.triples.extend((kind, producer, offset))
             elif kind in (ABORT, COMMIT):
@@ -110,6 +113,15 @@ def merged(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> A
     again = np.zeros(len(order), np.bool_)
     again[1:] = (producers[1:] == producers[:-1]) & (last[1:] == last[:-1])
     return every.select(order[~again])
+
+
+def _damaged(window: Window, row: int) -> bool:
+    """Is the checksum of a whole batch wrong? Its producer id then may be anybody's, and would open a transaction that
+    nobody ends."""
+    header = window.headers[row : row + 1]
+    # A batch longer than its window comes without its body: it is believed.
+    whole = int(header.position[0] + header.size[0]) <= len(window.data)
+    return whole and bool(len(crc_failures(window.data, header)))
 
 
 def _marker_kinds(window: Window, markers: BatchHeaders) -> npt.NDArray[np.int64]:

@@ -3,6 +3,12 @@
 Nothing is written. Batch readers see whole batches up to the end of the log; a tail (`tailing=True`) goes no further
 than the broker's last high watermark in `replication-offset-checkpoint`, because what lies above it can still be
 replaced.
+
+What is damaged is read as Kafka's start-up would leave it after an unclean shutdown with the recovery point in the last
+segment: the log ends behind its last whole batch, damage before that is an error for its reader. Two things are better
+than there: indexes are never believed, and a wrong checksum in the middle of the last segment is an error and does not
+cut off what follows. `corrupt_records` (see `sparklog.kafka.damage`) gives the other two ways: on past damage, or the
+log cut in front of it as with recovery point 0.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from dataclasses import dataclass
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FILE
 from sparklog.kafka import directory
+from sparklog.kafka.damage import FAIL, OnSkipped, Skipped, check_policy, log_skipped, warn_once
 from sparklog.kafka.partition_state import PartitionState
 from sparklog.kafka.read_part import KafkaReadPart
 from sparklog.kafka.time_lookup import first_at_or_after
@@ -44,8 +51,23 @@ class KafkaView:
     `path` is a log dir or one partition folder; `tailing` says that what is read must never be taken back (see above).
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, tailing: bool = False, env: Env = SYSTEM) -> None:
-        """`NotFound` if `path` is neither a Kafka log dir nor a partition folder."""
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tailing: bool = False,
+        corrupt_records: str = FAIL,
+        on_skipped: OnSkipped = log_skipped,
+        env: Env = SYSTEM,
+    ) -> None:
+        """`corrupt_records` says what damage does: `fail`, `skip` or `truncate`; `on_skipped` is told what was left out
+        (by default a warning is logged), where it is planned or read.
+
+        `NotFound` if `path` is neither a Kafka log dir nor a partition folder.
+        """
+        self._corrupt_records = check_policy(corrupt_records)
+        self._on_skipped = on_skipped
+        self._said: set[Skipped] = set()
         self._path = os.path.abspath(os.fspath(path))
         self._tailing = tailing
         self._env = env
@@ -95,6 +117,8 @@ class KafkaView:
             for number, folder in sorted(self._of_topic(folders, topic).items()):
                 key = (topic, number)
                 found = self._refreshed(before.get(number), folder, starts.get(key), watermarks.get(key))
+                for cut in found.state.cut:
+                    self._say(Skipped(topic, number, cut.file, cut.position, cut.nbytes, cut.start, None, cut.reason))
                 if found.state.segments:
                     after[number] = found
             self._partitions[topic] = after
@@ -142,8 +166,34 @@ class KafkaView:
                 )
             committed = isolation == READ_COMMITTED
             aborted = partition.state.aborted(part.start, part.end) if committed else None
-            parts.append(KafkaReadPart(partition.state.folder, part, part.end - part.start, size, aborted))
+            if committed:
+                self._say_unknown(part, partition.state)
+            parts.append(
+                KafkaReadPart(
+                    partition.state.folder,
+                    part,
+                    part.end - part.start,
+                    size,
+                    aborted,
+                    self._corrupt_records,
+                    self._on_skipped,
+                )
+            )
         return parts
+
+    def _say_unknown(self, part: OffsetRange, state: PartitionState) -> None:
+        """Transactions that are left out because nothing says how they ended."""
+        for entry in state.unknown(part.start, part.end):
+            reason = f"records of producer {entry.producer}, the marker that ended its transaction is damaged"
+            self._say(
+                Skipped(part.topic, part.partition, entry.file, None, 0, entry.first, entry.last + 1, reason),
+            )
+
+    def _say(self, skipped: Skipped) -> None:
+        """Once in the life of this view."""
+        if skipped not in self._said:
+            self._said.add(skipped)
+            self._on_skipped(skipped)
 
     def _refreshed(self, known: _Partition | None, folder: str, start: int | None, watermark: int | None) -> _Partition:
         try:
@@ -151,16 +201,21 @@ class KafkaView:
         except FileNotFoundError:
             raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
         identity = (stat.st_dev, stat.st_ino)
-        state = known.state if known is not None and known.identity == identity else PartitionState(folder, self._env)
+        same = known is not None and known.identity == identity
+        state = known.state if known and same else PartitionState(folder, self._env, self._corrupt_records)
         state.refresh()
         return _Partition(state, identity, _bounds(state, start, watermark))
 
     def _checkpoint(self, name: str) -> dict[tuple[str, int], int]:
         try:
             return directory.offset_checkpoint(self._log_dir, name)
-        except Corrupt:
+        except Corrupt as error:
             # A single partition folder may have been copied anywhere: what lies beside it need not be Kafka's.
             if self._single:
+                return {}
+            if self._corrupt_records != FAIL and name == LOG_STARTS_FILE:
+                # As Kafka's start-up; the file is replaced by rename, so this is no moment of its writing.
+                warn_once(f"{error}: the logs of {self._path} start at their first segments")
                 return {}
             raise
 

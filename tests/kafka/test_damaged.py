@@ -151,13 +151,15 @@ def test_a_damaged_marker_leaves_its_transaction_unknown(tmp_path: Path) -> None
     broken[-11] ^= 1  # The marker's type: ABORT would read as COMMIT.
     folder = write_partition(tmp_path, "t-0", {0: log(bytes(broken)), 5: batch(5, [b"f"])})
     view = KafkaView(tmp_path)
-    assert offsets(read(view, "t")) == [0, 1, 3, 4, 5]
+    with pytest.raises(Corrupt, match="CRC-32C"):
+        read(view, "t")  # Kafka's consumer, too, checks batches that have nothing for it.
     assert offsets(read(view, "t", isolation=READ_COMMITTED, start=3)) == [3, 4, 5]
     with pytest.raises(Corrupt, match="transaction of producer 7 cannot be known") as caught:
         read(view, "t", isolation=READ_COMMITTED)
     assert (caught.value.file, caught.value.offset) == (str(segment(folder, 0)), 2)
     segment(folder, 0).with_suffix(".txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 1, 2, 3))
-    assert offsets(read(KafkaView(tmp_path), "t", isolation=READ_COMMITTED)) == [0, 3, 4, 5]
+    indexed = KafkaView(tmp_path)
+    assert offsets(read(indexed, "t", isolation=READ_COMMITTED, end=2)) == [0]
 
 
 def test_an_unreadable_stretch_leaves_open_transactions_unknown(tmp_path: Path) -> None:

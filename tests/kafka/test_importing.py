@@ -535,9 +535,9 @@ def test_damage_in_the_middle_names_its_place_and_imports_nothing(fixtures: Path
             2,
             "to the end of a closed segment: the batch has",
         ),
-        ({0: FIRST + FIRST, 3: SECOND}, 0, len(FIRST), 0, "expected a batch at offset 3 or above"),
-        ({0: FIRST, 4: SECOND}, 4, 0, 3, "expected a batch at offset 4 or above"),
-        ({0: FIRST, 2: SECOND}, 0, None, 2, "expected offsets below 2, where the next segment begins; found 2"),
+        ({0: FIRST + FIRST, 3: SECOND}, 0, len(FIRST), 3, "at offset 3 or above; found offset 0"),
+        ({0: FIRST, 4: SECOND}, 4, 0, 4, "at offset 4 or above; found offset 3"),
+        ({0: FIRST, 2: SECOND}, 0, 77, 2, "expected offsets below 2, where the next segment begins; found 2"),
     ],
 )
 def test_a_log_that_contradicts_itself_is_corrupt(
@@ -545,7 +545,7 @@ def test_a_log_that_contradicts_itself_is_corrupt(
     tmp_path: Path,
     segments: dict[int, bytes],
     base: int,
-    position: int | None,
+    position: int,
     offset: int,
     message: str,
 ) -> None:

@@ -11,13 +11,14 @@ import pytest
 from sparklog.compaction.run import compact_topic
 from sparklog.errors import Corrupt
 from sparklog.kafka import KafkaView
+from sparklog.kafka.damage import Skipped
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.segment_file import SegmentFile, seek
 from sparklog.log import fetch
 from sparklog.log.max_timestamp import offsets_of_max_timestamp
 from sparklog.log.root import Root, open_root
 from sparklog.log.topic import Topic
-from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.memory import MemoryStore
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, split_partition
@@ -208,6 +209,22 @@ def test_damage_names_its_place(root: Root, tmp_path: Path, name: str) -> None:
     assert root.topics() == []
     assert offsets(read(view, "t", start=0, end=3)) == [0, 1, 2]
     assert offsets(read(view, "t", start=4, end=6)) == [4, 5]
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_costs_its_message_alone_where_it_is_skipped(root: Root, tmp_path: Path, name: str) -> None:
+    broken, text = DAMAGE[name]
+    write_partition(tmp_path, "t-0", {0: OLD + broken + message(4, b"d", b"5"), 5: batch(5, [b"6"])})
+    said: list[Skipped] = []
+    view = KafkaView(tmp_path, corrupt_records="skip", on_skipped=said.append)
+    (part,) = view.plan([OffsetRange("t", 0, 0, 6)], READ_UNCOMMITTED)
+    assert [record.offset for piece in part.read(COLUMNS) for record in records(piece)] == [0, 1, 2, 4, 5]
+    assert [(skipped.position, skipped.nbytes, skipped.start, skipped.end) for skipped in said] == [
+        (len(OLD), len(broken), 3, 4)
+    ]
+    if "CRC" in text:
+        import_log_dir(root, tmp_path, corrupt_records="skip")
+        assert offsets(scanned(root.topic("t"))) == [0, 1, 2, 4, 5]
 
 
 def test_old_messages_cut_off_in_a_closed_segment(root: Root, tmp_path: Path) -> None:

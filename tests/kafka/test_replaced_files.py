@@ -35,7 +35,13 @@ def swap_in(folder: Path, base: int, data: bytes, replaced: list[int]) -> None:
     new.rename(segment(folder, base))
 
 
-def test_a_swap_under_way_is_waited_for(folder: Path, env: Env, waits: list[float]) -> None:
+@pytest.fixture
+def busy(env: Env, waits: list[float]) -> Env:
+    """A clock by which every folder has changed just now."""
+    return Env(lambda: 0, env.boot_ms, waits.append, env.random)
+
+
+def test_a_swap_under_way_is_waited_for(folder: Path, busy: Env, waits: list[float]) -> None:
     swap = folder / f"{0:020}.log.swap"
     segment(folder, 0).rename(swap)
     segment(folder, 3).write_bytes(SECOND)
@@ -45,17 +51,32 @@ def test_a_swap_under_way_is_waited_for(folder: Path, env: Env, waits: list[floa
         if len(waits) == 3:
             swap.rename(segment(folder, 0))
 
-    patient = Env(env.wall_ms, env.boot_ms, finish, env.random)
+    patient = Env(busy.wall_ms, busy.boot_ms, finish, busy.random)
     view = KafkaView(folder.parent, env=patient)
     assert view.bounds("t")[0].log_start == 0
     assert offsets(read(view, "t")) == list(range(6))
     assert len(waits) >= 3
 
 
-def test_a_swap_that_never_ends_is_unavailable(folder: Path, env: Env) -> None:
-    (folder / f"{0:020}.log.swap").write_bytes(FIRST)
-    with pytest.raises(Unavailable, match=r"expected a listing without \.swap files"):
-        KafkaView(folder.parent, env=env).refresh(["t"])
+def test_a_swap_that_never_ends_is_read_as_the_next_start_up_would(folder: Path, busy: Env, waits: list[float]) -> None:
+    (folder / f"{0:020}.log.swap").write_bytes(batch(2, [b"c"]))
+    segment(folder, 3).write_bytes(SECOND)
+    names = directory.settled_segments(str(folder), env=busy)
+    assert [Path(name.path).name for name in names] == [f"{0:020}.log.swap", f"{3:020}.log"]
+    assert len(waits) > 10
+
+
+def test_a_folder_that_never_holds_still_is_unavailable(
+    folder: Path, busy: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(range(1000))
+
+    def changing(path: str) -> object:
+        return next(looks)
+
+    monkeypatch.setattr(directory, "_listing", changing)
+    with pytest.raises(Unavailable, match="keeps changing: expected two listings in a row that agree"):
+        directory.settled_segments(str(folder), env=busy)
 
 
 def test_a_cleaner_that_has_not_begun_to_swap_is_not_waited_for(folder: Path, env: Env, waits: list[float]) -> None:

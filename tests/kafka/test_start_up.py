@@ -1,0 +1,217 @@
+"""Files that a cleaner left behind, read as Kafka's next start-up would leave them; nothing on the disk changes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import Corrupt
+from sparklog.kafka import KafkaView, kafka_layout
+from sparklog.kafka.damage import SKIP, TRUNCATE
+from sparklog.kafka.file_names import companion
+from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.segment_file import SegmentFile, seek
+from sparklog.kafka.start_up import after_start_up, next_offset_of
+from sparklog.log.env import Env
+from sparklog.log.root import open_root
+from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.storage.memory import MemoryStore
+from tests.kafka.logs import batch, marker, offsets, read, records, segment, write_partition
+from tests.log.data_plane import Clock
+
+# Three segments of four offsets each; the cleaner replaces the first two by one that keeps offsets 1 and 6.
+SEGMENTS = {base: b"".join(batch(offset, [b"%d" % offset]) for offset in range(base, base + 4)) for base in (0, 4, 8)}
+CLEANED = batch(1, [b"1"]) + batch(6, [b"6"])
+BEFORE = list(range(12))
+AFTER = [1, 6, 8, 9, 10, 11]
+
+
+@dataclass(frozen=True)
+class Name:
+    base: int
+    path: str = ""
+
+
+def abandoned(folder: Path) -> None:
+    """Nobody changed the folder lately, so nobody waits for the end of the swap."""
+    os.utime(folder, (1, 1))
+
+
+def seen(folder: Path, env: Env) -> list[int]:
+    abandoned(folder)
+    return offsets(read(KafkaView(folder.parent, env=env), "t"))
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def named(base: int, suffix: str) -> str:
+    return f"{base:020}.{suffix}"
+
+
+# What a crash at each step of replacing segments 0 and 4 by a new segment 0 leaves, and what then counts.
+STEPS: list[tuple[list[tuple[str, str | None]], list[int]]] = [
+    ([(named(0, "log.cleaned"), "new")], BEFORE),
+    ([(named(0, "log.cleaned"), "half")], BEFORE),
+    # The .log was renamed, its indexes were not: not whole yet.
+    ([(named(0, "log.swap"), "new"), (named(0, "index.cleaned"), "index")], BEFORE),
+    ([(named(0, "log.swap"), "new")], AFTER),
+    ([(named(0, "log.swap"), "new"), (named(0, "log"), None)], AFTER),
+    ([(named(0, "log.swap"), "new"), (named(0, "log"), None), (named(4, "log"), None)], AFTER),
+    ([(named(0, "log"), "new"), (named(4, "log"), None), (named(0, "index.swap"), "index")], AFTER),
+    ([(named(0, "log"), "new"), (named(4, "log"), None)], AFTER),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), STEPS)
+def test_a_crash_at_each_step_of_a_cleaning(
+    tmp_path: Path, env: Env, changes: list[tuple[str, str | None]], expected: list[int]
+) -> None:
+    folder = write_partition(tmp_path, "t-0", SEGMENTS)
+    contents = {"new": CLEANED, "half": CLEANED[:50], "index": struct.pack(">ii", 6, len(CLEANED) // 2)}
+    for name, content in changes:
+        if (folder / name).exists():
+            (folder / name).rename(folder / f"{name}.deleted")
+        if content is not None:
+            (folder / name).write_bytes(contents[content])
+    before = snapshot(folder)
+    assert seen(folder, env) == expected
+    root = open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    import_log_dir(root, tmp_path)
+    found = root.topic("t").scan(isolation=READ_UNCOMMITTED, columns=COLUMNS)
+    assert [record.offset for piece in found for record in records(piece)] == expected
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("logs", "swaps", "cleaned", "expected"),
+    [
+        ([0, 4, 8], [], None, ["0", "4", "8"]),
+        ([0, 4, 8], [], 4, ["0", "4", "8"]),
+        ([0, 4, 8], [0], None, ["swap 0", "4", "8"]),  # Its next offset is 4: segment 4 is not its own.
+        ([0, 8], [0, 4], None, ["swap 0", "swap 4", "8"]),
+        # A split is renamed from its end: what lies at or above the lowest .cleaned is not whole.
+        ([0, 8], [4], 0, ["0", "8"]),
+        ([0, 8], [4], 4, ["0", "8"]),
+        ([0, 8], [4], 5, ["0", "swap 4", "8"]),
+        ([0, 8], [4, 6], 6, ["0", "swap 4", "8"]),
+        ([4, 8], [0], None, ["swap 0", "4", "8"]),
+    ],
+)
+def test_which_segments_count(logs: list[int], swaps: list[int], cleaned: int | None, expected: list[str]) -> None:
+    def next_offset(name: Name) -> int:
+        return name.base + 4
+
+    names = [Name(base, f"{base}") for base in logs]
+    found = after_start_up(names, [Name(base, f"swap {base}") for base in swaps], cleaned, next_offset)
+    assert [name.path for name in found] == expected
+
+
+def test_an_empty_swap_takes_its_name(tmp_path: Path, env: Env) -> None:
+    folder = write_partition(tmp_path, "t-0", SEGMENTS)
+    (folder / named(0, "log.swap")).write_bytes(b"")
+    assert seen(folder, env) == list(range(4, 12))
+
+
+def test_a_folder_with_nothing_but_a_swap_is_a_partition(tmp_path: Path, env: Env) -> None:
+    folder = write_partition(tmp_path, "t-0", {})
+    (folder / named(0, "log.swap")).write_bytes(CLEANED)
+    assert kafka_layout(tmp_path) == "log-dir"
+    assert seen(folder, env) == [1, 6]
+
+
+def test_the_index_of_a_swap_is_used_where_it_is_right(tmp_path: Path) -> None:
+    folder = write_partition(tmp_path, "t-0", {})
+    swap = folder / named(0, "log.swap")
+    swap.write_bytes(CLEANED)
+    position = len(batch(1, [b"1"]))
+    (folder / named(0, "index.swap")).write_bytes(struct.pack(">ii", 6, position))
+    with SegmentFile(str(swap)) as file:
+        assert seek(file, 0, 6) == position
+    assert next_offset_of(Name(0, str(swap))) == 7
+    (folder / named(0, "index.swap")).write_bytes(struct.pack(">ii", 6, 3))
+    assert next_offset_of(Name(0, str(swap))) == 7
+
+
+def test_names_of_what_lies_beside_a_segment(tmp_path: Path) -> None:
+    log = str(tmp_path / named(7, "log"))
+    assert companion(log, "index") == str(tmp_path / named(7, "index"))
+    assert companion(f"{log}.swap", "index") == str(tmp_path / named(7, "index.swap"))
+    assert companion(f"{log}.deleted", "txnindex") == str(tmp_path / named(7, "txnindex.deleted"))
+    (tmp_path / named(7, "txnindex.swap")).write_bytes(b"")
+    assert companion(log, "txnindex") == str(tmp_path / named(7, "txnindex.swap"))
+
+
+def test_transactions_that_only_a_swapped_index_knows_are_left_out(tmp_path: Path, env: Env) -> None:
+    broken = bytearray(marker(2, 7, commit=False))
+    broken[-11] ^= 1
+    folder = write_partition(tmp_path, "t-0", {3: batch(3, [b"d"])})
+    (folder / named(0, "log.swap")).write_bytes(batch(0, [b"a"]) + batch(1, [b"b"], producer=7) + bytes(broken))
+    (folder / named(0, "txnindex.swap")).write_bytes(struct.pack(">hqqqq", 0, 7, 1, 2, 3))
+    abandoned(folder)
+    view = KafkaView(tmp_path, env=env)
+    assert offsets(read(view, "t", isolation=READ_COMMITTED, end=2)) == [0]
+
+
+def test_a_tail_reads_on_beside_what_a_dead_cleaner_left(tmp_path: Path, env: Env) -> None:
+    folder = write_partition(tmp_path, "t-0", SEGMENTS)
+    (folder / named(0, "log.swap")).write_bytes(CLEANED)
+    abandoned(folder)
+    view = KafkaView(tmp_path, tailing=True, env=env)
+    assert offsets(read(view, "t")) == AFTER
+    with segment(folder, 8).open("ab") as out:
+        out.write(batch(12, [b"12"]))
+    view.refresh(["t"])
+    assert offsets(read(view, "t")) == [*AFTER, 12]
+
+
+def test_a_broker_that_starts_meanwhile_finishes_the_swap(tmp_path: Path, env: Env) -> None:
+    folder = write_partition(tmp_path, "t-0", SEGMENTS)
+    swap = folder / named(0, "log.swap")
+    swap.write_bytes(CLEANED)
+    abandoned(folder)
+    view = KafkaView(tmp_path, env=env)
+    assert offsets(read(view, "t")) == AFTER
+    segment(folder, 4).unlink()
+    swap.rename(segment(folder, 0))
+    os.utime(folder, ns=(1, 2))
+    view.refresh(["t"])
+    assert offsets(read(view, "t")) == AFTER
+
+
+# ---------------------------------------------------------------- checkpoints and snapshots
+
+
+def test_a_log_start_beyond_the_end_leaves_an_empty_log_also_when_imported(tmp_path: Path, env: Env) -> None:
+    write_partition(tmp_path, "t-0", SEGMENTS)
+    (tmp_path / "log-start-offset-checkpoint").write_text("0\n1\nt 0 50\n")
+    for policy in ("fail", SKIP, TRUNCATE):
+        bounds = KafkaView(tmp_path, corrupt_records=policy, env=env).bounds("t")[0]
+        assert (bounds.log_start, bounds.log_end, bounds.last_stable) == (50, 50, 50)
+        root = open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+        import_log_dir(root, tmp_path, corrupt_records=policy)
+        head = root.topic("t").head()
+        assert (head.log_start[0], head.log_end[0]) == (50, 50)
+
+
+@pytest.mark.parametrize("policy", [SKIP, TRUNCATE])
+def test_a_damaged_log_start_checkpoint_is_reset_with_a_warning_where_damage_is_passed_over(
+    tmp_path: Path, env: Env, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_partition(tmp_path, "t-0", SEGMENTS)
+    (tmp_path / "log-start-offset-checkpoint").write_text("0\n3\nt 0 5\n")
+    with pytest.raises(Corrupt, match="announces 3 entries"):
+        KafkaView(tmp_path, env=env).refresh(["t"])
+    with caplog.at_level(logging.WARNING, "sparklog.kafka"):
+        view = KafkaView(tmp_path, corrupt_records=policy, env=env)
+        assert view.bounds("t")[0].log_start == 0
+        view.refresh(["t"])
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "announces 3 entries" in said
+    assert said.endswith(f"the logs of {tmp_path} start at their first segments")
