@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.options import Isolation, PlaceOption, example
+from sparklog.cli.options import CorruptOption, CorruptRecords, Isolation, PlaceOption, example
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,6 +123,7 @@ def consume(
     isolation: Annotated[
         Isolation, typer.Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
     ] = Isolation.read_committed,
+    corrupt_records: CorruptOption = CorruptRecords.fail,
     print_timestamp: Annotated[bool, typer.Option("--print-timestamp", help="CreateTime:<ms>")] = False,
     print_partition: Annotated[bool, typer.Option("--print-partition", help="Partition:<n>")] = False,
     print_offset: Annotated[bool, typer.Option("--print-offset", help="Offset:<n>")] = False,
@@ -143,7 +144,7 @@ def consume(
     from sparklog.log.tail import Tail
     from sparklog.log.view import COLUMNS
 
-    place = open_place(root, follow=follow)
+    place = open_place(root, follow=follow, corrupt_records=corrupt_records.value, on_skipped=_warn)
     tail = Tail(place.view, place.one_topic(topic), isolation.value, partition, warn=_warn)
     _start(tail, from_beginning, offset, timestamp, follow)
     layout = Layout(
@@ -162,7 +163,7 @@ def consume(
     print(f"Processed a total of {count} messages", file=sys.stderr)
 
 
-def _warn(message: str) -> None:
+def _warn(message: object) -> None:
     print(f"sparklog: {message}", file=sys.stderr)
 
 

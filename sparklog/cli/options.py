@@ -17,6 +17,14 @@ class Isolation(str, Enum):
     read_uncommitted = "read_uncommitted"
 
 
+class CorruptRecords(str, Enum):
+    """What damage in a Kafka directory does."""
+
+    fail = "fail"
+    skip = "skip"
+    truncate = "truncate"
+
+
 RootOption = Annotated[
     str,
     typer.Option(
@@ -38,6 +46,14 @@ PlaceOption = Annotated[
         metavar="PATH",
         help="A root, one topic's folder, a Kafka log directory or one Kafka partition folder.",
         show_default=False,
+    ),
+]
+
+CorruptOption = Annotated[
+    CorruptRecords,
+    typer.Option(
+        "--corrupt-records",
+        help="Damage in a Kafka directory: fail, skip it and say so, or end the log there as Kafka's recovery does.",
     ),
 ]
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sparklog.log.root import Root
     from sparklog.log.view import LogView
 
@@ -41,12 +43,21 @@ class Place:
         return name
 
 
-def open_place(root: str, *, follow: bool = False) -> Place:
-    """A root, a topic folder, a Kafka log directory or one Kafka partition folder, for reading."""
+def open_place(
+    root: str,
+    *,
+    follow: bool = False,
+    corrupt_records: str = "fail",
+    on_skipped: Callable[[object], None] | None = None,
+) -> Place:
+    """A root, a topic folder, a Kafka log directory or one Kafka partition folder, for reading.
+
+    `corrupt_records`, `on_skipped`: what damage in a Kafka directory does, and who is told.
+    """
     from sparklog.datasource.location import ROOT, TOPIC, open_log, open_view, resolve
 
     location = resolve(root)
-    view = open_view(location, tailing=follow)
+    view = open_view(location, tailing=follow, corrupt_records=corrupt_records, on_skipped=on_skipped)
     return Place(view, location.topic, open_log(location) if location.kind in (ROOT, TOPIC) else None)
 
 

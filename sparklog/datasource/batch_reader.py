@@ -34,7 +34,7 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> list[InputPartition]:
         """One InputPartition per task. Spark turns an empty list into one partition without a value."""
         read = self._options.read
-        view = open_view(self._location, tailing=False)
+        view = open_view(self._location, tailing=False, corrupt_records=read.corrupt_records)
         ranges = batch_ranges(view, Subscriber(view, self._location, read.subscription), read)
         tasks = plan_tasks(
             view,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -86,16 +87,37 @@ def absolute(path: str) -> str:
     return path if is_url(path) else os.path.abspath(os.path.expanduser(path))
 
 
-def open_view(location: Location, *, tailing: bool) -> LogView:
-    """The readable log at a location. Raises NotFound where there is none."""
+def open_view(
+    location: Location,
+    *,
+    tailing: bool,
+    corrupt_records: str = "fail",
+    on_skipped: Callable[[object], None] | None = None,
+) -> LogView:
+    """The readable log at a location. `corrupt_records`: what damage in a Kafka directory does; `on_skipped` is told
+    what it cost, None: a warning is logged.
+
+    Raises NotFound where there is no log, BadRequest for a root whose damage is to be passed over.
+    """
     if location.kind in (ROOT, TOPIC):
+        if corrupt_records != "fail":
+            raise BadRequest(
+                f"corruptRecords={corrupt_records} is for Kafka directories and {location.root} is a sparklog root:"
+                " leave it out; a root's damaged file is restored from a backup"
+            )
         from sparklog.log.root_view import RootView
 
         return RootView(open_log(location))
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        from sparklog.kafka.damage import log_skipped
         from sparklog.kafka.view import KafkaView
 
-        return KafkaView(location.path, tailing=tailing)
+        return KafkaView(
+            location.path,
+            tailing=tailing,
+            corrupt_records=corrupt_records,
+            on_skipped=on_skipped or log_skipped,
+        )
     raise NotFound(missing(location))
 
 

@@ -21,6 +21,7 @@ READ = (
     "endingOffsetsByTimestamp",
     "endingOffsets",
     "failOnDataLoss",
+    "corruptRecords",
     "minPartitions",
     "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",

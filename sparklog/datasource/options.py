@@ -19,6 +19,8 @@ from sparklog.errors import BadRequest
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+CORRUPT_RECORDS = ("fail", "skip", "truncate")
+"""What damage in a Kafka directory does: see `sparklog.kafka.damage`, which option parsing does not import."""
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
 DEFAULT_METADATA_MAX_AGE_MS = 5 * 60 * 1000
 DEFAULT_WRITE_BUFFER_BYTES = 64 << 20
@@ -58,6 +60,7 @@ class ReadOptions:
     end: Bound | None = None
     no_match_is_latest: bool = False
     fail_on_data_loss: bool = True
+    corrupt_records: str = CORRUPT_RECORDS[0]
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     include_headers: bool = False
@@ -174,6 +177,7 @@ def _read_options(values: Mapping[str, str]) -> ReadOptions:
         no_match_is_latest=_choice(values, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
         == "latest",
         fail_on_data_loss=_boolean(values, "failOnDataLoss", True),
+        corrupt_records=_choice(values, "corruptRecords", CORRUPT_RECORDS, CORRUPT_RECORDS[0]),
         min_partitions=_number(values, "minPartitions", 1),
         max_records_per_partition=_number(values, "maxRecordsPerPartition", 1),
         include_headers=_boolean(values, "includeHeaders", False),

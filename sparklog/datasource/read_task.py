@@ -45,6 +45,7 @@ class ReadTask:
         self._location = location
         self._isolation = options.isolation
         self._fail_on_data_loss = options.fail_on_data_loss
+        self._corrupt_records = options.corrupt_records
         self._projection = projection
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -84,7 +85,7 @@ class ReadTask:
     def _again(self, planned: OffsetRange, following: int, error: NotFound) -> Sequence[ReadPart]:
         """What can still be read of a range whose records up to `following` were read; raises `error` if none are
         gone."""
-        view = open_view(self._location, tailing=False)
+        view = open_view(self._location, tailing=False, corrupt_records=self._corrupt_records)
         try:
             view.refresh([planned.topic])
             limits = view.bounds(planned.topic).get(planned.partition)

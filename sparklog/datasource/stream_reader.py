@@ -45,7 +45,8 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self) -> tuple[LogView, StreamPlanner]:
         if self._view is None or self._planner is None:
-            self._view = open_view(self._location, tailing=True)
+            corrupt_records = self._options.read.corrupt_records
+            self._view = open_view(self._location, tailing=True, corrupt_records=corrupt_records)
             subscriber = Subscriber(self._view, self._location, self._options.read.subscription)
             self._planner = StreamPlanner(self._view, subscriber, self._options.read)
             freeze_gc("plan")

@@ -102,3 +102,32 @@ def test_kafkas_directory_is_read_only(fixtures: Path, sparklog: Sparklog, argum
     outcome = sparklog(*arguments, "--root", fixtures / "transactions" / "data", code=1)
     assert "read-only" in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_consume_at_damage(fixtures: Path, sparklog: Sparklog) -> None:
+    damaged = fixtures / "damaged/bit-flipped/data"
+    consume = ("consume", "--root", damaged, "--print-offset", "--no-print-value", "--isolation-level=read_uncommitted")
+    good = [record.offset for record in expected_records(fixtures / "damaged/good", "damaged-0")]
+
+    def printed_offsets(lines: list[str]) -> list[int]:
+        return [int(line.removeprefix("Offset:")) for line in lines]
+
+    failed = sparklog(*consume, code=1)
+    assert printed_offsets(failed.lines) == [offset for offset in good if offset < 226]
+    assert "position 3395, offset 226) [SPARKLOG_CORRUPT]" in failed.err
+    assert "read on behind it with corruptRecords=skip" in failed.err
+    skipping = sparklog(*consume, "--corrupt-records", "skip")
+    assert printed_offsets(skipping.lines) == [offset for offset in good if not 226 <= offset < 232]
+    said, count = skipping.err.splitlines()
+    assert said.startswith("sparklog: left out offsets 226 to 231 of damaged-0 as damaged: ")
+    assert count == f"Processed a total of {len(skipping.lines)} messages"
+    cut = sparklog(*consume, "--corrupt-records", "truncate")
+    assert printed_offsets(cut.lines) == [offset for offset in good if offset < 226]
+    assert cut.err.count("left out offsets 226 on of damaged-0") == 3
+    assert "damaged-0" not in sparklog(*consume, "--corrupt-records", "ignore", code=2).out
+
+
+def test_damage_in_a_root_is_not_passed_over(sparklog: Sparklog) -> None:
+    sparklog("topics", "create", "orders")
+    refused = sparklog("consume", "orders", "--corrupt-records", "skip", code=1)
+    assert "is for Kafka directories" in refused.err

@@ -15,6 +15,7 @@ from sparklog.datasource.location import (
     Location,
     missing,
     open_log,
+    open_view,
     resolve,
 )
 from sparklog.errors import BadRequest
@@ -79,3 +80,11 @@ def test_no_root_inside_a_root(root: Path) -> None:
         assert not (inside / "_root.json").exists()
     beside = root.parent / "other"
     assert open_log(resolve(str(beside)), create=True).location == str(beside)
+
+
+def test_damage_in_a_root_is_not_passed_over(tmp_path: Path) -> None:
+    open_log(resolve(str(tmp_path / "log")), create=True)
+    location = resolve(str(tmp_path / "log"))
+    with pytest.raises(BadRequest, match=r"corruptRecords=skip is for Kafka directories and .*/log is a sparklog root"):
+        open_view(location, tailing=False, corrupt_records="skip")
+    assert open_view(location, tailing=False, corrupt_records="fail").topics() == []

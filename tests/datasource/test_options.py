@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sparklog.datasource.option_names import ALL, KAFKA_IGNORED, canonical
-from sparklog.datasource.options import Subscription, parse_options
+from sparklog.datasource.options import CORRUPT_RECORDS, Subscription, parse_options
 from sparklog.errors import BadRequest
+from sparklog.kafka.damage import FAIL, POLICIES, SKIP
 from sparklog.log.append_writer import MAX_BUFFER_BYTES
 
 
@@ -30,6 +31,12 @@ def test_defaults_are_those_of_the_connector_but_for_the_isolation_level() -> No
     assert read.max_trigger_delay_ms == 15 * 60 * 1000
     write = parse_options({}).write
     assert (write.partitions, write.auto_create, write.replay_mismatch, write.codec) == (1, True, "error", None)
+
+
+def test_what_damage_does_is_named_as_the_kafka_views_name_it() -> None:
+    assert CORRUPT_RECORDS == POLICIES
+    assert parse_options({}).read.corrupt_records == FAIL
+    assert parse_options({"corruptrecords": "Skip"}).read.corrupt_records == SKIP
 
 
 def test_names_are_found_in_any_case() -> None:
@@ -90,6 +97,7 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"maxoffsetspertrigger": "1e3"}, "must be a whole number"),
         ({"maxtriggerdelay": "5 parsecs"}, "must be a time like '15m'"),
         ({"minoffsetspertrigger": "5", "maxoffsetspertrigger": "4"}, "must not be greater"),
+        ({"corruptrecords": "skp"}, "'corruptRecords' must be one of 'fail', 'skip', 'truncate'; found 'skp'"),
         ({"kafka.isolation.level": "read_comitted"}, "Did you mean 'read_committed'?"),
         ({"compression.type": "zst"}, "Did you mean 'zstd'?"),
         ({"num.partitions": "0"}, "'num.partitions' must be a whole number >= 1"),

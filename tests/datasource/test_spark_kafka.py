@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparklog.datasource.schema import LARGEST_MS, SMALLEST_MS
+from tests.datasource.said import Said
+from tests.datasource.streams import copy, failure, source
 from tests.fixture_data import expected_records
 
 if TYPE_CHECKING:
@@ -106,3 +108,46 @@ def test_a_stream_over_a_log_dir_reads_the_same_once(spark: SparkSession, fixtur
     assert query.awaitTermination(120)
     assert records(spark.table("segments_stream")) == expected(fixtures / "segments", "read_committed")
     assert len(query.recentProgress) > 1
+
+
+# ---------------------------------------------------------------- damage
+
+
+def undamaged(fixtures: Path) -> list[int]:
+    return [record.offset for record in expected_records(fixtures / "damaged/good", "damaged-0", "read_committed")]
+
+
+def test_a_batch_at_damage(spark: SparkSession, fixtures: Path, said: Said) -> None:
+    path = str(fixtures / "damaged/bit-flipped/data")
+
+    def read(policy: str, **options: Any) -> list[int]:
+        df = spark.read.format("sparklog").options(corruptRecords=policy, **options).load(path)
+        return sorted(row.offset for row in df.select("offset").collect())
+
+    good = undamaged(fixtures)
+    with pytest.raises(Exception, match=r"SPARKLOG_CORRUPT.*position 3395, offset 226"):
+        read("fail")
+    assert read("skip", minPartitions=4) == [offset for offset in good if not 226 <= offset < 232]
+    assert said("left out offsets 226 to 231 of damaged-0 as damaged: the batch's CRC-32C does not match")
+    assert read("truncate") == [offset for offset in good if offset < 226]
+    assert said("left out offsets 226 on of damaged-0")
+
+
+def test_a_stream_goes_on_behind_damage_that_is_skipped(
+    spark: SparkSession, fixtures: Path, tmp_path: Path, said: Said
+) -> None:
+    path = fixtures / "damaged/bit-flipped/data"
+    failed = failure(copy(source(spark, path), tmp_path / "none", tmp_path / "c0"))
+    assert "SPARKLOG_CORRUPT" in failed
+    skipping = source(spark, path, corruptRecords="skip", maxOffsetsPerTrigger=100)
+    query = (
+        skipping.writeStream.format("memory")
+        .queryName("damaged_stream")
+        .option("checkpointLocation", str(tmp_path / "c1"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    found = sorted(row.offset for row in spark.table("damaged_stream").collect())
+    assert found == [offset for offset in undamaged(fixtures) if not 226 <= offset < 232]
+    assert said("left out offsets 226 to 231 of damaged-0")
