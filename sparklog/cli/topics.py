@@ -114,7 +114,10 @@ def _native(root: Root, name: str) -> TopicRow:
             PartitionRow(part.partition, part.log_start, part.last_stable, part.log_end, part.bytes)
             for part in topic.partitions
         ],
-        openTransactions=[transaction for transaction, _ in topic.open_transactions],
+        openTransactions=[
+            *(transaction for transaction, _ in topic.open_transactions),
+            *(str(each) for each in topic.kafka_open),
+        ],
     )
 
 

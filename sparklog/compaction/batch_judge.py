@@ -67,8 +67,7 @@ class AbortedFilter:
             _check_no_producers(headers)
             return found
         rows = np.flatnonzero(headers.is_transactional & ~headers.is_control)
-        if len(rows) and len(self._aborted):
-            found[rows] = _covered(self._aborted, headers.producer_id[rows], headers.base_offset[rows])
+        found[rows] = self._aborted.covers(headers.producer_id[rows], headers.base_offset[rows])
         return found
 
 
@@ -167,30 +166,6 @@ class BatchJudge:
             return transaction_index.none()
         known = self._state.aborted
         return known.select(np.searchsorted(known.last_offsets, np.array(markers, np.int64)))
-
-
-def _covered(
-    aborted: AbortedTransactions, producer_ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
-) -> Bools:
-    """bool[n]: which batches (producer id, base offset) lie in an aborted transaction, whatever their order.
-
-    A producer's transactions do not overlap, so the first that ends at or behind a batch is the only candidate: both
-    are sorted together, and each batch looks at the next transaction behind it.
-    """
-    near = aborted.overlapping(int(offsets.min()), int(offsets.max()) + 1)
-    entries = len(near)
-    ids = np.concatenate((near.producer_ids, producer_ids))
-    order = np.lexsort((np.concatenate((near.last_offsets, offsets)), ids))
-    nowhere = len(order)
-    place = np.where(order < entries, np.arange(len(order)), nowhere)
-    behind = np.minimum.accumulate(place[::-1])[::-1]
-    entry = np.empty(len(order), np.int64)
-    entry[order] = np.where(behind < nowhere, order[np.minimum(behind, nowhere - 1)], entries)
-    mine = entry[entries:]
-    firsts = np.append(near.first_offsets, 0)[mine]
-    owners = np.append(near.producer_ids, NO_PRODUCER_ID)[mine]
-    found: Bools = (mine < entries) & (owners == producer_ids) & (firsts <= offsets)
-    return found
 
 
 def _check_no_producers(headers: BatchHeaders) -> None:

@@ -34,6 +34,7 @@ from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     from sparklog.format.record_batch import BatchHeaders
+    from sparklog.format.transaction_index import AbortedTransactions
     from sparklog.log.append_output import AppendOutput
 
 __all__ = ["LOAD_BYTES", "OWN_FILE_BYTES", "MergeWork"]
@@ -137,6 +138,16 @@ class _Run:
         if found & SliceFlag.LOG_APPEND_TIME:
             found |= SliceFlag.TIMES_IN_BATCHES
         return with_tier(found, tier)
+
+    def aborted(self, store: Store) -> AbortedTransactions:
+        """Kafka's transactions that its inputs' ABORT markers end, markers counting from its base."""
+        from sparklog.format.transaction_index import concatenate
+        from sparklog.log.aborted import aborted_of
+
+        topic = self.source.topic
+        marked = [each for each in self.live if each.flags & SliceFlag.KAFKA_ABORTED]
+        found = concatenate([aborted_of(store, each.planned(topic, self.partition)) for each in marked])
+        return replace(found, last_offsets=found.last_offsets - self.base)
 
     def times(self, newest: int) -> tuple[int, int]:
         """Smallest and largest time, `newest` being that of the batches; without any, max is when it was written."""
@@ -318,7 +329,7 @@ class _Files:
             self._current = _Slice(run, self._output(run))
         current = self._current
         if current.add(data, headers):
-            current.end(self._work.tier)
+            current.end(self._work)
             if current.output is self._shared:
                 self._bases.append(run.base)
             else:
@@ -382,7 +393,7 @@ class _Slice:
         self._nbytes += len(data)
         return self._nbytes == self.run.nbytes
 
-    def end(self, tier: int) -> None:
+    def end(self, work: MergeWork) -> None:
         from sparklog.format.append_file import build_index
 
         positions, offsets, newest = (np.concatenate(columns) for columns in zip(*self._index, strict=True))
@@ -395,8 +406,9 @@ class _Slice:
             min_ts=min_ts,
             max_ts=max_ts,
             crc=self._crc,
-            flags=self.run.flags(tier),
+            flags=self.run.flags(work.tier),
             index=build_index(positions, offsets, newest, self._nbytes),
+            aborted=self.run.aborted(work.store),
         )
 
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import transaction_index
+from sparklog.format.abort_markers import AbortMarker, fits, united
 from sparklog.format.control import ABORT, COMMIT, control_types
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, scan_headers
 from sparklog.format.transaction_index import AbortedTransactions
@@ -95,7 +96,7 @@ def replay(store: Store, topic: str, sources: SourceSlices, log_end: int) -> Par
     open_since = [each.open_since for each in state.producers.values() if each.open_since != NONE]
     return PartitionProducers(
         last_stable=min(open_since, default=log_end),
-        aborted=_united(indexed, state.aborts),
+        aborted=united(indexed, state.aborts),
         producers={
             key: Producer(s.epoch, s.last_data, s.timestamp, s.open_since) for key, s in state.producers.items()
         },
@@ -131,21 +132,10 @@ class _Running:
             self.epoch, self.last_data = epoch, NONE
 
 
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    """An ABORT marker: `first` is -1 if nothing of its transaction was seen; `after`: the producer's marker before."""
-
-    producer_id: int
-    first: int
-    last: int
-    last_stable: int
-    after: int
-
-
 @dataclass(slots=True)
 class _State:
     producers: dict[int, _Running] = field(default_factory=dict)
-    aborts: list[_Abort] = field(default_factory=list)
+    aborts: list[AbortMarker] = field(default_factory=list)
     _open: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction, in the order they began."""
 
@@ -190,7 +180,7 @@ class _State:
         if abort:
             # Transactions begin in offset order, so the first one left is the earliest.
             stable = next(iter(self._open.values()), last + 1)
-            self.aborts.append(_Abort(producer_id, producer.open_since, last, stable, producer.marker))
+            self.aborts.append(AbortMarker(producer_id, producer.open_since, last, stable, producer.marker))
         producer.timestamp, producer.open_since, producer.marker = timestamp, NONE, last
 
 
@@ -216,36 +206,14 @@ def _windows(store: Store, found: PlannedSlice) -> Iterator[tuple[memoryview, Ba
         raise Corrupt("the slice's CRC-32C is wrong: restore it", file=found.file, position=found.position)
 
 
-def _transaction_index(store: Store, source: SourceSlice, markers: list[_Abort]) -> AbortedTransactions:
+def _transaction_index(store: Store, source: SourceSlice, markers: list[AbortMarker]) -> AbortedTransactions:
     """The segment's `.txnindex`, empty where it is missing or does not fit the ABORT markers in the segment.
 
-    A wrong entry would make committed records vanish, so one that covers an earlier marker of its producer, or has
-    none of its own, condemns the file.
+    One entry that is wrong condemns the file.
     """
     key = f"{source.file.removesuffix('.log')}.txnindex"
     try:
         found = transaction_index.parse(store.get(key), source.base, file=key)
     except (NotFound, Corrupt):
         return transaction_index.none()
-    known = {(marker.producer_id, marker.last): marker.after for marker in markers}
-    for entry in zip(
-        found.producer_ids.tolist(), found.last_offsets.tolist(), found.first_offsets.tolist(), strict=True
-    ):
-        after = known.get(entry[:2])
-        if after is None or entry[2] <= after:
-            return transaction_index.none()
-    return found
-
-
-def _united(indexed: list[AbortedTransactions], aborts: list[_Abort]) -> AbortedTransactions:
-    """All aborted transactions by marker; of two entries for one marker the one that begins earlier, then the file's.
-
-    A file knows where a transaction began whose first batches the cleaner has removed, and what was open then.
-    """
-    seen = np.array([(a.producer_id, a.first, a.last, a.last_stable) for a in aborts if a.first != NONE], np.int64)
-    columns = seen.reshape(-1, 4).T
-    every = transaction_index.concatenate([*indexed, AbortedTransactions(*columns)])
-    order = np.lexsort((np.arange(len(every)), every.first_offsets, every.last_offsets))
-    again = np.zeros(len(order), np.bool_)
-    again[1:] = np.diff(every.last_offsets[order]) == 0
-    return every.select(order[~again])
+    return found if fits(found, markers) else transaction_index.none()

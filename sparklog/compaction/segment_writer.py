@@ -236,6 +236,8 @@ class _Segment:
         flags = self.flags
         if flags & SliceFlag.LOG_APPEND_TIME:
             flags |= SliceFlag.TIMES_IN_BATCHES
+        if self.aborted:
+            flags |= SliceFlag.KAFKA_ABORTED
         greatest = self.indexes.max_timestamp
         return FileSlices(
             path=self.path,

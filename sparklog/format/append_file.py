@@ -11,9 +11,12 @@ Footer, all integers big-endian as everywhere in Kafka's files:
     | part           | size   | fields                                                                          |
     |----------------|--------|---------------------------------------------------------------------------------|
     | head           | 16     | magic 4, format version u32, slices u32, index entries of all slices u32        |
+    |                | 4      | version 2 only: entries of aborted transactions u32                             |
     | slice table    | 56 each| partition i32, flags u32, bytes i64, offsets i64, records i64, minTs i64,       |
     |                |        | maxTs i64, crc u32, index entries u32                                           |
     | index entries  | 24 each| position i64 (in the slice), offset i64 (in the slice), max timestamp before i64|
+    | aborted        | 28 each| version 2 only: slice u32, producer id i64, first offset i64 (of the log), last |
+    |                |        | offset i64 (in the slice)                                                       |
     | tail           | 12     | CRC-32C u32 of all footer bytes before it, footer length u32, magic 4           |
 
 A commit repeats the slice table, so readers need the footer only to seek inside a slice: its length stands in the
@@ -25,6 +28,10 @@ batch and then for each first batch that begins `INDEX_INTERVAL_BYTES` or more a
 that batch's base offset; `max timestamp before` is the greatest maxTimestamp of all batches of the slice *before*
 it (-1: none), so the first record at or after a time lies behind the last entry whose value is below that time,
 and before the next entry. One kind of entry serves both seeks.
+
+Aborted transactions are those of Kafka's, which slices made from imported data hold: what a `.txnindex` says of a
+segment. `last offset` is the ABORT marker's, `first offset` where the transaction began, which may be in another file
+or far below the slice. A footer without such entries has version 1.
 
 The name ends in `.slices`, not `.log`: Kafka's tools would trip over the footer.
 """
@@ -39,10 +46,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format import transaction_index
+from sparklog.format.transaction_index import AbortedTransactions
 
 MAGIC = b"SLFT"
 FORMAT_VERSION = 1
+ABORTED_VERSION = 2
+"""Of footers that say which of Kafka's transactions were aborted."""
 HEAD = struct.Struct(">4sIII")
+ABORTED_COUNT = struct.Struct(">I")
 TAIL = struct.Struct(">II4s")
 HEAD_BYTES = HEAD.size
 TAIL_BYTES = TAIL.size
@@ -61,7 +73,9 @@ SLICE_DTYPE = np.dtype(
     ]
 )
 INDEX_DTYPE = np.dtype([("position", ">i8"), ("offset", ">i8"), ("max_ts", ">i8")])
+ABORTED_DTYPE = np.dtype([("slice", ">u4"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8")])
 SLICE_BYTES = SLICE_DTYPE.itemsize
+ABORTED_BYTES = ABORTED_DTYPE.itemsize
 INDEX_BYTES = INDEX_DTYPE.itemsize
 
 INDEX_MIN_BYTES = 1 << 20
@@ -94,7 +108,11 @@ class SliceIndex:
 
 @dataclass(frozen=True, slots=True)
 class SliceEntry:
-    """One slice of a footer. Fields as in `sparklog.log.slices.FileSlices`; `position` in the file."""
+    """One slice of a footer. Fields as in `sparklog.log.slices.FileSlices`; `position` in the file.
+
+    `aborted`: transactions of Kafka's with their ABORT marker in the slice; `last_offsets` count as its batch headers
+    do, `last_stable_offsets` are not known (-1).
+    """
 
     partition: int
     position: int
@@ -106,6 +124,7 @@ class SliceEntry:
     crc: int
     flags: int
     index: SliceIndex | None
+    aborted: AbortedTransactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +179,9 @@ def encode_footer(
     crc: Sequence[int],
     flags: Sequence[int],
     indexes: Sequence[SliceIndex | None],
+    aborted: Sequence[AbortedTransactions | None] = (),
 ) -> bytes:
-    """The footer of a file with these slices, one entry of each sequence per slice."""
+    """The footer of a file with these slices, one entry of each sequence per slice; `aborted` as in `SliceEntry`."""
     from crc32c import crc32c
 
     table = np.zeros(len(partition), SLICE_DTYPE)
@@ -177,14 +197,32 @@ def encode_footer(
         ("entries", [0 if index is None else len(index) for index in indexes]),
     ):
         table[name] = values
-    parts = [HEAD.pack(MAGIC, FORMAT_VERSION, len(table), int(table["entries"].sum())), table.tobytes()]
+    taken_back = _aborted_rows(aborted)
+    version = ABORTED_VERSION if len(taken_back) else FORMAT_VERSION
+    parts = [HEAD.pack(MAGIC, version, len(table), int(table["entries"].sum()))]
+    if len(taken_back):
+        parts.append(ABORTED_COUNT.pack(len(taken_back)))
+    parts.append(table.tobytes())
     for index in indexes:
         if index is not None:
             rows = np.zeros(len(index), INDEX_DTYPE)
             rows["position"], rows["offset"], rows["max_ts"] = index.position, index.offset, index.max_ts
             parts.append(rows.tobytes())
+    parts.append(taken_back.tobytes())
     body = b"".join(parts)
     return body + TAIL.pack(crc32c(body), len(body) + TAIL_BYTES, MAGIC)
+
+
+def _aborted_rows(aborted: Sequence[AbortedTransactions | None]) -> npt.NDArray[np.void]:
+    found = [np.zeros(0, ABORTED_DTYPE)]
+    for i, entries in enumerate(aborted):
+        if entries is not None and len(entries):
+            rows = np.zeros(len(entries), ABORTED_DTYPE)
+            rows["slice"], rows["producer"] = i, entries.producer_ids
+            rows["first"], rows["last"] = entries.first_offsets, entries.last_offsets
+            found.append(rows)
+    # Joining turns the fields to the machine's byte order.
+    return np.concatenate(found).astype(ABORTED_DTYPE)
 
 
 def footer_length(tail: bytes, *, file: str | None = None) -> int:
@@ -215,17 +253,28 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
     magic, version, count, entries = HEAD.unpack(data[:HEAD_BYTES])
     if magic != MAGIC:
         raise Corrupt(f"expected the footer to begin with {MAGIC!r}, found {magic!r}", file=file, position=at)
-    if version != FORMAT_VERSION:
-        raise BadRequest(f"append file {file} has format {version}, this sparklog reads {FORMAT_VERSION}: upgrade")
-    if HEAD_BYTES + count * SLICE_BYTES + entries * INDEX_BYTES + TAIL_BYTES != len(data):
+    if version not in (FORMAT_VERSION, ABORTED_VERSION):
+        raise BadRequest(f"append file {file} has format {version}, this sparklog reads {ABORTED_VERSION}: upgrade")
+    head, markers = HEAD_BYTES, 0
+    if version == ABORTED_VERSION:
+        markers = int.from_bytes(data[head : head + ABORTED_COUNT.size], "big")
+        head += ABORTED_COUNT.size
+    index_at = head + count * SLICE_BYTES
+    aborted_at = index_at + entries * INDEX_BYTES
+    if aborted_at + markers * ABORTED_BYTES + TAIL_BYTES != len(data):
         raise Corrupt(f"{count} slices and {entries} index entries do not fill the footer", file=file, position=at)
-    table = np.frombuffer(data, SLICE_DTYPE, count, HEAD_BYTES)
-    rows = np.frombuffer(data, INDEX_DTYPE, entries, HEAD_BYTES + count * SLICE_BYTES)
-    return Footer(_slices(table, rows, at, file), len(data))
+    table = np.frombuffer(data, SLICE_DTYPE, count, head)
+    rows = np.frombuffer(data, INDEX_DTYPE, entries, index_at)
+    aborted = np.frombuffer(data, ABORTED_DTYPE, markers, aborted_at)
+    return Footer(_slices(table, rows, aborted, at, file), len(data))
 
 
 def _slices(
-    table: npt.NDArray[np.void], rows: npt.NDArray[np.void], data_bytes: int, file: str | None
+    table: npt.NDArray[np.void],
+    rows: npt.NDArray[np.void],
+    aborted: npt.NDArray[np.void],
+    data_bytes: int,
+    file: str | None,
 ) -> tuple[SliceEntry, ...]:
     """Slices of a footer whose checksum is right; what contradicts itself all the same is a writer's fault."""
     nbytes = table["nbytes"].astype(np.int64)
@@ -235,6 +284,8 @@ def _slices(
         raise Corrupt(f"the footer's slices do not fill the {data_bytes} bytes before it", file=file)
     if (int(first[-1]) if len(first) else 0) != len(rows):
         raise Corrupt(f"the footer has {len(rows)} index entries, its slices claim another number", file=file)
+    if len(aborted) and int(aborted["slice"].max()) >= len(table):
+        raise Corrupt(f"the footer names an aborted transaction of a slice beyond its {len(table)}", file=file)
     slices = []
     for i in range(len(table)):
         row, entries = table[i], int(table["entries"][i])
@@ -252,9 +303,15 @@ def _slices(
                 crc=int(row["crc"]),
                 flags=int(row["flags"]),
                 index=_index(part, int(nbytes[i]), int(row["offsets"]), file, position) if entries else None,
+                aborted=_aborted(aborted[aborted["slice"] == i]) if len(aborted) else transaction_index.none(),
             )
         )
     return tuple(slices)
+
+
+def _aborted(rows: npt.NDArray[np.void]) -> AbortedTransactions:
+    producer, first, last = (rows[name].astype(np.int64) for name in ("producer", "first", "last"))
+    return AbortedTransactions(producer, first, last, np.full(len(rows), -1, np.int64))
 
 
 def _index(rows: npt.NDArray[np.void], nbytes: int, offsets: int, file: str | None, at: int) -> SliceIndex:

@@ -62,18 +62,27 @@ class AbortedTransactions:
         return self.select((self.last_offsets >= start) & (self.first_offsets < end))
 
     def covers(self, producer_ids: Int64Array, offsets: Int64Array) -> npt.NDArray[np.bool_]:
-        """For each (producer id, offset of a transactional data batch): is it aborted? Both int64[n]; bool[n]."""
-        aborted = np.zeros(len(offsets), np.bool_)
-        for producer in np.intersect1d(self.producer_ids, producer_ids).tolist():
-            mine = self.producer_ids == producer
-            first, last = self.first_offsets[mine], self.last_offsets[mine]
-            rows = np.flatnonzero(producer_ids == producer)
-            # A producer's transactions do not overlap: the first that ends at or behind the batch is the only
-            # candidate.
-            entry = np.searchsorted(last, offsets[rows], side="left")
-            known = entry < len(last)
-            aborted[rows[known]] = first[entry[known]] <= offsets[rows[known]]
-        return aborted
+        """For each (producer id, offset of a transactional data batch), in any order: is it aborted? Both int64[n];
+        bool[n].
+        """
+        found = np.zeros(len(offsets), np.bool_)
+        if not len(offsets) or not len(self):
+            return found
+        near = self.overlapping(int(offsets.min()), int(offsets.max()) + 1)
+        # A producer's transactions do not overlap, so the first that ends at or behind a batch is the only candidate:
+        # both are sorted together, and each batch looks at the next transaction behind it.
+        entries = len(near)
+        ids = np.concatenate((near.producer_ids, producer_ids))
+        order = np.lexsort((np.concatenate((near.last_offsets, offsets)), ids))
+        nowhere = len(order)
+        place = np.where(order < entries, np.arange(nowhere), nowhere)
+        behind = np.minimum.accumulate(place[::-1])[::-1]
+        entry = np.empty(nowhere, np.int64)
+        entry[order] = np.where(behind < nowhere, order[np.minimum(behind, nowhere - 1)], entries)
+        mine = entry[entries:]
+        firsts, owners = np.append(near.first_offsets, 0)[mine], np.append(near.producer_ids, -1)[mine]
+        found |= (mine < entries) & (owners == producer_ids) & (firsts <= offsets)
+        return found
 
     def to_bytes(self) -> bytes:
         """Kafka's bytes."""

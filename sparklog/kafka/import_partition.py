@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from sparklog.errors import Corrupt, Unavailable
 from sparklog.format import transaction_index
+from sparklog.format.abort_markers import AbortMarker, fits, united
 from sparklog.format.checkpoint_files import LEADER_EPOCHS_FILE, parse_leader_epochs
+from sparklog.format.control import ABORT, COMMIT
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.damage import FAIL, TRUNCATE, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.directory import SegmentName, settled_segments
@@ -27,6 +27,7 @@ from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.env import Env
 from sparklog.log.imports import ImportedPartition
+from sparklog.log.kafka_open import KafkaOpen
 from sparklog.log.names import append_path, file_key, is_sealed, sealed_path
 from sparklog.storage.store import ObjectWriter, Store
 
@@ -95,6 +96,7 @@ def copy_partition(source: PartitionSource, target: Target) -> ImportedPartition
         cleaned_through=source.cleaned_through,
         leader_epoch=max(copies.leader_epoch, _last_epoch(source.folder)),
         files=tuple(copy.file for copy in copies.copied if copy.file is not None),
+        open=copies.open(log_end),
     )
 
 
@@ -111,6 +113,16 @@ class _Copies:
         self._log_start = log_start
         self._run = target.env.new_id()
         self._transactions = TransactionState()
+        self._markers: dict[int, int] = {}
+        """Producer id -> offset of its last marker."""
+        self._epochs: dict[int, int] = {}
+
+    def open(self, log_end: int) -> tuple[KafkaOpen, ...]:
+        """The transactions that nothing has ended so far."""
+        found = sorted(self._transactions.open.items(), key=lambda item: (item[1], item[0]))
+        return tuple(
+            KafkaOpen(self._partition, producer, self._epochs[producer], first, log_end) for producer, first in found
+        )
 
     def add(self, name: SegmentName, after: SegmentName | None) -> None:
         """Copy the next segment; `after` comes behind it, None: it is the active one. Where damage truncates the log,
@@ -123,9 +135,9 @@ class _Copies:
                 raise
             self.truncated, after = True, None
             copied = self._copy(name, after)
-        aborted = _aborted(self._transactions, copied.events)
+        self._epochs.update(copied.epochs)
         if copied.file is not None and is_sealed(copied.file.path):
-            self._add_indexes(name, copied, aborted)
+            self._add_indexes(name, copied)
         self.copied.append(copied)
         self.next_offset = max(self.next_offset, copied.next_offset)
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
@@ -160,6 +172,7 @@ class _Copies:
                     limit=None if after is None else after.base,
                     policy=target.policy,
                     left_out=partial(self.leave_out, name),
+                    aborted_by=lambda events: self._aborted(name, events),
                 )
         except FileNotFoundError:
             raise Unavailable(
@@ -167,12 +180,42 @@ class _Copies:
                 " or stop the broker first"
             ) from None
 
-    def _add_indexes(self, name: SegmentName, copied: CopiedSegment, aborted: AbortedTransactions) -> None:
+    def _aborted(self, name: SegmentName, events: TransactionEvents) -> AbortedTransactions:
+        """The transactions that the next segment's ABORT markers end: as Kafka's own `.txnindex` says, where that can
+        be right, and as the log says. (Kafka's also knows where those began whose first data the cleaner removed.)
+        """
+        markers = self._abort_markers(events)
+        raw = _beside(name.path, "txnindex") if markers else None
+        indexed = []
+        if raw is not None:
+            try:
+                found = transaction_index.parse(raw, name.base)
+            except Corrupt:
+                found = transaction_index.none()
+            indexed = [found] if fits(found, markers) else []
+        return united(indexed, markers)
+
+    def _abort_markers(self, events: TransactionEvents) -> list[AbortMarker]:
+        """Those of a segment with these events; the state goes on behind it."""
+        state, found = self._transactions, []
+        for at in range(0, len(events.triples), 3):
+            kind, producer, offset = events.triples[at : at + 3]
+            first = state.open.get(producer, -1)
+            state.apply(events.triples[at : at + 3])
+            if kind == ABORT:
+                stable = state.first_open()
+                after = self._markers.get(producer, -1)
+                found.append(AbortMarker(producer, first, offset, offset + 1 if stable is None else stable, after))
+            if kind in (ABORT, COMMIT):
+                self._markers[producer] = offset
+        return found
+
+    def _add_indexes(self, name: SegmentName, copied: CopiedSegment) -> None:
         interval, batches = self._target.index_interval, copied.batches
         made: tuple[tuple[str, Callable[[bytes | None], bytes | None]], ...] = (
             ("index", lambda raw: offset_index_of(raw, name.base, batches, interval)),
             ("timeindex", lambda raw: time_index_of(raw, name.base, batches, interval)),
-            ("txnindex", lambda raw: _transaction_index_of(raw, copied, aborted)),
+            ("txnindex", lambda _: copied.aborted.to_bytes() or None),
         )
         path = sealed_path(self._partition, self._target.read_version, self._run, name.base)
         for suffix, make in made:
@@ -188,35 +231,6 @@ def _beside(log: str, suffix: str) -> bytes | None:
             return source.read()
     except FileNotFoundError:
         return None
-
-
-def _transaction_index_of(raw: bytes | None, copied: CopiedSegment, aborted: AbortedTransactions) -> bytes | None:
-    """The bytes of a `.txnindex`: `raw` if it can be right, else what the log itself says; None if it is to be none.
-
-    Kafka's own comes first: it also knows of aborted transactions whose data the cleaner has removed.
-    """
-    if raw is not None:
-        try:
-            found = transaction_index.parse(raw, copied.base)
-        except Corrupt:
-            found = None
-        if found is not None and (not len(found) or int(found.last_offsets[-1]) < copied.next_offset):
-            return raw or None
-    return aborted.to_bytes() if len(aborted) else None
-
-
-def _aborted(state: TransactionState, events: TransactionEvents) -> AbortedTransactions:
-    """The entries of the `.txnindex` of a segment with these events; `state` goes on behind it."""
-    rows = []
-    for at in range(0, len(events.triples), 3):
-        known = len(state.aborted)
-        state.apply(events.triples[at : at + 3])
-        if len(state.aborted) > known:
-            producer, first, last = state.aborted[-1]
-            still_open = state.first_open()
-            rows.append((producer, first, last, last + 1 if still_open is None else still_open))
-    columns = np.array(rows, np.int64).reshape(-1, 4)
-    return AbortedTransactions(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
 
 
 def _last_epoch(folder: str) -> int:

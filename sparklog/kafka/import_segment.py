@@ -7,8 +7,9 @@ own tools call them mismatches; they are built anew, too. An index with fewer en
 cleaner goes by the size of indexes.)
 
 The active segment becomes the one slice of an append file: its batches, whose base offsets are those of the log
-(`shift` 0), and our footer. Only its whole, valid batches count, as where it is read in place. If messages of formats
-v0 or v1 are in it, it is closed: merging moves batches to other offsets, which such messages do not survive.
+(`shift` 0), and our footer, which takes in what a `.txnindex` would say. Only its whole, valid batches count, as where
+it is read in place. If messages of formats v0 or v1 are in it, it is closed: merging moves batches to other offsets,
+which such messages do not survive.
 
 Where damage is skipped, the copy is the batches that are sound, back to back; its indexes then are new ones.
 """
@@ -25,7 +26,8 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt
 from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import build_index, encode_footer
-from sparklog.format.record_batch import NO_PRODUCER_ID
+from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
+from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 from sparklog.kafka.sound_batches import Damage, Resumed, sound_windows
@@ -69,6 +71,7 @@ class CopiedSegment:
     """One segment as it was copied: `file` is None if it holds no batch above the log start, then nothing was written.
 
     `next_offset`: the offset after its last batch, or the base; `leader_epoch`: its batches' greatest, -1 without.
+    `aborted`: transactions with their ABORT marker in it; `epochs`: of each transactional producer, in its last batch.
     """
 
     base: int
@@ -76,7 +79,8 @@ class CopiedSegment:
     leader_epoch: int
     file: FileSlices | None
     batches: Batches
-    events: TransactionEvents
+    aborted: AbortedTransactions
+    epochs: dict[int, int]
 
 
 @dataclass
@@ -93,6 +97,7 @@ class _Totals:
     leader_epoch: int = -1
     columns: list[tuple[Int64s, Int64s, Int64s, Int64s]] = field(default_factory=list)
     events: TransactionEvents = field(default_factory=TransactionEvents)
+    epochs: dict[int, int] = field(default_factory=dict)
 
     def batches(self) -> Batches:
         parts = list(zip(*self.columns, strict=True)) or [(np.empty(0, np.int64),)] * 4
@@ -117,9 +122,16 @@ class _Totals:
         self.leader_epoch = max(self.leader_epoch, int(headers.leader_epoch.max()))
         if (headers.is_control | (headers.producer_id != NO_PRODUCER_ID)).any():
             self.flags |= SliceFlag.KAFKA_PRODUCERS
+            self._add_epochs(headers)
         if headers.is_log_append_time.any():
             self.flags |= SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES
         return data
+
+    def _add_epochs(self, headers: BatchHeaders) -> None:
+        rows = np.flatnonzero(headers.is_transactional)[::-1]
+        producers, last = np.unique(headers.producer_id[rows], return_index=True)
+        epochs = headers.producer_epoch[rows][last]
+        self.epochs.update(zip(producers.tolist(), epochs.tolist(), strict=True))
 
     def _add_records(self, window: Window, file: SegmentFile) -> None:
         from sparklog.format.decode import decode
@@ -155,6 +167,7 @@ def copy_segment(
     partition: int,
     last: bool,
     log_start: int,
+    aborted_by: Callable[[TransactionEvents], AbortedTransactions],
     limit: int | None = None,
     policy: str = FAIL,
     left_out: LeftOut = _nobody,
@@ -162,9 +175,9 @@ def copy_segment(
     """Copy the segment that starts at offset `base` to `path`, a sealed segment or an append file; closes `writer`.
 
     `last`: it is the active one, else `limit` is the base of the next. What it holds below `log_start` alone is not
-    copied. `Corrupt` with file, position and offset for damage, unless `policy` is to skip it, or to truncate and this
-    is the last segment: then `left_out` is told. `OldMessages` for such where `path` is an append file. Nothing is
-    written then.
+    copied. `aborted_by`: from the segment's events, the transactions with their ABORT marker in it. `Corrupt` with
+    file, position and offset for damage, unless `policy` is to skip it, or to truncate and this is the last segment:
+    then `left_out` is told. `OldMessages` for such where `path` is an append file. Nothing is written then.
     """
     totals = _Totals(base)
     closed = is_sealed(path)
@@ -175,8 +188,11 @@ def copy_segment(
             writer.write(totals.add(window, file))
         kept = totals.nbytes > 0 and totals.next_offset > log_start
         batches = totals.batches()
+        aborted = aborted_by(totals.events)
+        if len(aborted):
+            totals.flags |= SliceFlag.KAFKA_ABORTED
         if kept:
-            footer = b"" if closed else _footer(totals, batches, partition)
+            footer = b"" if closed else _footer(totals, batches, partition, aborted)
             writer.write(footer)
             writer.close()
             described = _described(totals, path, base, partition, len(footer), file.modified // 1_000_000)
@@ -186,7 +202,7 @@ def copy_segment(
     except BaseException:
         writer.discard()
         raise
-    return CopiedSegment(base, totals.next_offset, totals.leader_epoch, described, batches, totals.events)
+    return CopiedSegment(base, totals.next_offset, totals.leader_epoch, described, batches, aborted, totals.epochs)
 
 
 def _windows(
@@ -224,7 +240,7 @@ def _windows(
     )
 
 
-def _footer(totals: _Totals, batches: Batches, partition: int) -> bytes:
+def _footer(totals: _Totals, batches: Batches, partition: int, aborted: AbortedTransactions) -> bytes:
     """Offsets in the file are those of the log, so for the footer the slice's offsets go from 0 to its end."""
     index = build_index(batches.position, batches.base_offset, batches.max_timestamp, totals.nbytes)
     return encode_footer(
@@ -237,6 +253,7 @@ def _footer(totals: _Totals, batches: Batches, partition: int) -> bytes:
         crc=[totals.crc],
         flags=[totals.flags],
         indexes=[index],
+        aborted=[aborted],
     )
 
 

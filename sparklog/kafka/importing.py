@@ -27,6 +27,8 @@ __all__ = ["import_log_dir"]
 INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
 """Kafka's own override of `segment.bytes`, which it lets nobody set below 1 MiB."""
 SLICES_PER_COMMIT = 10_000
+KEEP, ABORT, REFUSE = OPEN_CHOICES = ("keep", "abort", "refuse")
+"""What an import does with transactions that are open in Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +46,23 @@ def import_log_dir(
     force: bool = False,
     corrupt_records: str = FAIL,
     on_skipped: OnSkipped = log_skipped,
+    open_transactions: str = KEEP,
 ) -> list[str]:
     """Import topics of the log dir at `path` (None: all but Kafka's internal ones); their names, sorted.
 
     `configs` are set on each of them; `force` as in `Root.create_topic`. `corrupt_records` says what damage does:
     `fail`, `skip` (what is damaged is left out) or `truncate` (what Kafka would keep after an unclean shutdown with
     recovery point 0: a partition ends in front of its first damage); `on_skipped` is told what is not imported, bytes
-    behind the log's end included (by default a warning is logged). `NotFound` if there is no log dir or no such
+    behind the log's end included (by default a warning is logged). `open_transactions`: what becomes of those that
+    Kafka has not ended: `keep` (they hold back the last stable offset until they are ended or the topic is appended
+    to), `abort`, or `refuse` (`Conflict`). `NotFound` if there is no log dir or no such
     topic; `Conflict` if a topic exists; `BadRequest` for partitions that are missing in the log dir, or a config
     that is not valid; `Corrupt` with file, position and offset for damage. A topic that fails is not there; those
     imported before it stay.
     """
     check_policy(corrupt_records)
+    if open_transactions not in OPEN_CHOICES:
+        raise BadRequest(f"expected open transactions to be one of {', '.join(OPEN_CHOICES)}, not {open_transactions}")
     checked = _configs(configs, force)
     sources = _sources(os.path.abspath(os.fspath(path)), topics)
     for source in sources:
@@ -63,7 +70,7 @@ def import_log_dir(
         _refuse_existing(root, source.name)
     root.ensure_probed()
     for source in sources:
-        _import_topic(root, source, checked, force, corrupt_records, on_skipped)
+        _import_topic(root, source, checked, force, open_transactions, corrupt_records, on_skipped)
     return [source.name for source in sources]
 
 
@@ -124,7 +131,13 @@ def _partitions(
 
 
 def _import_topic(
-    root: Root, source: _TopicSource, configs: TopicConfigs, force: bool, policy: str, on_skipped: OnSkipped
+    root: Root,
+    source: _TopicSource,
+    configs: TopicConfigs,
+    force: bool,
+    open_transactions: str,
+    policy: str,
+    on_skipped: OnSkipped,
 ) -> None:
     """Copy all partitions, then create the topic and name what was copied."""
     handle = root.topic_handle(source.name)
@@ -141,12 +154,16 @@ def _import_topic(
     created = None
     try:
         copied = [copy_partition(partition, target) for partition in source.partitions]
+        if open_transactions == REFUSE:
+            _refuse_open(source.name, copied)
         created = root.create_topic(
             source.name, partitions=len(source.partitions), configs=dict(configs.explicit), force=force
         )
         head = created.head(refresh=False)
         for group in _groups(copied):
             head = created.commit(ImportIntent(head.topic_id, group), head).head
+        if open_transactions == ABORT and head.kafka_open:
+            created.end_kafka_transactions()
     except BaseException:
         # What failed first is what there is to say; files left behind are the vacuum's.
         with suppress(SparklogError):
@@ -156,6 +173,15 @@ def _import_topic(
                 for key in target.written:
                     root.store.delete(key)
         raise
+
+
+def _refuse_open(topic: str, copied: Sequence[ImportedPartition]) -> None:
+    found = [each for part in copied for each in part.open]
+    if found:
+        raise Conflict(
+            f"expected no open transactions in {topic}, found {len(found)}, the first is {found[0]}: end it in Kafka,"
+            " or import with another choice for open transactions"
+        )
 
 
 def _groups(copied: Sequence[ImportedPartition]) -> Iterator[tuple[ImportedPartition, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sparklog.format.append_file import SliceIndex, encode_footer
+from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.slices import FileSlices
 from sparklog.storage.store import ObjectWriter, Store
 
@@ -23,6 +24,7 @@ class _Columns:
     crc: list[int] = field(default_factory=list)
     flags: list[int] = field(default_factory=list)
     indexes: list[SliceIndex | None] = field(default_factory=list)
+    aborted: list[AbortedTransactions | None] = field(default_factory=list)
 
 
 class AppendOutput:
@@ -47,8 +49,12 @@ class AppendOutput:
         crc: int,
         flags: int,
         index: SliceIndex | None,
+        aborted: AbortedTransactions | None = None,
     ) -> None:
-        """Append one slice, `nbytes` bytes in `buffers`; fields as in `FileSlices`, `index` by `build_index`."""
+        """Append one slice, `nbytes` bytes in `buffers`; fields as in `FileSlices`, `index` by `build_index`.
+
+        `aborted`: Kafka's transactions that it ends by an ABORT marker, as in `append_file.SliceEntry`.
+        """
         for buffer in buffers:
             self.write(buffer)
         self.end_slice(
@@ -61,6 +67,7 @@ class AppendOutput:
             crc=crc,
             flags=flags,
             index=index,
+            aborted=aborted,
         )
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -79,6 +86,7 @@ class AppendOutput:
         crc: int,
         flags: int,
         index: SliceIndex | None,
+        aborted: AbortedTransactions | None = None,
     ) -> None:
         """What the last `nbytes` bytes written are: one slice, with fields as for `add`."""
         self.position += nbytes
@@ -92,6 +100,7 @@ class AppendOutput:
         columns.crc.append(crc)
         columns.flags.append(flags)
         columns.indexes.append(index)
+        columns.aborted.append(aborted)
 
     def close(self) -> FileSlices:
         """Write the footer, make the file durable, and say what is in it."""
@@ -106,6 +115,7 @@ class AppendOutput:
             crc=columns.crc,
             flags=columns.flags,
             indexes=columns.indexes,
+            aborted=columns.aborted,
         )
         self._writer.write(footer)
         self._writer.close()

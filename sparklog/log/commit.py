@@ -20,6 +20,8 @@
 | partitions                   | the new number of partitions                                                     |
 | txn                          | {id, n, siblings, timeoutMs}: the appended slices are open in this transaction   |
 | resolved                     | [{id, n, committed, siblings}]: outcomes; `committed` lists prepare versions     |
+| kafkaOpen                    | [{partition, producer, epoch, first, end}]: Kafka's transactions, imported open  |
+| kafkaEnded                   | [{partition, producer}]: those of them whose markers this commit appends         |
 | holds                        | {id: {version, expiresMs}, or null to let go}                                    |
 | floor                        | the upload floor                                                                 |
 | expired                      | {writer id: version of its entry}: registry entries dropped as idle              |
@@ -41,6 +43,7 @@ import crc32c
 from sparklog.errors import Corrupt
 from sparklog.log import fields as json_fields
 from sparklog.log.fields import FORMAT, INT64_MAX, Fields, by_text
+from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
 from sparklog.log.names import MAX_VERSION, is_sealed, path_read_version
 from sparklog.log.slices import FileSlices
 
@@ -61,8 +64,8 @@ OPS = (CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEA
 
 COMMIT_FIELDS = (
     *("format", "readFeatures", "writeFeatures", "version", "topicId", "commitId", "prevCrc", "timeMs", "leaderEpoch"),
-    *("writer", "op", "files", "remove", "edits", "logStarts", "configs", "partitions", "txn", "resolved", "holds"),
-    *("floor", "expired", "crc"),
+    *("writer", "op", "files", "remove", "edits", "logStarts", "configs", "partitions", "txn", "resolved"),
+    *("kafkaOpen", "kafkaEnded", "holds", "floor", "expired", "crc"),
 )
 WRITER_FIELDS = ("kind", "id", "batch", "run", "count")
 FILE_FIELDS = (
@@ -158,6 +161,8 @@ class Commit:
     partitions: int | None = None
     txn: Txn | None = None
     resolved: tuple[Resolved, ...] = ()
+    kafka_open: tuple[KafkaOpen, ...] = ()
+    kafka_ended: tuple[KafkaEnded, ...] = ()
     holds: Mapping[str, Hold | None] = field(default_factory=dict)
     floor: int | None = None
     expired: Mapping[str, int] = field(default_factory=dict)
@@ -197,6 +202,8 @@ def encode_commit(commit: Commit) -> bytes:
             {"id": r.id, "n": r.n, "committed": list(r.committed), "siblings": dict(sorted(r.siblings.items()))}
             for r in commit.resolved
         ],
+        "kafkaOpen": [each.to_json() for each in commit.kafka_open],
+        "kafkaEnded": [each.to_json() for each in commit.kafka_ended],
         "holds": {name: hold_document(hold) for name, hold in sorted(commit.holds.items())},
         "floor": commit.floor,
         "expired": dict(sorted(commit.expired.items())),
@@ -281,6 +288,8 @@ def decode_commit(data: bytes, key: str, version: int) -> Commit:
         partitions=doc.optional("partitions", 1, MAX_PARTITIONS),
         txn=decode_txn(doc.object("txn")) if doc.has("txn") else None,
         resolved=tuple(_resolved(item) for item in doc.objects("resolved")),
+        kafka_open=tuple(KafkaOpen.from_json(item, MAX_PARTITIONS) for item in doc.objects("kafkaOpen")),
+        kafka_ended=tuple(KafkaEnded.from_json(item, MAX_PARTITIONS) for item in doc.objects("kafkaEnded")),
         holds={name: decode_hold(doc, name, value) for name, value in doc.mapping("holds").items()},
         floor=doc.optional("floor", 0),
         expired=doc.numbers_by_text("expired"),

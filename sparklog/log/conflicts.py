@@ -45,6 +45,7 @@ from sparklog.log.commit import (
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.fields import KNOWN_WRITE_FEATURES
 from sparklog.log.head import Head
+from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
 from sparklog.log.names import path_read_version
 from sparklog.log.registry import WriterKey, decide
 from sparklog.log.rewrite_outputs import Outputs
@@ -70,6 +71,8 @@ class Draft:
     partitions: int | None = None
     txn: Txn | None = None
     resolved: tuple[Resolved, ...] = ()
+    kafka_open: tuple[KafkaOpen, ...] = ()
+    kafka_ended: tuple[KafkaEnded, ...] = ()
     holds: Mapping[str, Hold | None] = field(default_factory=dict)
     floor: int | None = None
     expired: Mapping[str, int] = field(default_factory=dict)
@@ -95,6 +98,8 @@ class Draft:
             partitions=self.partitions,
             txn=self.txn,
             resolved=self.resolved,
+            kafka_open=self.kafka_open,
+            kafka_ended=self.kafka_ended,
             holds=self.holds,
             floor=self.floor,
             expired=self.expired,

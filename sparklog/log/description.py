@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparklog.log.configs import CONFIGS
+from sparklog.log.kafka_open import KafkaOpen
 from sparklog.log.snapshot import Snapshot
 
 
@@ -44,6 +45,7 @@ class TopicDescription:
     slices: int
     bytes: int
     open_transactions: tuple[tuple[str, int], ...]
+    kafka_open: tuple[KafkaOpen, ...] = ()
 
 
 def describe(snapshot: Snapshot) -> TopicDescription:
@@ -78,4 +80,5 @@ def describe(snapshot: Snapshot) -> TopicDescription:
         slices=len(rows),
         bytes=int(rows.size.sum()),
         open_transactions=tuple(dict.fromkeys((item.txn.id, item.txn.n) for item in head.open)),
+        kafka_open=head.kafka_open,
     )

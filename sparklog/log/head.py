@@ -32,6 +32,7 @@ from sparklog.log.commit import (
 )
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.fields import Fields, by_text
+from sparklog.log.kafka_open import KafkaOpen, forgotten
 from sparklog.log.registry import Entry, advance
 
 Offsets = npt.NDArray[np.int64]
@@ -50,6 +51,7 @@ HEAD_FIELDS = [
     "logEnd",
     "cleanedThrough",
     "open",
+    "kafkaOpen",
     "registry",
     "siblings",
     "holds",
@@ -90,6 +92,7 @@ class Head:
     log_end: Offsets = field(default_factory=lambda: NO_PARTITIONS)
     cleaned_through: Offsets = field(default_factory=lambda: NO_PARTITIONS)
     open: tuple[Prepare, ...] = ()
+    kafka_open: tuple[KafkaOpen, ...] = ()
     registry: Mapping[str, Entry] = field(default_factory=dict)
     siblings: Mapping[str, int] = field(default_factory=dict)
     holds: Mapping[str, Hold] = field(default_factory=dict)
@@ -109,12 +112,14 @@ class Head:
 
     @cached_property
     def _last_stable(self) -> Offsets:
-        if not self.open:
+        if not self.open and not self.kafka_open:
             return self.log_end
         stable = self.log_end.copy()
         for prepare in self.open:
             for partition, first in prepare.first.items():
                 stable[partition] = min(stable[partition], first)
+        for each in self.kafka_open:
+            stable[each.partition] = min(stable[each.partition], each.first)
         # Retention may pass an open slice: the last stable offset never lies below the log start.
         return _frozen(np.maximum(stable, self.log_start))
 
@@ -166,6 +171,7 @@ class Head:
 
     def to_json(self) -> dict[str, object]:
         """As a checkpoint stores it: equal heads give equal objects."""
+        kafka_open = [each.to_json() for each in self.kafka_open]
         return {
             "version": self.version,
             "crc": self.crc,
@@ -178,6 +184,7 @@ class Head:
             "logEnd": self.log_end.tolist(),
             "cleanedThrough": self.cleaned_through.tolist(),
             "open": [_prepare_document(prepare) for prepare in self.open],
+            **({"kafkaOpen": kafka_open} if kafka_open else {}),
             "registry": {name: entry.to_json() for name, entry in sorted(self.registry.items())},
             "siblings": dict(sorted(self.siblings.items())),
             "holds": {name: hold_document(hold) for name, hold in sorted(self.holds.items())},
@@ -206,6 +213,7 @@ class Head:
             log_end=_frozen(np.array(log_end, np.int64)),
             cleaned_through=_frozen(np.array(item.integers("cleanedThrough", len(log_end), 0), np.int64)),
             open=tuple(_prepare(entry, len(log_end)) for entry in item.objects("open")),
+            kafka_open=tuple(KafkaOpen.from_json(entry, len(log_end)) for entry in item.objects("kafkaOpen")),
             registry={name: Entry.from_json(item.object("registry").object(name)) for name in item.mapping("registry")},
             siblings=item.numbers_by_text("siblings"),
             holds={
@@ -270,8 +278,12 @@ def _applied(head: Head, commit: Commit) -> Head:
             end[partition] = max(end[partition], offset)
     if commit.resolved:
         prepares, changes["siblings"] = _resolve(head, prepares, commit.resolved)
+    if commit.kafka_open or commit.kafka_ended:
+        changes["kafka_open"] = _kafka_open(head, commit)
     if commit.log_starts:
         prepares = _forget(prepares, start)
+        known_open: tuple[KafkaOpen, ...] = changes.get("kafka_open", head.kafka_open)  # type: ignore[assignment]
+        changes["kafka_open"] = forgotten(known_open, start)
     if commit.configs:
         explicit = {
             name: text for name, text in {**head.configs.explicit, **commit.configs}.items() if text is not None
@@ -314,6 +326,19 @@ def _append(commit: Commit, end: Offsets, prepares: tuple[Prepare, ...]) -> tupl
         return prepares
     ends = {partition: int(end[partition]) for partition in first}
     return (*prepares, Prepare(commit.txn, commit.version, commit.commit_id, commit.time_ms, first, ends))
+
+
+def _kafka_open(head: Head, commit: Commit) -> tuple[KafkaOpen, ...]:
+    """Kafka's open transactions after a commit that brings some in, or the markers of some."""
+    ended = set(commit.kafka_ended)
+    missing = ended - {each.ended for each in head.kafka_open}
+    if missing:
+        first = min(missing)
+        raise Corrupt(
+            f"commit {commit.version} ends a transaction of producer {first.producer} in partition {first.partition} "
+            "that is not open"
+        )
+    return (*(each for each in head.kafka_open if each.ended not in ended), *commit.kafka_open)
 
 
 def _resolve(

@@ -13,6 +13,7 @@ from sparklog.errors import Conflict
 from sparklog.log.commit import IMPORT, Edit
 from sparklog.log.conflicts import Draft, Nothing, check_floor, check_topic
 from sparklog.log.head import Head
+from sparklog.log.kafka_open import KafkaOpen
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import FileSlices
 
@@ -26,7 +27,7 @@ class ImportedPartition:
     """A partition as it was found: offsets `[log_start, log_end)`, compacted below `cleaned_through` (None: never).
 
     `files` with the base of each slice, in offset order; the first may begin below the log start. `leader_epoch`: the
-    last that wrote here, -1 if nobody did.
+    last that wrote here, -1 if nobody did. `open`: transactions that no marker ends.
     """
 
     partition: int
@@ -35,6 +36,7 @@ class ImportedPartition:
     cleaned_through: int | None
     leader_epoch: int
     files: tuple[FileSlices, ...]
+    open: tuple[KafkaOpen, ...] = ()
 
     def edit(self) -> Edit:
         """Its range, slices that the log start cuts included."""
@@ -77,5 +79,6 @@ class ImportIntent:
             leader_epoch=min(max([base.leader_epoch, *(part.leader_epoch + 1 for part in filled)]), MAX_LEADER_EPOCH),
             files=files,
             edits=tuple(part.edit() for part in filled),
+            kafka_open=tuple(each for part in filled for each in part.open if each.end > part.log_start),
             log_starts={part.partition: part.log_start for part in filled if part.log_start > 0},
         )

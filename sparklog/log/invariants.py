@@ -89,8 +89,8 @@ def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | Non
     """Edits of a partition are disjoint and stable; each slice added or removed lies in one of them."""
     if not commit.edits:
         return "slices are removed without an edit" if commit.remove else None
-    # The ranges of an import are the logs that it brings.
-    stable = (after if commit.op == IMPORT else before).last_stable()
+    # The ranges of an import are the logs that it brings, Kafka's open transactions included.
+    stable = after.log_end if commit.op == IMPORT else before.last_stable()
     spans: dict[int, list[tuple[int, int]]] = {}
     for edit in commit.edits:
         if edit.end > stable[edit.partition]:
@@ -115,6 +115,18 @@ def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | Non
             if not _inside(spans.get(partition, []), base, base + 1):
                 return f"the removed slice at {base} of partition {partition} lies outside every edit"
     return None
+
+
+def kafka_transactions_are_known(before: Head, commit: Commit, after: Head) -> str | None:
+    """Kafka's open transactions come with an import, once each, and end by markers that the same commit appends."""
+    if commit.kafka_open and commit.op != IMPORT:
+        return "only an import brings Kafka's open transactions"
+    own = [each.ended for each in after.kafka_open]
+    if len(set(own)) < len(own) or any(each.end > after.log_end[each.partition] for each in commit.kafka_open):
+        return "a transaction of Kafka's would be open twice, or end beyond its log"
+    appended = {partition for file in commit.files for partition in file.partition}
+    missing = sorted({each.partition for each in commit.kafka_ended} - appended)
+    return f"transactions of partition {missing[0]} would end without a marker" if missing else None
 
 
 def paths_are_ours(before: Head, commit: Commit, after: Head) -> str | None:
@@ -147,6 +159,7 @@ CHECKS: tuple[Check, ...] = (
     log_start_in_range,
     slices_above_log_start,
     outputs_within_edits,
+    kafka_transactions_are_known,
     paths_are_ours,
     floor_and_holds_in_range,
 )

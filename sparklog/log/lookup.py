@@ -16,8 +16,8 @@ import numpy as np
 from sparklog.errors import Corrupt
 from sparklog.format.append_file import INDEX_MIN_BYTES
 from sparklog.format.record_batch import BatchHeaders
-from sparklog.log.planned import PlannedSlice
-from sparklog.log.scan import bounds_of, check_isolation, check_partition, planned_slices
+from sparklog.log.planned import PlannedSlice, planned_slices
+from sparklog.log.scan import bounds_of, check_isolation, check_partition
 from sparklog.log.segment_seek import entrance_for_timestamp, read_offset_index, read_time_index
 from sparklog.log.view import READ_UNCOMMITTED, TimestampOffset
 from sparklog.storage.store import Store

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Int64s", "PlannedSlice", "PlannedSlices"]
+from sparklog.log.names import file_key
+from sparklog.log.slice_table import Slices
+
+if TYPE_CHECKING:
+    from sparklog.format.transaction_index import AbortedTransactions
+
+__all__ = ["Int64s", "PlannedSlice", "PlannedSlices", "planned_slices"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -33,11 +40,16 @@ class PlannedSlice:
     records: int
     crc: int
     append_time: int
+    aborted: AbortedTransactions | None = None
+    """Of Kafka's transactions: their records are not to be seen, whichever slice they are in."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedSlices:
-    """Slices of one partition in offset order: one int64[n] array per field, `file` an index into `files`."""
+    """Slices of one partition in offset order: one int64[n] array per field, `file` an index into `files`.
+
+    `aborted`: as in `PlannedSlice`, one for all of them; None where nothing is hidden.
+    """
 
     topic: str
     partition: int
@@ -53,6 +65,7 @@ class PlannedSlices:
     records: Int64s
     crc: Int64s
     append_time: Int64s
+    aborted: AbortedTransactions | None = None
 
     def __len__(self) -> int:
         return len(self.file)
@@ -62,7 +75,7 @@ class PlannedSlices:
         files = [self.files[code] for code in self.file[low:high].tolist()]
         columns = [getattr(self, name)[low:high].tolist() for name in _NUMBERS]
         return [
-            PlannedSlice(self.topic, self.partition, file, *numbers)
+            PlannedSlice(self.topic, self.partition, file, *numbers, aborted=self.aborted)  # type: ignore[misc]
             for file, *numbers in zip(files, *columns, strict=True)
         ]
 
@@ -71,4 +84,26 @@ class PlannedSlices:
         return self.rows(i, i + 1)[0]
 
 
-_NUMBERS = tuple(each.name for each in fields(PlannedSlice) if each.name not in ("topic", "partition", "file"))
+_OTHERS = ("topic", "partition", "file", "aborted")
+_NUMBERS = tuple(each.name for each in fields(PlannedSlice) if each.name not in _OTHERS)
+
+
+def planned_slices(topic: str, partition: int, found: Slices) -> PlannedSlices:
+    """Rows of one partition of the slice table as plans carry them."""
+    codes, file = np.unique(found.file, return_inverse=True)
+    return PlannedSlices(
+        topic=topic,
+        partition=partition,
+        files=tuple(file_key(topic, found.paths[code]) for code in codes.tolist()),
+        file=file.astype(np.int64),
+        file_size=found.file_size,
+        footer_length=found.footer_length.astype(np.int64),
+        position=found.position,
+        size=found.size,
+        base=found.base,
+        end=found.end,
+        shift=found.shift,
+        records=found.records,
+        crc=found.crc.astype(np.int64),
+        append_time=found.append_time,
+    )

@@ -306,7 +306,21 @@ def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:
             position=place[1] + int(headers.position[bad]),
             offset=int(begin[bad]),
         )
-    plain = ~headers.is_control
+    plain = ~headers.is_control & ~_taken_back(pieces, headers, piece_of, shift)
     if not plain.all():
         return _Run(pieces, data, headers[plain], piece_of[plain], shift[plain])
     return _Run(pieces, data, headers, piece_of, shift)
+
+
+def _taken_back(pieces: list[Piece], headers: BatchHeaders, piece_of: Int64s, shift: Int64s) -> npt.NDArray[np.bool_]:
+    """bool[m]: the batches of Kafka's aborted transactions, as far as the reader is not to see them."""
+    found = np.zeros(len(headers), np.bool_)
+    hidden = {id(piece.slice.aborted): piece.slice.aborted for piece in pieces if piece.slice.aborted is not None}
+    if not hidden:
+        return found
+    owner = np.array([0 if piece.slice.aborted is None else id(piece.slice.aborted) for piece in pieces], np.int64)
+    transactional = headers.is_transactional & ~headers.is_control
+    for key, aborted in hidden.items():
+        rows = np.flatnonzero(transactional & (owner[piece_of] == key))
+        found[rows] = aborted.covers(headers.producer_id[rows], headers.base_offset[rows] + shift[rows])
+    return found

@@ -1,14 +1,15 @@
 """Plan what to read from a snapshot, and the parts that tasks read.
 
 A plan names offsets and, so that tasks need not open the topic, the slices they lie in. Under `read_committed` slices
-of aborted transactions are left out, and nothing at or above the last stable offset is planned. Offsets never change,
+of aborted transactions are left out, what Kafka's own aborted transactions take back of imported slices goes along
+(`sparklog.log.aborted`), and nothing at or above the last stable offset is planned. Offsets never change,
 so a part stays right whatever maintenance does to the files: see `sparklog.log.fetch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,14 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.names import file_key
-from sparklog.log.planned import Int64s, PlannedSlices
+from sparklog.log.aborted import aborted_ranges, has_aborted
+from sparklog.log.planned import Int64s, PlannedSlices, planned_slices
 from sparklog.log.slice_table import ABORTED, OPEN, Slices
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRange, ReadPart
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
+    from sparklog.format.transaction_index import AbortedTransactions
     from sparklog.log.snapshot import Snapshot
     from sparklog.log.topic import Topic
 
@@ -32,7 +34,6 @@ __all__ = [
     "check_isolation",
     "check_partition",
     "plan_parts",
-    "planned_slices",
     "read_parts",
     "stored_bytes",
 ]
@@ -145,8 +146,8 @@ def _replanner(
                     f"{log_start}: the records were deleted before they were read"
                 )
             start = min(log_start, part.range.end)
-        found = snapshot.slices.select(part.range.partition, start, part.range.end)
-        return start, planned_slices(name, part.range.partition, _visible(found, part.isolation))
+        rest = replace(part.range, start=start)
+        return start, _planned(part.store, snapshot, [rest], part.isolation)[0]
 
     return replan
 
@@ -160,15 +161,44 @@ def plan_parts(
     """
     check_isolation(isolation)
     bounds = bounds_of(snapshot)
-    parts = []
-    for wanted in ranges:
-        if wanted.start >= wanted.end:
-            continue
+    filled = [wanted for wanted in ranges if wanted.start < wanted.end]
+    for wanted in filled:
         _check_range(wanted, bounds, isolation)
-        found = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
-        planned = planned_slices(topic, wanted.partition, _visible(found, isolation))
-        parts.append(NativeReadPart(store, snapshot.head.topic_id, wanted, isolation, planned))
-    return parts
+    planned = _planned(store, snapshot, filled, isolation)
+    topic_id = snapshot.head.topic_id
+    return [
+        NativeReadPart(store, topic_id, wanted, isolation, slices)
+        for wanted, slices in zip(filled, planned, strict=True)
+    ]
+
+
+def _planned(store: Store, snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[PlannedSlices]:
+    """The slices of each range, with what Kafka's aborted transactions hide of them."""
+    marked = isolation == READ_COMMITTED and has_aborted(snapshot.slices)
+    hidden = _aborted_by_partition(store, snapshot, ranges) if marked else {}
+    found = []
+    for wanted in ranges:
+        slices = _visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
+        aborted = hidden.get(wanted.partition)
+        own = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
+        planned = planned_slices(snapshot.topic, wanted.partition, slices)
+        found.append(replace(planned, aborted=own) if own is not None and len(own) else planned)
+    return found
+
+
+def _aborted_by_partition(
+    store: Store, snapshot: Snapshot, ranges: Sequence[OffsetRange]
+) -> dict[int, AbortedTransactions]:
+    """Looked for once for all ranges of a partition: a long one may be cut into many."""
+    spans: dict[int, tuple[int, int]] = {}
+    for wanted in ranges:
+        low, high = spans.get(wanted.partition, (wanted.start, wanted.end))
+        spans[wanted.partition] = min(low, wanted.start), max(high, wanted.end)
+    found = {
+        partition: aborted_ranges(store, snapshot.topic, snapshot.slices, partition, low, high)
+        for partition, (low, high) in spans.items()
+    }
+    return {partition: aborted for partition, aborted in found.items() if aborted is not None}
 
 
 def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
@@ -194,27 +224,6 @@ def _visible(found: Slices, isolation: str) -> Slices:
         return found
     hidden = (found.status == ABORTED) | (found.status == OPEN)
     return found[~hidden] if hidden.any() else found
-
-
-def planned_slices(topic: str, partition: int, found: Slices) -> PlannedSlices:
-    """Rows of one partition of the slice table as plans carry them."""
-    codes, file = np.unique(found.file, return_inverse=True)
-    return PlannedSlices(
-        topic=topic,
-        partition=partition,
-        files=tuple(file_key(topic, found.paths[code]) for code in codes.tolist()),
-        file=file.astype(np.int64),
-        file_size=found.file_size,
-        footer_length=found.footer_length.astype(np.int64),
-        position=found.position,
-        size=found.size,
-        base=found.base,
-        end=found.end,
-        shift=found.shift,
-        records=found.records,
-        crc=found.crc.astype(np.int64),
-        append_time=found.append_time,
-    )
 
 
 def stored_bytes(snapshot: Snapshot, wanted: OffsetRange) -> int:

@@ -23,6 +23,9 @@ class SliceFlag(IntFlag):
     """Merging or sealing has patched the append time into the batches."""
     KAFKA_PRODUCERS = 8
     """Imported: some batches carry producer ids or are control batches, so transactions and sequences count."""
+    KAFKA_ABORTED = 16
+    """ABORT markers lie in it. Which records they take back says the `.txnindex` beside a segment, in an append file
+    the footer."""
 
 
 MERGE_TIER_SHIFT = 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, NotFound
@@ -14,6 +14,7 @@ from sparklog.log.configs import check_delete_delay
 from sparklog.log.conflicts import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent
 from sparklog.log.description import TopicDescription, describe
 from sparklog.log.head import Head
+from sparklog.log.kafka_open import KafkaOpen
 from sparklog.log.registry import WriterKey
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot
@@ -214,7 +215,8 @@ class Topic:
 
         `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
         than the log; `Fenced`: another run of the writer took over; `BadRequest`: a null key on a compacted topic;
-        `NotFound`: the topic was deleted.
+        `NotFound`: the topic was deleted. Transactions of Kafka's that an import left open are aborted first: see
+        `sparklog.log.kafka_end`.
         """
         if writer is not None:
             writer.check()
@@ -223,6 +225,9 @@ class Topic:
                 f"files were written for topic '{target.topic}' of root {target.root_id}, not for "
                 f"'{self.name}' of {self.root.id}"
             )
+        if self.log.current().head.kafka_open:
+            for each in self.end_kafka_transactions():
+                _LOG.warning("topic %s is appended to now: aborted %s", self.name, each)
         intent = AppendIntent(target.topic_id, tuple(files), writer, txn)
         outcome = self.commit(intent)
         if outcome.nothing is not None:
@@ -230,6 +235,16 @@ class Topic:
                 _LOG.warning("%s", outcome.nothing.note)
             return AppendOutcome(outcome.nothing.version, {}, {}, 0, outcome.nothing.skipped, outcome.nothing.note)
         return appended(outcome.commit, intent.count)
+
+    def end_kafka_transactions(
+        self, *, producers: Collection[int] | None = None, commit: bool = False
+    ) -> tuple[KafkaOpen, ...]:
+        """End transactions that Kafka left open in imported partitions, of these producer ids (None: all), by ABORT
+        markers or, with `commit`, by COMMIT markers; those that were ended. See `sparklog.log.kafka_end`.
+        """
+        from sparklog.log.kafka_end import end_kafka_transactions
+
+        return end_kafka_transactions(self, producers=producers, commit=commit)
 
 
 def _reopen(root: Root, name: str) -> Topic:

@@ -42,12 +42,18 @@ def test_the_index_entry_is_as_described() -> None:
     assert [row[:3] for row in rows("An index entry:")] == described(append_file.INDEX_DTYPE)
 
 
+def test_the_aborted_transaction_is_as_described() -> None:
+    assert [row[:3] for row in rows("An aborted transaction")] == described(append_file.ABORTED_DTYPE)
+
+
 def test_parts_sizes_and_magic_are_as_described() -> None:
     sizes = {name: size for name, size, _ in rows("### Footer")}
     assert sizes == {
         "head": str(append_file.HEAD_BYTES),
+        "aborted count": str(append_file.ABORTED_COUNT.size),
         "slice table": f"{append_file.SLICE_BYTES} each",
         "index": f"{append_file.INDEX_BYTES} each",
+        "aborted": f"{append_file.ABORTED_BYTES} each",
         "tail": str(append_file.TAIL_BYTES),
     }
     text = section()
@@ -59,7 +65,7 @@ def test_parts_sizes_and_magic_are_as_described() -> None:
 
 
 def test_all_integers_are_big_endian() -> None:
-    for dtype in (append_file.SLICE_DTYPE, append_file.INDEX_DTYPE):
+    for dtype in (append_file.SLICE_DTYPE, append_file.INDEX_DTYPE, append_file.ABORTED_DTYPE):
         fields = dtype.fields
         assert fields is not None
         assert all(kind.byteorder == ">" for kind, *_ in fields.values())

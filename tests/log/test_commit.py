@@ -26,6 +26,7 @@ from sparklog.log.commit import (
     encode_commit,
     peek_commit_id,
 )
+from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
 from sparklog.log.slices import FileSlices
 from tests.log.topics import file_of, output_of
 
@@ -51,6 +52,8 @@ FULL = Commit(
     partitions=12,
     txn=Txn("Bestellung/ä", 5, {"payments": 17}, 60_000),
     resolved=(Resolved("t", 4, (38, 39), {"payments": 16}), Resolved("u", 1)),
+    kafka_open=(KafkaOpen(1, 1000, 3, 31, 40),),
+    kafka_ended=(KafkaEnded(0, 1001),),
     holds={"backup": Hold(40, 1_800_000_000_000), "clone": None},
     floor=30,
     expired={"old": 12},
@@ -73,6 +76,8 @@ GOLDEN = (
     '"txn":{"id":"Bestellung/\\u00e4","n":5,"siblings":{"payments":17},"timeoutMs":60000},'
     '"resolved":[{"id":"t","n":4,"committed":[38,39],"siblings":{"payments":16}},'
     '{"id":"u","n":1,"committed":[],"siblings":{}}],'
+    '"kafkaOpen":[{"partition":1,"producer":1000,"epoch":3,"first":31,"end":40}],'
+    '"kafkaEnded":[{"partition":0,"producer":1001}],'
     '"holds":{"backup":{"version":40,"expiresMs":1800000000000},"clone":null},"floor":30,"expired":{"old":12}'
 )
 

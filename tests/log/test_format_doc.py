@@ -22,6 +22,7 @@ from sparklog.log.commit import (
 )
 from sparklog.log.fields import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
 from sparklog.log.head import HEAD_FIELDS, OPEN_FIELDS
+from sparklog.log.kafka_open import KAFKA_ENDED_FIELDS, KAFKA_OPEN_FIELDS
 from sparklog.log.registry import REGISTRY_FIELDS
 from sparklog.log.root_id import ROOT_FIELDS
 from sparklog.log.slice_table import COLUMN_TYPES, STATUS_NAMES
@@ -63,6 +64,8 @@ def names(table: str) -> list[str]:
         ("The other objects: in `edits`", EDIT_FIELDS),
         ("The other objects: in `txn`", TXN_FIELDS),
         ("The other objects: in `resolved`", RESOLVED_FIELDS),
+        ("The other objects: in `kafkaOpen`", KAFKA_OPEN_FIELDS),
+        ("The other objects: in `kafkaEnded`", KAFKA_ENDED_FIELDS),
         ("The other objects: in `holds`", HOLD_FIELDS),
         ("Checkpoints: member of the head", CHECKPOINT_FIELDS),
         ("Checkpoints: in `head`", HEAD_FIELDS),
@@ -88,7 +91,7 @@ def test_ops_flags_statuses_and_format() -> None:
     assert tuple(re.findall(r"`([a-z-]+)`", rows["op"].split(";")[0])) == OPS
     assert rows["format"] == str(FORMAT)
     flags = {re.sub("`", "", row[0]): row[-1] for row in tables()["A file in `files`: member"]}["flags"]
-    assert [int(number) for number in re.findall(r"(\d): ", flags)] == [flag.value for flag in SliceFlag if flag]
+    assert [int(number) for number in re.findall(r"(\d+): ", flags)] == [flag.value for flag in SliceFlag if flag]
     status = {re.sub("`", "", row[0]): row[-1] for row in tables()["The slice table: column"]}["status"]
     assert status == ", ".join(f"{number} {name}" for number, name in enumerate(STATUS_NAMES))
     assert ("No features exist so far." in DOC.read_text()) == (not KNOWN_READ_FEATURES and not KNOWN_WRITE_FEATURES)

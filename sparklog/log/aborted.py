@@ -1,0 +1,169 @@
+"""Which records Kafka's aborted transactions take back: what a `read_committed` plan of imported data carries.
+
+An ABORT marker can lie far behind the records it takes back, so the answer always comes from the whole snapshot, never
+from the range that is read: from the slices that hold ABORT markers (`SliceFlag.KAFKA_ABORTED`), from the range's start
+on. A segment has a `.txnindex` beside it, an append file has the same in its footer. As with Kafka, going on ends at
+the first marker before which everything that began below the range's end had ended: a read near the end of a long log
+opens one or two small files, a read of all of it every one, once in each process, since such files never change.
+
+Other slices, and so native topics, cost nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from sparklog.errors import Corrupt, NotFound, Unavailable
+from sparklog.format import transaction_index
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.planned import PlannedSlice, planned_slices
+from sparklog.log.slice_table import SliceTable
+from sparklog.log.slices import SliceFlag
+from sparklog.storage.store import Store
+
+__all__ = ["Aborted", "aborted_of", "aborted_ranges", "has_aborted"]
+
+Aborted = AbortedTransactions | None
+
+_FLAG = int(SliceFlag.KAFKA_ABORTED)
+FILES_AT_ONCE = 16
+"""Looked at before the next look at whether that is enough."""
+CACHED_ENTRIES = 1 << 20
+"""Of each store: 32 bytes each."""
+CACHED_FILES = 1 << 16
+
+
+class _Cache:
+    """What files of one store said, the ones used last; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[tuple[str, int], AbortedTransactions] = OrderedDict()
+        self._entries = 0
+
+    def get(self, key: tuple[str, int]) -> AbortedTransactions | None:
+        with self._lock:
+            found = self._found.get(key)
+            if found is not None:
+                self._found.move_to_end(key)
+            return found
+
+    def put(self, key: tuple[str, int], found: AbortedTransactions) -> None:
+        with self._lock:
+            before = self._found.pop(key, None)
+            self._entries += len(found) - (0 if before is None else len(before))
+            self._found[key] = found
+            while self._entries > CACHED_ENTRIES or len(self._found) > CACHED_FILES:
+                self._entries -= len(self._found.popitem(last=False)[1])
+
+
+_CACHES: WeakKeyDictionary[Store, _Cache] = WeakKeyDictionary()
+_CACHES_LOCK = threading.Lock()
+
+
+def has_aborted(table: SliceTable) -> bool:
+    """Whether any slice holds ABORT markers of Kafka's: without a request, in no time."""
+    return any(bool((part.flags & _FLAG).any()) for part in table.parts())
+
+
+def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, start: int, end: int) -> Aborted:
+    """The aborted transactions that can matter to offsets `[start, end)` of a partition, by marker; None: there are
+    none.
+
+    Raises `Corrupt` for a file that is damaged or missing, `Unavailable` if one has been replaced since.
+    """
+    from sparklog.log.fetch import MissingFile
+
+    found = table.select(partition, start)
+    marked = found[(found.flags & _FLAG) != 0]
+    if not len(marked):
+        return None
+    planned = planned_slices(topic, partition, marked)
+    cache = _cache_of(store)
+    said: list[AbortedTransactions] = []
+    try:
+        for at in range(0, len(planned), FILES_AT_ONCE):
+            said += _read(store, planned.rows(at, at + FILES_AT_ONCE), cache)
+            if int(said[-1].last_stable_offsets.max()) >= end:
+                break
+    except MissingFile as missing:
+        raise Unavailable(
+            f"{missing.file} is gone: it was replaced and deleted after the snapshot was taken that is read; try again"
+        ) from None
+    ranges = transaction_index.concatenate(said).overlapping(start, end)
+    return ranges if len(ranges) else None
+
+
+def _cache_of(store: Store) -> _Cache:
+    with _CACHES_LOCK:
+        found = _CACHES.get(store)
+        if found is None:
+            found = _CACHES[store] = _Cache()
+        return found
+
+
+def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:
+    """What each slice says, from the cache or from its file."""
+    known = {i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None}
+    missing = [i for i in range(len(slices)) if i not in known]
+    at_once = min(getattr(store, "parallel_reads", 1), len(missing))
+    if at_once > 1:
+        with ThreadPoolExecutor(at_once) as pool:
+            answers = list(pool.map(lambda i: aborted_of(store, slices[i]), missing))
+    else:
+        answers = [aborted_of(store, slices[i]) for i in missing]
+    for i, entries in zip(missing, answers, strict=True):
+        cache.put((slices[i].file, slices[i].position), entries)
+        known[i] = entries
+    return [known[i] for i in range(len(slices))]
+
+
+def aborted_of(store: Store, found: PlannedSlice) -> AbortedTransactions:
+    """The transactions whose ABORT markers lie in a slice that has `KAFKA_ABORTED`, from its file.
+
+    Raises `Corrupt`, and `fetch.MissingFile` if the file is gone.
+    """
+    entries = _of_append_file(store, found) if found.footer_length else _of_segment(store, found)
+    last = entries.last_offsets
+    if not len(entries) or int(last.min()) < found.base or int(last.max()) >= found.end:
+        raise Corrupt(
+            f"expected the aborted transactions with markers at {found.base} to {found.end - 1}, found "
+            f"{len(entries)} others: restore the file",
+            file=found.file,
+        )
+    return entries
+
+
+def _of_segment(store: Store, found: PlannedSlice) -> AbortedTransactions:
+    from sparklog.log.fetch import MissingFile
+
+    key = f"{found.file.removesuffix('.log')}.txnindex"
+    try:
+        return transaction_index.parse(store.get(key), found.base, file=key)
+    except NotFound:
+        if store.stat(found.file) is None:
+            raise MissingFile(found.file) from None
+    raise Corrupt("expected a transaction index beside the segment, found none: restore it", file=key)
+
+
+def _of_append_file(store: Store, found: PlannedSlice) -> AbortedTransactions:
+    from sparklog.log.fetch import read_footer
+
+    entry = read_footer(store, found).at(found.position)
+    if entry is None or entry.crc != found.crc or entry.nbytes != found.size:
+        raise Corrupt(
+            "expected the footer to name the slice whose transactions were aborted: restore the file",
+            file=found.file,
+            position=found.position,
+        )
+    said = entry.aborted
+    shift = np.int64(found.shift)
+    return AbortedTransactions(
+        said.producer_ids, said.first_offsets, said.last_offsets + shift, said.last_stable_offsets
+    )

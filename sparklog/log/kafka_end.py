@@ -1,0 +1,134 @@
+"""Ending Kafka's transactions that an import found open: their markers are appended, as Kafka's coordinator would have.
+
+The markers are Kafka's own, so scans, sealing, compaction and Kafka's tools need to know nothing new. An ABORT carries
+the epoch after the transaction's, as when Kafka's coordinator aborts one that has timed out.
+
+Who appends to an imported topic ends them first (`Topic.commit_append`), by ABORT: from then on Kafka's log and this
+one differ, no broker can end them any more, and the new records would stay behind them, unseen, for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparklog.errors import Conflict
+from sparklog.format.control import end_txn_marker
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.commit import APPEND
+from sparklog.log.conflicts import Draft, Nothing, assign, check_floor, check_topic
+from sparklog.log.head import Head
+from sparklog.log.kafka_open import KafkaOpen
+from sparklog.log.names import append_path
+from sparklog.log.slice_table import SliceTable
+from sparklog.log.slices import FileSlices, SliceFlag
+
+if TYPE_CHECKING:
+    from sparklog.log.topic import Topic
+
+__all__ = ["EndKafkaIntent", "end_kafka_transactions"]
+
+MAX_EPOCH = 2**15 - 1
+TRIES = 10
+
+
+def end_kafka_transactions(
+    topic: Topic, *, producers: Collection[int] | None = None, commit: bool = False
+) -> tuple[KafkaOpen, ...]:
+    """End the open transactions of these producer ids (None: all) in one commit, by ABORT markers or, with `commit`, by
+    COMMIT markers; those that were ended. None are left open that were asked for, whoever ended them.
+    """
+    for _ in range(TRIES):
+        head = topic.head()
+        chosen = tuple(each for each in head.kafka_open if producers is None or each.producer in producers)
+        if not chosen:
+            return ()
+        file = _write_markers(topic, head, chosen, commit)
+        try:
+            outcome = topic.commit(EndKafkaIntent(head.topic_id, file, chosen), head)
+        except Conflict:
+            # Somebody ended some of them, or the vacuum passed: what is left is seen anew.
+            if topic.head().topic_id != head.topic_id:
+                raise
+            continue
+        return () if outcome.nothing is not None else chosen
+    raise Conflict(f"the open transactions of topic '{topic.name}' change all the time: try again")
+
+
+@dataclass(frozen=True, slots=True)
+class EndKafkaIntent:
+    """Append the markers of these transactions, all of them or none: `Conflict` if somebody ended some meanwhile."""
+
+    topic_id: str
+    file: FileSlices
+    ended: tuple[KafkaOpen, ...]
+    needs_table: bool = False
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        left = [each for each in self.ended if each in base.kafka_open]
+        if not left:
+            return Nothing("the transactions have ended", base.version)
+        if len(left) < len(self.ended):
+            raise Conflict(f"some open transactions of topic '{topic}' were ended by somebody else: look again")
+        check_floor(topic, (self.file,), base.floor)
+        files = assign(topic, (self.file,), base)
+        return Draft(APPEND, files=files, kafka_ended=tuple(each.ended for each in self.ended))
+
+
+def _write_markers(topic: Topic, head: Head, chosen: Sequence[KafkaOpen], commit: bool) -> FileSlices:
+    """An append file with one slice of markers for each partition."""
+    from crc32c import crc32c
+
+    from sparklog.log.append_output import AppendOutput
+
+    env = topic.root.env
+    now_ms = env.wall_ms()
+    output = AppendOutput(topic.store, topic.name, append_path(max(head.version, 0), env.new_id()))
+    try:
+        for partition in sorted({each.partition for each in chosen}):
+            own = [each for each in chosen if each.partition == partition]
+            data = b"".join(
+                end_txn_marker(
+                    commit=commit,
+                    offset=i,
+                    timestamp=now_ms,
+                    producer_id=each.producer,
+                    producer_epoch=min(each.epoch + 1, MAX_EPOCH),
+                    coordinator_epoch=0,
+                )
+                for i, each in enumerate(own)
+            )
+            flags = SliceFlag.KAFKA_PRODUCERS if commit else SliceFlag.KAFKA_PRODUCERS | SliceFlag.KAFKA_ABORTED
+            output.add(
+                [data],
+                partition=partition,
+                nbytes=len(data),
+                offsets=len(own),
+                records=0,
+                min_ts=now_ms,
+                max_ts=now_ms,
+                crc=crc32c(data),
+                flags=int(flags),
+                index=None,
+                aborted=None if commit else _entries(own),
+            )
+        return output.close()
+    except BaseException:
+        output.discard()
+        raise
+
+
+def _entries(own: Sequence[KafkaOpen]) -> AbortedTransactions:
+    """What the markers take back; they lie at offsets from 0 in the slice."""
+    n = len(own)
+    return AbortedTransactions(
+        np.array([each.producer for each in own], np.int64),
+        np.array([each.first for each in own], np.int64),
+        np.arange(n, dtype=np.int64),
+        np.full(n, -1, np.int64),
+    )

@@ -1,0 +1,47 @@
+"""What Kafka's consumer sees of a log at each isolation level, from its batches alone, the plainest way."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.compaction.plain_cleaner import ABORT, COMMIT, PlainBatch
+
+Seen = tuple[int, bytes | None, bytes | None]
+"""Offset, key and value of a record."""
+
+
+@dataclass(frozen=True)
+class Visible:
+    """All records, those of committed transactions (and of none) below the last stable offset, and that offset."""
+
+    uncommitted: list[Seen]
+    committed: list[Seen]
+    last_stable: int
+
+
+def visible(batches: Sequence[PlainBatch], log_end: int) -> Visible:
+    """A producer's marker decides over all it has written since its marker before."""
+    undecided: dict[int, list[PlainBatch]] = {}
+    aborted: set[int] = set()
+    for batch in batches:
+        if batch.control and batch.records:
+            kind = struct.unpack(">hh", batch.records[0].key or b"")[1]
+            assert kind in (ABORT, COMMIT)
+            ended = undecided.pop(batch.producer_id, [])
+            if kind == ABORT:
+                aborted.update(each.base for each in ended)
+        elif batch.transactional and not batch.control:
+            undecided.setdefault(batch.producer_id, []).append(batch)
+    stable = min((each[0].base for each in undecided.values()), default=log_end)
+    data = [batch for batch in batches if not batch.control]
+    return Visible(
+        [seen for batch in data for seen in _records(batch)],
+        [seen for batch in data if batch.base not in aborted and batch.base < stable for seen in _records(batch)],
+        stable,
+    )
+
+
+def _records(batch: PlainBatch) -> list[Seen]:
+    return [(record.offset, record.key, record.value) for record in batch.records]
