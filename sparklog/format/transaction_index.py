@@ -73,8 +73,8 @@ class AbortedTransactions:
         # both are sorted together, and each batch looks at the next transaction behind it.
         entries = len(near)
         ids = np.concatenate((near.producer_ids, producer_ids))
-        order = np.lexsort((np.concatenate((near.last_offsets, offsets)), ids))
-        nowhere = len(order)
+        nowhere = len(ids)
+        order = np.lexsort((np.arange(nowhere) < entries, np.concatenate((near.last_offsets, offsets)), ids))
         place = np.where(order < entries, np.arange(nowhere), nowhere)
         behind = np.minimum.accumulate(place[::-1])[::-1]
         entry = np.empty(nowhere, np.int64)

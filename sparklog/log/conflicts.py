@@ -381,14 +381,12 @@ class AlterIntent:
             if base.partitions != origin.partitions:
                 raise Conflict(
                     f"partitions of topic '{topic}' were changed by somebody else meanwhile: expected "
-                    f"{origin.partitions}, "
-                    f"found {base.partitions}; look again"
+                    f"{origin.partitions}, found {base.partitions}; look again"
                 )
             if not base.partitions < count <= MAX_PARTITIONS:
                 raise BadRequest(
                     f"topic '{topic}' has {base.partitions} partitions, which can only grow (to at "
-                    f"most {MAX_PARTITIONS}); "
-                    f"found {count}"
+                    f"most {MAX_PARTITIONS}); found {count}"
                 )
         if not changes and count is None:
             return Nothing("nothing changes", base.version)
@@ -460,8 +458,7 @@ class MaintainIntent:
             if hold is not None and hold.version < lowest:
                 raise Conflict(
                     f"hold '{name}' asks for version {hold.version} of topic '{topic}', below the "
-                    f"upload floor {lowest}; "
-                    "hold a newer version"
+                    f"upload floor {lowest}; hold a newer version"
                 )
         holds = {name: hold for name, hold in self.holds.items() if base.holds.get(name) != hold}
         expired = {

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from sparklog import open as open_place
+from sparklog.kafka.importing import import_log_dir
 from tests.cli.conftest import Sparklog
 from tests.fixture_data import expected_records
 
@@ -131,3 +133,25 @@ def test_damage_in_a_root_is_not_passed_over(sparklog: Sparklog) -> None:
     sparklog("topics", "create", "orders")
     refused = sparklog("consume", "orders", "--corrupt-records", "skip", code=1)
     assert "is for Kafka directories" in refused.err
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_an_imported_topic_prints_the_same(fixtures: Path, sparklog: Sparklog, root: Path, isolation: str) -> None:
+    fixture = fixtures / "transactions"
+    import_log_dir(open_place(str(root), create=True), fixture / "data")
+    for partition in (0, 1):
+        found = [
+            json.loads(line)
+            for line in sparklog("consume", "txn-a", "-p", partition, "--json", "--isolation-level", isolation).lines
+        ]
+        wanted = expected_records(fixture, f"txn-a-{partition}", isolation)
+        assert [record["offset"] for record in found] == [record.offset for record in wanted]
+    described = json.loads(sparklog("topics", "describe", "txn-a", "--json").out)[0]
+    facts = expected_offsets(fixture)
+    assert {f"txn-a-{own['partition']}": own["lastStable"] for own in described["partitions"]} == {
+        name: said["lastStableOffset"] for name, said in facts.items() if name.startswith("txn-a-")
+    }
+    (said,) = described["openTransactions"]
+    stable = facts["txn-a-0"]["lastStableOffset"]
+    assert said.startswith("Kafka's open transaction of producer ")
+    assert said.endswith(f" in partition 0, from {stable}")

@@ -13,11 +13,12 @@ from sparklog.compaction.run import compact_topic
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.kafka import KafkaView, is_internal
 from sparklog.kafka.importing import import_log_dir
+from sparklog.log import fetch
 from sparklog.log.conflicts import RewriteIntent
 from sparklog.log.invariants import check_state
 from sparklog.log.names import file_key
 from sparklog.log.root_view import RootView
-from sparklog.log.slices import SliceFlag
+from sparklog.log.slices import SliceFlag, merge_tier
 from sparklog.log.tail import Tail
 from sparklog.log.topic import Topic
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
@@ -189,7 +190,11 @@ def check(topic: Topic, expected: Visible, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_logs_at_every_step(place: Place, tmp_path: Path, seed: int) -> None:
+def test_random_logs_at_every_step(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    if seed % 2:
+        # Read in windows, and entered by indexes.
+        monkeypatch.setattr(fetch, "SPAN_BYTES", 400)
+        monkeypatch.setattr(fetch, "INDEX_MIN_BYTES", 500)
     rng = random.Random(seed)
     history = History(rng, segment_bytes=rng.choice((300, 900, 4000)), codecs=(0, 4) if seed % 3 else (0,))
     history.write(rng.choice((10, 60, 150)))
@@ -243,6 +248,19 @@ def test_cleaning_shows_nothing_that_was_aborted_and_keeps_the_latest(place: Pla
         assert [each for each in seen(topic, READ_UNCOMMITTED) if each[0] >= before.last_stable] == [
             each for each in before.uncommitted if each[0] >= before.last_stable
         ]
+
+
+def test_merged_slices_know_what_their_markers_take_back(place: Place, tmp_path: Path) -> None:
+    topic = opened(place, tmp_path)
+    topic.append(pa.table({"value": [b"new"] * 3, "partition": pa.array([0, 1, 2], pa.int32())}))
+    compact_topic(topic, Settings(0), InProcess())
+    slices = topic.snapshot().slices.select(0)
+    assert slices.sealed().tolist() == [True, False]
+    assert merge_tier(int(slices.flags[1])) > 0
+    assert int(slices.flags[1]) & SliceFlag.KAFKA_ABORTED
+    assert [values(topic, partition) for partition in range(3)] == [[b"a", b"c", b"new"], [b"new"], [b"g", b"new"]]
+    sealed_by_now(topic)
+    assert [values(topic, partition) for partition in range(3)] == [[b"a", b"c", b"new"], [b"new"], [b"g", b"new"]]
 
 
 # ---------------------------------------------------------------- open transactions

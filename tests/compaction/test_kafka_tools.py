@@ -250,6 +250,8 @@ def test_what_brokers_wrote_is_accepted_after_sealing(fixtures: Path, kafka_tool
                 table = topic.scan(partitions=[partition], isolation=READ_UNCOMMITTED).to_table()
                 assert table["offset"].to_pylist() == [record.offset for record in kafka]
                 assert table["value"].to_pylist() == [record.value for record in kafka]
+                if partition in {each.partition for each in topic.head().kafka_open}:
+                    continue  # What Kafka left open is not closed yet.
                 assert topic.snapshot().slices.select(partition).sealed().all()
                 # Segments may be cut elsewhere; what was aborted stays what Kafka says.
                 left = fixtures / name / "data" / f"{topic.name}-{partition}"

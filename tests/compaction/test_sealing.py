@@ -592,8 +592,10 @@ def test_kafkas_transactions_get_kafkas_transaction_index(memory: Place, fixture
         if log.with_suffix(suffix).exists()
     }
     assert any(name.endswith(".txnindex") for name in found)
-    flags = topic.snapshot().slices.select(0).flags
-    assert (flags == int(SliceFlag.KAFKA_PRODUCERS)).all()
+    slices = topic.snapshot().slices.select(0)
+    aborted = [f"{base:020}.txnindex" in found for base in slices.base.tolist()]
+    flags = [int(SliceFlag.KAFKA_PRODUCERS | (SliceFlag.KAFKA_ABORTED if each else 0)) for each in aborted]
+    assert slices.flags.tolist() == flags
 
 
 def test_slices_of_many_partitions_are_fetched_together(memory: Place) -> None:

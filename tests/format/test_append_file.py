@@ -22,6 +22,7 @@ from sparklog.format.append_file import (
     encode_footer,
     footer_length,
 )
+from sparklog.format.transaction_index import AbortedTransactions
 
 
 def int64s(*values: int) -> append_file.Int64s:
@@ -158,8 +159,8 @@ def test_hostile_counts_are_refused_before_anything_is_allocated() -> None:
 
 def test_a_newer_format_asks_for_an_upgrade() -> None:
     data = bytearray(footer_of((0, 10, None)))
-    data[4:8] = (2).to_bytes(4, "big")
-    with pytest.raises(BadRequest, match="format 2"):
+    data[4:8] = (3).to_bytes(4, "big")
+    with pytest.raises(BadRequest, match="format 3"):
         decode_footer(resealed(bytes(data)), file_size=10 + len(data))
 
 
@@ -177,3 +178,62 @@ def test_any_bytes_are_a_footer_or_an_error(data: bytes, size: int) -> None:
 def test_an_empty_file_has_an_empty_footer() -> None:
     data = footer_of()
     assert decode_footer(data, file_size=len(data)).slices == ()
+
+
+def aborted(*entries: tuple[int, int, int]) -> AbortedTransactions:
+    columns = np.array(entries, np.int64).reshape(-1, 3).T
+    return AbortedTransactions(*columns, np.full(len(entries), -1, np.int64))
+
+
+def with_aborted() -> tuple[bytes, int]:
+    """A footer of three slices, two with ABORT markers, and the bytes of all slices."""
+    n, nbytes = 3, [10, 2 << 20, 30]
+    data = encode_footer(
+        **dict.fromkeys(("partition", "offsets", "records", "min_ts", "max_ts", "crc", "flags"), [70] * n),
+        nbytes=nbytes,
+        indexes=[None, index_of(3), None],
+        aborted=[aborted((9, 2**40, 5)), None, aborted((1, 2, 3), (2**62, 0, 6))],
+    )
+    return data, sum(nbytes)
+
+
+def test_aborted_transactions_come_back_with_their_slices() -> None:
+    data, nbytes = with_aborted()
+    footer = decode_footer(data, file_size=nbytes + len(data))
+    assert [
+        list(
+            zip(
+                each.aborted.producer_ids.tolist(),
+                each.aborted.first_offsets.tolist(),
+                each.aborted.last_offsets.tolist(),
+                each.aborted.last_stable_offsets.tolist(),
+                strict=True,
+            )
+        )
+        for each in footer.slices
+    ] == [[(9, 2**40, 5, -1)], [], [(1, 2, 3, -1), (2**62, 0, 6, -1)]]
+    index = footer.slices[1].index
+    assert index is not None
+    assert index.position.tolist() == [0, 300_000, 600_000]
+
+
+def test_a_footer_without_any_is_as_it_always_was() -> None:
+    plain = footer_of((0, 10, None), (1, 20, None))
+    assert plain[:8] == append_file.MAGIC + (1).to_bytes(4, "big")
+    assert with_aborted()[0][:8] == append_file.MAGIC + (2).to_bytes(4, "big")
+    assert all(len(each.aborted) == 0 for each in decode_footer(plain, file_size=30 + len(plain)).slices)
+
+
+def test_damage_among_aborted_transactions_is_found() -> None:
+    data, nbytes = with_aborted()
+    size = nbytes + len(data)
+    for i in range(len(data)):
+        damaged = bytearray(data)
+        damaged[i] ^= 0x10
+        with pytest.raises(Corrupt):
+            decode_footer(bytes(damaged), file_size=size)
+    for at, value, said in ((16, 4, "do not fill"), (-TAIL_BYTES - 28, 3, "beyond its 3")):
+        wrong = bytearray(data)
+        wrong[at : at + 4] = value.to_bytes(4, "big")
+        with pytest.raises(Corrupt, match=said):
+            decode_footer(resealed(bytes(wrong)), file_size=size)

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format.abort_markers import AbortMarker, fits, united
+from sparklog.format.transaction_index import AbortedTransactions
 from tests.fixture_data import expected_dump
 
 Batch = tuple[int, int, int]
+Entry = tuple[int, int, int, int]
 
 
 def ints(*values: int) -> np.ndarray:
@@ -239,3 +244,53 @@ def test_aborted_transactions_are_those_that_kafkas_dump_shows(fixtures: Path) -
         table = [found.producer_ids, found.first_offsets, found.last_offsets, found.last_stable_offsets]
         text = expected_dump(file.parents[2], file.parent.name, file.name)
         assert [[0, *row] for row in np.column_stack(table).tolist()] == dumped(text), file
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_covers_is_what_each_entry_says(data: st.DataObject) -> None:
+    """Producers' transactions do not overlap; batches come in any order, as of many slices at once."""
+    rows: list[tuple[int, int, int]] = []
+    for producer in range(4):
+        edges = sorted(data.draw(st.sets(st.integers(0, 60), max_size=8)))
+        rows += [(producer, first, last) for first, last in zip(edges[::2], edges[1::2], strict=False)]
+    rows.sort(key=lambda row: row[2])
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    entries = AbortedTransactions(*columns, columns[2] + 1)
+    batches = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 70)), max_size=20))
+    producers, offsets = (np.array([each[i] for each in batches], np.int64) for i in (0, 1))
+    expected = [any(p == own and first <= o <= last for own, first, last in rows) for p, o in batches]
+    assert entries.covers(producers, offsets).tolist() == expected
+
+
+MARKERS = [AbortMarker(1, 10, 20, 21, -1), AbortMarker(2, -1, 22, 23, 15), AbortMarker(1, 25, 30, 26, 20)]
+
+
+def entries_of(*rows: Entry) -> AbortedTransactions:
+    return AbortedTransactions(*np.array(rows, np.int64).reshape(-1, 4).T)
+
+
+@pytest.mark.parametrize(
+    ("rows", "right"),
+    [
+        ([], True),
+        ([(1, 5, 20, 21), (2, 16, 22, 23)], True),
+        ([(1, 10, 21, 22)], False),
+        ([(3, 10, 20, 21)], False),
+        ([(2, 15, 22, 23)], False),
+        ([(1, 10, 20, 21), (1, 19, 30, 31)], False),
+    ],
+)
+def test_an_index_is_believed_where_each_entry_has_its_marker(
+    rows: list[tuple[int, int, int, int]], right: bool
+) -> None:
+    assert fits(entries_of(*rows), MARKERS) == right
+
+
+def test_index_and_markers_are_united_by_marker() -> None:
+    found = united([entries_of((1, 5, 20, 7), (2, 16, 22, 8))], MARKERS)
+    assert found.first_offsets.tolist() == [5, 16, 25]
+    assert found.last_offsets.tolist() == [20, 22, 30]
+    assert found.last_stable_offsets.tolist() == [7, 8, 26]
+    assert united([], MARKERS).last_offsets.tolist() == [20, 30]
+    assert len(united([], [])) == 0

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from sparklog.errors import Corrupt
+from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.commit import (
     ALTER,
     COMPACT,
@@ -24,6 +24,8 @@ from sparklog.log.commit import (
 )
 from sparklog.log.fields import Fields
 from sparklog.log.head import EMPTY, Head
+from sparklog.log.invariants import check_commit
+from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
 from sparklog.log.registry import Entry
 from tests.log.topics import START_MS, Chain, output_of
 
@@ -73,6 +75,51 @@ def test_an_import_may_lift_the_log_end() -> None:
     assert chain.head.leader_epoch == 4
     chain.append((0, 2))
     assert chain.head.log_end.tolist() == [502]
+
+
+def with_kafkas() -> Chain:
+    chain = Chain(2)
+    chain.add(
+        op=IMPORT,
+        log_starts={0: 20, 1: 50},
+        kafka_open=(KafkaOpen(0, 7, 1, 10, 20), KafkaOpen(0, 8, 2, 12, 25), KafkaOpen(1, 7, 1, 45, 60)),
+        edits=(Edit(0, 0, 25), Edit(1, 0, 60)),
+    )
+    return chain
+
+
+def test_kafkas_open_transactions_hold_the_last_stable_offset() -> None:
+    chain = with_kafkas()
+    # What begins below the log start holds it there; of the first nothing is left.
+    assert chain.head.last_stable().tolist() == [20, 50]
+    assert [each.producer for each in chain.head.kafka_open] == [8, 7]
+    chain.append((0, 3))
+    assert chain.head.last_stable().tolist() == [20, 50]
+    chain.append((1, 1), kafka_ended=(KafkaEnded(1, 7),))
+    assert chain.head.last_stable().tolist() == [20, 61]
+    document = json.loads(json.dumps(chain.head.to_json()))
+    back = Head.from_json(Fields(document, "k", "checkpoint"), (), ())
+    assert back.kafka_open == chain.head.kafka_open == (KafkaOpen(0, 8, 2, 12, 25),)
+    chain.add(op=DELETE_RECORDS, log_starts={0: 24})
+    assert chain.head.last_stable().tolist() == [24, 61]
+    chain.add(op=DELETE_RECORDS, log_starts={0: 25})
+    assert chain.head.last_stable().tolist() == [28, 61]
+    assert "kafkaOpen" not in chain.head.to_json()
+
+
+def test_kafkas_transactions_come_with_an_import_and_end_once() -> None:
+    chain = with_kafkas()
+    with pytest.raises(Corrupt, match="ends a transaction of producer 9 in partition 0 that is not open"):
+        chain.append((0, 1), kafka_ended=(KafkaEnded(0, 9),))
+    for values, expected in (
+        ({"kafka_open": (KafkaOpen(0, 9, 0, 1, 24),)}, "only an import brings"),
+        ({"op": IMPORT, "kafka_open": (KafkaOpen(0, 8, 2, 13, 25),)}, "open twice"),
+        ({"op": IMPORT, "kafka_open": (KafkaOpen(0, 9, 2, 13, 26),)}, "end beyond its log"),
+        ({"kafka_ended": (KafkaEnded(1, 7),)}, "partition 1 would end without a marker"),
+    ):
+        commit, _ = chain.commit(**values)
+        with pytest.raises(BadRequest, match=expected):
+            check_commit(chain.head, commit, chain.head.apply(commit))
 
 
 def test_configs_are_set_and_reset() -> None:
