@@ -52,7 +52,6 @@ def stages() -> list[tuple[str, str]]:
     return [
         (name, stage.name)
         for name in names
-        if name != "compaction/old-formats"
         for stage in sorted((tree / name).iterdir())
         if stage.is_dir() and stage.name != "expected"
     ]
