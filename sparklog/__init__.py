@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sparklog.datasource import partitioned, register
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
     from sparklog.log.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
+    from sparklog.transactions import transactional
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,12 +31,14 @@ __all__ = [
     "open",
     "partitioned",
     "register",
+    "transactional",
 ]
 
 _HOME = {
     "open": ("sparklog.log.root", "open_root"),
     "register": ("sparklog.datasource", "register"),
     "partitioned": ("sparklog.datasource", "partitioned"),
+    "transactional": ("sparklog.transactions", "transactional"),
 }
 
 

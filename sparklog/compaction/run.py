@@ -37,6 +37,7 @@ from sparklog.log.snapshot import Snapshot
 from sparklog.log.topic import Topic
 from sparklog.maintenance.report import Failure, Size, TopicReport
 from sparklog.maintenance.work import Done, Runner, Settings, Work
+from sparklog.transactions.completion import resolve_topic
 
 __all__ = ["PLANS", "OnDone", "Plans", "compact_root", "compact_topic"]
 
@@ -134,7 +135,7 @@ def _run_all(
     runs: Sequence[_TopicRun], runner: Runner, *, seal_only: bool, dry_run: bool, on_done: OnDone | None
 ) -> None:
     for run in runs:
-        run.begin()
+        run.begin(dry_run)
     if dry_run:
         for run in runs:
             run.explain(seal_only)
@@ -189,9 +190,11 @@ class _TopicRun:
 
     # -- steps
 
-    def begin(self) -> None:
-        """Look at the topic."""
+    def begin(self, dry_run: bool) -> None:
+        """Look at the topic, having recorded what is decided of transactions: below what is open nothing is done."""
         try:
+            if not dry_run:
+                resolve_topic(self._topic)
             snapshot = self._topic.snapshot()
         except SparklogError as error:
             self._stop(error)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparklog.log.registry import WriterKey
     from sparklog.log.topic import Topic
 
-__all__ = ["ArrowData", "append"]
+__all__ = ["ArrowData", "append", "batches"]
 
 ArrowData: TypeAlias = pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch | pa.Table]
 
@@ -30,7 +30,7 @@ def append(
     seed = sticky_seed(writer.id, writer.batch) if writer is not None else topic.root.env.random.getrandbits(63)
     sink = AppendWriter(target, options, topic.root.env, seed)
     try:
-        for batch in _batches(data):
+        for batch in batches(data):
             sink.write(batch)
         files = sink.finish()
     except BaseException:
@@ -39,7 +39,7 @@ def append(
     return topic.commit_append(files, target, writer=writer)
 
 
-def _batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
+def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
     """Record batches of tables, batches, readers and iterables of them; `BadRequest` for columns that no record has."""
     for item in (data,) if isinstance(data, pa.Table | pa.RecordBatch) else data:
         if not isinstance(item, pa.Table | pa.RecordBatch):

@@ -48,8 +48,8 @@ LONG_TAIL = 4096
 """Commits kept for a table that nobody has asked for yet; beyond, the table is loaded."""
 _LOG = logging.getLogger("sparklog.log")
 
-Resolver = Callable[[Head], Sequence[Resolved]]
-"""Reads decisions of the open transactions in a head: what every commit records of them."""
+Resolver = Callable[[str, Head], Sequence[Resolved]]
+"""Reads decisions of the open transactions in the head of a topic: what every commit records of them."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,10 @@ class CommitLog:
         self._state: LogState | None = None
 
     # -- following
+
+    def known(self) -> Head | None:
+        """The newest head this process has seen, however old; None before the first. Never a request."""
+        return None if self._state is None else self._state.head
 
     def current(self) -> LogState:
         """The newest state known, without a request where it is younger than an hour."""
@@ -280,7 +284,7 @@ class CommitLog:
             if isinstance(draft, Nothing):
                 return Outcome(None, state.head, draft, draft.dropped, tries)
             if self._resolver is not None and state.head.open and not draft.resolved:
-                draft = replace(draft, resolved=tuple(self._resolver(state.head)))
+                draft = replace(draft, resolved=tuple(self._resolver(self.topic, state.head)))
             commit = draft.commit(state.head, commit_id, self.env.wall_ms())
             data = encode_commit(commit)
             # Read back before it is written: what no reader would take must never lie in the log.

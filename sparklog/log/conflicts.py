@@ -172,7 +172,7 @@ class AppendIntent:
         check_topic(topic, base, self.topic_id)
         writer = None
         if self.key is not None:
-            verdict = decide(base.registry.get(self.key.id), self.key, self.count, topic)
+            verdict = decide(base.registry.get(self.key.id), self.key, self.count, f"topic '{topic}'")
             if not verdict.write:
                 if verdict.take_over:
                     return Draft(TAKEOVER, writer=self.key.writer(self.count))

@@ -7,7 +7,7 @@ derived from slices, so that rewriting and expiring slices cannot change them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -126,6 +126,13 @@ class Head:
     def last_stable(self) -> Offsets:
         """Per partition, the offset below which every transaction is decided and recorded here."""
         return self._last_stable
+
+    def settled(self, outcomes: Sequence[Resolved]) -> Head:
+        """As it would be if these outcomes of open transactions were recorded: what readers see before they are."""
+        if not outcomes:
+            return self
+        prepares, siblings = _resolve(self, self.open, outcomes)
+        return replace(self, open=prepares, siblings=siblings)
 
     def apply(self, commit: Commit) -> Head:
         """The head after the next commit. `Corrupt` if it does not follow this head (number, chain, topic id)."""
@@ -342,7 +349,7 @@ def _kafka_open(head: Head, commit: Commit) -> tuple[KafkaOpen, ...]:
 
 
 def _resolve(
-    head: Head, prepares: tuple[Prepare, ...], resolved: tuple[Resolved, ...]
+    head: Head, prepares: tuple[Prepare, ...], resolved: Sequence[Resolved]
 ) -> tuple[tuple[Prepare, ...], dict[str, int]]:
     """Close what was decided; a committed transaction leaves the versions of its siblings behind."""
     outcomes = {(item.id, item.n): item for item in resolved}

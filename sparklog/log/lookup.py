@@ -49,7 +49,7 @@ def offsets_for_timestamps(
                 if missing.file == missed:
                     raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
                 missed = missing.file
-                snapshot = topic.snapshot()
+                snapshot = topic.read_snapshot()
     return answers
 
 

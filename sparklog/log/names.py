@@ -5,6 +5,7 @@
     <topic>/_log/checkpoints/00000000000000000128-<id>.arrow     its slice table
     <topic>/append/00000000000000000042-<id>.slices              what one task appended, having read version 42
     <topic>/sealed/<partition>/00000000000000000042-<id>/        one sealing run of one partition, Kafka's files inside
+    _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
 
 Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
 names files of the topic it was cloned from). Versions have 20 digits, so that names sort like numbers.
@@ -12,6 +13,7 @@ names files of the topic it was cloned from). Versions have 20 digits, so that n
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 
@@ -22,11 +24,15 @@ LOG_FOLDER = "_log"
 CHECKPOINT_FOLDER = "_log/checkpoints"
 APPEND_FOLDER = "append"
 SEALED_FOLDER = "sealed"
+TRANSACTIONS_FOLDER = "_transactions"
 VERSION_DIGITS = 20
+MAX_ID = 1024
+MAX_ID_FOLDER = 200
 MAX_TOPIC_NAME = 249
 MAX_VERSION = 2**63 - 1
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._-]")
 _ID = r"[A-Za-z0-9_-]{1,64}"
 _APPEND_PATH = re.compile(rf"append/([0-9]{{20}})-{_ID}\.slices")
 _SEALED_PATH = re.compile(rf"sealed/[0-9]{{1,10}}/([0-9]{{20}})-{_ID}/[0-9]{{20}}\.log")
@@ -66,6 +72,35 @@ def is_topic_name(name: str) -> bool:
 def commit_key(prefix: str, version: int) -> str:
     """Key of a commit of the log under `prefix` (a topic, `_groups/<group>`, `_transactions/<id>`)."""
     return f"{prefix}/{LOG_FOLDER}/{version:020d}.json"
+
+
+def check_id(text: str, what: str) -> str:
+    """`text` if it can be a group or transactional id, else `BadRequest`."""
+    if not isinstance(text, str) or not 1 <= len(text) <= MAX_ID:
+        raise BadRequest(f"a {what} has 1 to {MAX_ID} characters, found {text!r:.60}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"a {what} must be text that UTF-8 can hold, found {text!r:.60}") from None
+    return text
+
+
+def id_folder(text: str) -> str:
+    """The folder of a group or transactional id: percent-encoded, and hashed where that takes over 200 bytes.
+
+    Letters, digits, `_`, `-` and `.` (not as the first character) stand for themselves. A hash begins with `=`, which
+    no encoded id does.
+    """
+    name = "".join(
+        chr(byte) if _PLAIN_ID.match(chr(byte)) and not (byte == ord(".") and place == 0) else f"%{byte:02X}"
+        for place, byte in enumerate(text.encode())
+    )
+    return name if len(name) <= MAX_ID_FOLDER else "=" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def transactions_prefix(transactional_id: str) -> str:
+    """What the decision log of a transactional id lies under."""
+    return f"{TRANSACTIONS_FOLDER}/{id_folder(transactional_id)}"
 
 
 def checkpoint_key(prefix: str, version: int) -> str:

@@ -110,38 +110,36 @@ class Verdict:
     note: str = ""
 
 
-def decide(entry: Entry | None, key: WriterKey, count: int, topic: str) -> Verdict:
-    """The rule above. `Fenced` for a superseded run, `Conflict` for an old checkpoint or a replay that differs."""
+def decide(entry: Entry | None, key: WriterKey, count: int, place: str) -> Verdict:
+    """The rule above. `Fenced` for a superseded run, `Conflict` for an old checkpoint or a replay that differs.
+
+    `place`: whose registry it is, for messages ("topic 'orders'").
+    """
     if entry is None:
         return Verdict(write=True)
     if key.run is not None and key.run != entry.run and key.run in entry.earlier_runs:
         raise Fenced(
-            f"run {key.run} of writer '{key.id}' was taken over by run {entry.run} on topic '{topic}' "
+            f"run {key.run} of writer '{key.id}' was taken over by run {entry.run} on {place} "
             f"(version {entry.version}); stop this run"
         )
     if key.batch > entry.batch:
         return Verdict(write=True)
     if key.mode == TXN:
-        note = f"batch {key.batch} of '{key.id}' is already in topic '{topic}' (newest {entry.batch}); skipped"
+        note = f"batch {key.batch} of '{key.id}' is already in {place} (newest {entry.batch}); skipped"
         return Verdict(write=False, note=note)
     if key.batch < entry.batch:
         raise Conflict(
-            f"checkpoint older than the log: writer '{key.id}' sends batch {key.batch}, topic "
-            f"'{topic}' already has batch "
+            f"checkpoint older than the log: writer '{key.id}' sends batch {key.batch}, {place} already has batch "
             f"{entry.batch} (version {entry.version}); restore the right checkpoint or go on with a new txnAppId"
         )
     if count != entry.count and key.replay_mismatch == "error":
         raise Conflict(
-            f"replay mismatch: batch {key.batch} of writer '{key.id}' has {count} records, topic "
-            f"'{topic}' took it with "
-            f"{entry.count} (version {entry.version}); use a new txnAppId, or replayMismatch=accept "
-            "if the query is not "
-            "deterministic"
+            f"replay mismatch: batch {key.batch} of writer '{key.id}' has {count} records, {place} took it with "
+            f"{entry.count} (version {entry.version}); use a new txnAppId, or replayMismatch=accept if the query is "
+            "not deterministic"
         )
     take_over = key.run is not None and key.run != entry.run
-    return Verdict(
-        write=False, take_over=take_over, note=f"batch {key.batch} of '{key.id}' is already in topic '{topic}'"
-    )
+    return Verdict(write=False, take_over=take_over, note=f"batch {key.batch} of '{key.id}' is already in {place}")
 
 
 def advance(entry: Entry | None, writer: Writer, version: int, time_ms: int) -> Entry:

@@ -16,6 +16,7 @@ from sparklog.log.commit import MAX_PARTITIONS, Resolved
 from sparklog.log.commit_log import CommitLog, Resolver
 from sparklog.log.configs import TopicConfigs, check_delete_delay
 from sparklog.log.conflicts import CreateIntent
+from sparklog.log.decision_logs import DecisionLogs
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.head import Head
 from sparklog.log.names import check_topic_name, is_topic_name, nearest
@@ -34,8 +35,9 @@ class Root:
         self.store = store
         self.id = root_id
         self.env = env
-        self.resolver: Resolver | None = None
         self._guard = ClockGuard(store, env)
+        self.decisions = DecisionLogs(store, env, self._guard)
+        self.resolver: Resolver = self.decisions.resolve
         self._topics: dict[str, Topic] = {}
         self._probed = False
 
@@ -119,8 +121,8 @@ class Root:
         """Delete a topic; its name can be created again, which begins at offset 0 with another topic id."""
         self.topic(name).delete()
 
-    def _resolve(self, head: Head) -> Sequence[Resolved]:
-        return () if self.resolver is None else self.resolver(head)
+    def _resolve(self, topic: str, head: Head) -> Sequence[Resolved]:
+        return self.resolver(topic, head)
 
     def _folders(self) -> Iterator[str]:
         return (name for name in self.store.list_folders("") if is_topic_name(name))

@@ -1,7 +1,7 @@
 """A sparklog root as readers see it: `LogView` over native topics.
 
 Snapshots are taken by `refresh` (a probe per topic when nothing changed) and kept, so that bounds, sizes and plans of
-one micro-batch agree with one another.
+one micro-batch agree with one another: of a transaction over several topics they show all or nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 from sparklog.errors import NotFound
+from sparklog.log.all_or_none import whole_ends
+from sparklog.log.decision_logs import settle
+from sparklog.log.head import Offsets
 from sparklog.log.lookup import offsets_for_timestamps
 from sparklog.log.root import Root
 from sparklog.log.scan import bounds_of, plan_parts, stored_bytes
@@ -31,7 +34,9 @@ class RootView:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._topics: dict[str, Topic] = {}
+        self._raw: dict[str, Snapshot] = {}
         self._snapshots: dict[str, Snapshot] = {}
+        self._ends: dict[str, Offsets] = {}
 
     @property
     def root(self) -> Root:
@@ -64,10 +69,15 @@ class RootView:
         else:
             found = [self._take(name) for name in names]
         for name, (topic, snapshot) in zip(names, found, strict=True):
-            self._topics[name], self._snapshots[name] = topic, snapshot
+            self._topics[name], self._raw[name] = topic, snapshot
+        self._snapshots, gone = settle(self._root.decisions, self._raw, self._again)
+        self._ends = whole_ends(self._snapshots)
+        for name in gone & set(names):
+            self._root.topic(name)
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        return bounds_of(self._snapshot(topic))
+        snapshot = self._snapshot(topic)
+        return bounds_of(snapshot, self._ends.get(topic))
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
@@ -83,6 +93,10 @@ class RootView:
         for topic, group in groupby(ranges, lambda wanted: wanted.topic):
             parts += plan_parts(self._root.store, topic, self._snapshot(topic), list(group), isolation)
         return parts
+
+    def _again(self, name: str) -> Snapshot:
+        self._topics[name], snapshot = self._take(name)
+        return snapshot
 
     def _take(self, name: str) -> tuple[Topic, Snapshot]:
         topic = self._topics.get(name)

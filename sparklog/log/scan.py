@@ -25,6 +25,7 @@ from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     from sparklog.format.transaction_index import AbortedTransactions
+    from sparklog.log.head import Offsets
     from sparklog.log.snapshot import Snapshot
     from sparklog.log.topic import Topic
 
@@ -48,10 +49,10 @@ def check_isolation(isolation: str) -> str:
     return isolation
 
 
-def bounds_of(snapshot: Snapshot) -> dict[int, Bounds]:
-    """Log start, log end and last stable offset of every partition."""
+def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Bounds]:
+    """Log start, log end and last stable offset of every partition (`ends`: where to stop instead of the latter)."""
     head = snapshot.head
-    stable = head.last_stable().tolist()
+    stable = (head.last_stable() if ends is None else ends).tolist()
     rows = zip(head.log_start.tolist(), head.log_end.tolist(), stable, strict=True)
     return {partition: Bounds(start, end, lso, end) for partition, (start, end, lso) in enumerate(rows)}
 
@@ -132,7 +133,7 @@ def _replanner(
         topic = topics.get((part.store.location, name))
         if topic is None:
             topic = topics[part.store.location, name] = open_root(part.store).topic(name)
-        snapshot = topic.snapshot()
+        snapshot = topic.read_snapshot()
         head = snapshot.head
         if head.topic_id != part.topic_id:
             raise NotFound(

@@ -245,8 +245,8 @@ class SliceTable:
             if len(pending) >= PENDING_COMMITS:
                 table.parts()
         if commit.resolved:
-            parts = tuple(_resolved(part, commit.resolved) for part in table.parts())
-            table = SliceTable(commit.version, parts, self._paths, self._txn_ids)
+            table = table.settled(commit.resolved)
+            table = SliceTable(commit.version, table.parts(), self._paths, self._txn_ids)
         if commit.log_starts or commit.edits:
             # An edit may be re-based over a retention commit that dropped what its outputs cover.
             parts = tuple(_above(part, head.log_start) for part in table.parts())
@@ -255,6 +255,11 @@ class SliceTable:
             parts, pending = self._rows
             table = SliceTable(commit.version, parts, self._paths, self._txn_ids, pending)
         return table
+
+    def settled(self, outcomes: Sequence[Resolved]) -> SliceTable:
+        """The table of the same version with these outcomes of open transactions recorded."""
+        parts = tuple(_resolved(part, outcomes) for part in self.parts())
+        return SliceTable(self.version, parts, self._paths, self._txn_ids)
 
     def _edited(self, commit: Commit) -> tuple[tuple[Slices, ...], Texts, Texts]:
         whole = self.all()

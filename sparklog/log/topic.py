@@ -12,6 +12,7 @@ from sparklog.log.commit import Txn
 from sparklog.log.commit_log import CommitLog, LogState, Outcome
 from sparklog.log.configs import check_delete_delay
 from sparklog.log.conflicts import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent
+from sparklog.log.decision_logs import settle
 from sparklog.log.description import TopicDescription, describe
 from sparklog.log.head import Head
 from sparklog.log.kafka_open import KafkaOpen
@@ -68,9 +69,15 @@ class Topic:
             raise NotFound(f"topic '{self.name}' does not exist in {self.root.location}; create it")
         return Snapshot(self.name, self.store, state.head, state.table)
 
-    def describe(self, refresh: bool = True) -> TopicDescription:
-        """Partitions, configs with their sources, sizes."""
-        return describe(self.snapshot(refresh))
+    def read_snapshot(self) -> Snapshot:
+        """The newest state as readers see it: also what is decided of transactions and not recorded here yet."""
+        raw = {self.name: self.snapshot()}
+        seen, _ = settle(self.root.decisions, raw, lambda name: self.snapshot())
+        return seen.get(self.name) or self.snapshot()
+
+    def describe(self) -> TopicDescription:
+        """Partitions, configs with their sources, sizes, open transactions."""
+        return describe(self.read_snapshot())
 
     # -- changing the topic
 
@@ -167,7 +174,7 @@ class Topic:
         """Per partition (or of one), the first record at or after a time (ms): its offset and time, or None."""
         from sparklog.log.lookup import offsets_for_timestamps
 
-        snapshot = self.snapshot()
+        snapshot = self.read_snapshot()
         chosen = range(snapshot.head.partitions) if partition is None else (partition,)
         return offsets_for_timestamps(self, snapshot, dict.fromkeys(chosen, timestamp_ms), isolation)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
+from sparklog.log.all_or_none import whole_ends
 from sparklog.log.scan import NativeReadPart, bounds_of, check_isolation, check_partition, plan_parts, read_parts
 from sparklog.log.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Bounds, OffsetRange
 
@@ -71,8 +72,8 @@ def scan(
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown or len(set(columns)) != len(columns):
         raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
-    snapshot = topic.snapshot()
-    bounds = bounds_of(snapshot)
+    snapshot = topic.read_snapshot()
+    bounds = bounds_of(snapshot, whole_ends({topic.name: snapshot})[topic.name])
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []
     for partition in chosen:
@@ -103,7 +104,7 @@ def record_at(topic: Topic, partition: int, offset: int, isolation: str = READ_C
     """The record at exactly this offset, as one row with all columns; see `Topic.record_at`."""
     check_isolation(isolation)
     wanted = OffsetRange(topic.name, partition, offset, offset + 1)
-    parts = plan_parts(topic.store, topic.name, topic.snapshot(), [wanted], isolation)
+    parts = plan_parts(topic.store, topic.name, topic.read_snapshot(), [wanted], isolation)
     found = list(read_parts(parts, COLUMNS))
     if not found:
         raise NotFound(f"no record at offset {offset} of {topic.name}-{partition}: compacted away or aborted")

@@ -69,10 +69,12 @@ def _removed(reports: Sequence[RetainReport], dry_run: bool) -> str:
 
 
 def _notes(report: RetainReport) -> list[str]:
+    notes = []
+    if report.resolved:
+        notes.append(f"the outcome of {report.resolved:,} transactions was recorded")
     found = report.vacuum
     if found is None:
-        return []
-    notes = []
+        return notes
     would = "would be" if found.dry_run else "were"
     if found.held:
         notes.append(f"{found.held:,} files are kept by holds")
@@ -101,6 +103,7 @@ def _topic(report: RetainReport) -> dict[str, object]:
         "topic": report.topic,
         "deleted": report.deleted,
         "partitions": report.partitions,
+        "resolvedTransactions": report.resolved,
         "seconds": round(report.seconds, 3),
         "expired": [_partition(item) for item in report.expired],
         "vacuum": None if report.vacuum is None else _vacuum(report.vacuum),

@@ -1,5 +1,8 @@
 """A run of retention: expire what Kafka's rules expire, then vacuum, over one topic or all of a root.
 
+What is decided of transactions is recorded first, and what is past its timeout aborted, so that a topic to which nobody
+writes is not held back.
+
 Expiry is one commit per topic that carries new log starts and nothing else, applied as a maximum: runs at once, writers
 and delete-records in between commute with it. It counts in Kafka's segments, sealed or not: where nobody seals, the
 roll rule cuts the unsealed slices. What it takes is out of sight at once, and its files go with a vacuum once they
@@ -18,7 +21,7 @@ from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.log.commit import RETAIN
 from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.log.conflicts import LogStartIntent
-from sparklog.log.names import file_key, is_topic_name
+from sparklog.log.names import TRANSACTIONS_FOLDER, file_key, is_topic_name
 from sparklog.log.root import Root
 from sparklog.log.segments import RollRule, Segment, segments_of
 from sparklog.log.slice_table import Slices
@@ -28,7 +31,8 @@ from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work import Runner, Settings
 from sparklog.retention.expiry import Expiry, plan_expiry
-from sparklog.retention.vacuum import VacuumReport, remove_temporaries, vacuum
+from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
+from sparklog.transactions.completion import collect, resolve_topic
 
 __all__ = ["PartitionExpiry", "RetainReport", "plan_topic", "retain_root", "retain_topic"]
 
@@ -62,11 +66,15 @@ class PartitionExpiry:
 
 @dataclass(frozen=True, slots=True)
 class RetainReport:
-    """One topic: its partitions that lose something, how many there are, what the vacuum did, what failed."""
+    """One topic: its partitions that lose something, how many there are, what the vacuum did, what failed.
+
+    `resolved`: transactions whose outcome was recorded.
+    """
 
     topic: str
     deleted: bool = False
     partitions: int = 0
+    resolved: int = 0
     expired: tuple[PartitionExpiry, ...] = ()
     vacuum: VacuumReport | None = None
     failures: tuple[Failure, ...] = ()
@@ -166,6 +174,8 @@ def retain_topic(
         report = replace(report, deleted=head.deleted, partitions=head.partitions)
         topic_id = head.topic_id
         if head.exists:
+            resolved = 0 if dry_run else len(resolve_topic(topic))
+            report = replace(report, resolved=resolved)
             report = replace(report, expired=tuple(expire(topic, settings, dry_run=dry_run)))
     except SparklogError as error:
         # Deleted, or deleted and created again, while we looked: there is nothing of it to expire any more.
@@ -232,12 +242,30 @@ def retain_root(
 
 
 def _own_folder(root: Root, dry_run: bool) -> list[RetainReport]:
-    """Temporary files in the root's own folder."""
+    """What is no topic's: temporary files in the root's own folder, and decisions of transactions nobody needs."""
     try:
-        store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
-        found = remove_temporaries(root.store, ROOT_FILES, store_ms - 24 * LEAST_DELETE_DELAY_MS, dry_run=dry_run)
+        limit_ms = store_clock_ms(root.store, root.env, dry_run=dry_run) - 24 * LEAST_DELETE_DELAY_MS
+        own = [remove_temporaries(root.store, ROOT_FILES, limit_ms, dry_run=dry_run)]
+        if any(True for _ in root.store.list_folders(f"{TRANSACTIONS_FOLDER}/")):
+            folder = f"{TRANSACTIONS_FOLDER}/"
+            own.append(remove_temporaries(root.store, ROOT_FILES, limit_ms, folder=folder, dry_run=dry_run))
+            own.append(_decisions(root, dry_run))
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]
+    found = replace(
+        own[0],
+        removed=tuple(item for report in own for item in report.removed),
+        failures=tuple(error for report in own for error in report.failures),
+    )
     if not found.removed and not found.failures:
         return []
     return [RetainReport(ROOT_FILES, vacuum=found, failures=_failures(ROOT_FILES, found))]
+
+
+def _decisions(root: Root, dry_run: bool) -> VacuumReport:
+    found = collect(root, dry_run=dry_run)
+    gone = Removed(
+        "decision", "older than 7 days, and a checkpoint has what is left of it", found.objects, found.nbytes
+    )
+    removed = (gone,) if found.objects else ()
+    return VacuumReport(ROOT_FILES, dry_run, 0, 0, removed, failures=found.failures)

@@ -423,7 +423,7 @@ def test_every_commit_records_decisions() -> None:
     assert topic.head().last_stable().tolist() == [0, 0]
     asked: list[int] = []
 
-    def resolver(head: object) -> Sequence[Resolved]:
+    def resolver(topic: str, head: object) -> Sequence[Resolved]:
         asked.append(1)
         return (Resolved("t", 1, (1,)),)
 

@@ -12,33 +12,33 @@ ENTRY = Entry(batch=7, count=100, version=40, time_ms=900, run="r2", earlier_run
 
 
 def test_an_unknown_writer_writes() -> None:
-    assert decide(None, WriterKey("q", 0), 5, "t").write
+    assert decide(None, WriterKey("q", 0), 5, "topic 't'").write
 
 
 @pytest.mark.parametrize("batch", [8, 9, 1000])
 def test_a_newer_batch_is_written(batch: int) -> None:
-    assert decide(ENTRY, WriterKey("q", batch, "r2"), 5, "t").write
+    assert decide(ENTRY, WriterKey("q", batch, "r2"), 5, "topic 't'").write
 
 
 def test_a_replay_of_the_same_size_is_skipped() -> None:
-    verdict = decide(ENTRY, WriterKey("q", 7, "r2"), 100, "t")
+    verdict = decide(ENTRY, WriterKey("q", 7, "r2"), 100, "topic 't'")
     assert (verdict.write, verdict.take_over) == (False, False)
 
 
 @pytest.mark.parametrize("count", [99, 0, 101])
 def test_a_replay_of_another_size_is_an_error(count: int) -> None:
     with pytest.raises(Conflict, match=f"^replay mismatch: batch 7 .* has {count} records.*replayMismatch=accept"):
-        decide(ENTRY, WriterKey("q", 7, "r2"), count, "t")
-    assert not decide(ENTRY, WriterKey("q", 7, "r2", replay_mismatch="accept"), count, "t").write
+        decide(ENTRY, WriterKey("q", 7, "r2"), count, "topic 't'")
+    assert not decide(ENTRY, WriterKey("q", 7, "r2", replay_mismatch="accept"), count, "topic 't'").write
 
 
 def test_a_lower_batch_is_an_error() -> None:
     with pytest.raises(Conflict, match=r"^checkpoint older than the log: writer 'q' sends batch 6"):
-        decide(ENTRY, WriterKey("q", 6, "r2", replay_mismatch="accept"), 100, "t")
+        decide(ENTRY, WriterKey("q", 6, "r2", replay_mismatch="accept"), 100, "topic 't'")
 
 
 def test_a_skipped_replay_of_a_new_run_takes_over() -> None:
-    verdict = decide(ENTRY, WriterKey("q", 7, "r3"), 100, "t")
+    verdict = decide(ENTRY, WriterKey("q", 7, "r3"), 100, "topic 't'")
     assert (verdict.write, verdict.take_over) == (False, True)
 
 
@@ -46,22 +46,22 @@ def test_a_skipped_replay_of_a_new_run_takes_over() -> None:
 @pytest.mark.parametrize("run", ["r0", "r1"])
 def test_a_superseded_run_is_fenced(batch: int, run: str) -> None:
     with pytest.raises(Fenced, match=rf"^run {run} of writer 'q' was taken over by run r2"):
-        decide(ENTRY, WriterKey("q", batch, run), 100, "t")
+        decide(ENTRY, WriterKey("q", batch, run), 100, "topic 't'")
 
 
 def test_without_a_run_nobody_is_fenced() -> None:
-    assert decide(ENTRY, WriterKey("q", 8), 1, "t").write
+    assert decide(ENTRY, WriterKey("q", 8), 1, "topic 't'").write
 
 
 @pytest.mark.parametrize("version", [0, 6, 7])
 def test_txn_versions_at_or_below_the_newest_are_skipped(version: int) -> None:
-    verdict = decide(ENTRY, WriterKey("q", version, mode="txn"), 3, "t")
+    verdict = decide(ENTRY, WriterKey("q", version, mode="txn"), 3, "topic 't'")
     assert not verdict.write
     assert "already" in verdict.note
 
 
 def test_txn_versions_above_are_written() -> None:
-    assert decide(ENTRY, WriterKey("q", 8, mode="txn"), 3, "t").write
+    assert decide(ENTRY, WriterKey("q", 8, mode="txn"), 3, "topic 't'").write
 
 
 def test_advancing_remembers_four_earlier_runs() -> None:

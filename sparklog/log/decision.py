@@ -1,0 +1,401 @@
+"""Decisions of a transactional id: the entries of `_transactions/<id>/_log`, and what each step makes of the newest.
+
+An entry carries the whole state after it, so the newest alone says everything: state stays small, because a COMMIT goes
+once every topic it names has recorded it. Entries are created like commits, each number once, and chained by CRC.
+
+| member        | meaning                                                                                            |
+|---------------|----------------------------------------------------------------------------------------------------|
+| number        | the number in its name, from 0                                                                     |
+| id            | the transactional id itself (the folder may be encoded or a hash)                                  |
+| commitId      | random, the same for all tries: after a lost answer it says "this is mine"                         |
+| prevCrc       | CRC-32C of all bytes of the entry before; null at 0                                                |
+| timeMs        | max(the writer's clock, the entry before)                                                          |
+| op            | init, prepare, commit, abort, forget                                                               |
+| n             | the transaction it is about, or null                                                               |
+| reason        | why the newest decision is ABORT (abort, fenced, timeout, operator), null if it is COMMIT          |
+| newest        | number of the newest decision, -1: none. All up to here are decided, none beyond                   |
+| run           | the instance that may begin transactions; null before the first                                    |
+| earlierRuns   | up to four instances before it, newest first: fenced                                               |
+| batch, count  | newest batch id of the replay rule and its records; null and 0 where none was given                |
+| prepared      | [{part, topic, topicId, version, commitId}]: prepares of `newest` + 1 that jobs recorded           |
+| commits       | [{n, timeMs, prepares, offsets}]: the newest decision if it is a COMMIT, and every COMMIT that some |
+|               | topic it names has not recorded                                                                    |
+
+A decided n that is not among `commits` was aborted, or is recorded in every topic it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import crc32c
+
+from sparklog.errors import Conflict, Corrupt, Fenced
+from sparklog.log import fields as json_fields
+from sparklog.log.commit import MAX_PARTITIONS, Resolved
+from sparklog.log.fields import FORMAT, Fields
+from sparklog.log.names import MAX_VERSION
+from sparklog.log.registry import EARLIER_RUNS, Entry, WriterKey, decide
+
+INIT = "init"
+PREPARE = "prepare"
+COMMIT = "commit"
+ABORT = "abort"
+FORGET = "forget"
+DECISION_OPS = (INIT, PREPARE, COMMIT, ABORT, FORGET)
+
+BY_OWNER = "abort"
+BY_NEWER_INSTANCE = "fenced"
+BY_TIMEOUT = "timeout"
+BY_OPERATOR = "operator"
+REASONS = (BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR)
+
+DECISION_FIELDS = (
+    *("format", "readFeatures", "writeFeatures", "number", "id", "commitId", "prevCrc", "timeMs", "op", "n", "reason"),
+    *("newest", "run", "earlierRuns", "batch", "count", "prepared", "commits", "crc"),
+)
+PREPARED_FIELDS = ("part", "topic", "topicId", "version", "commitId")
+COMMITTED_FIELDS = ("n", "timeMs", "prepares", "offsets")
+GROUP_OFFSETS_FIELDS = ("group", "topic", "topicId", "partition", "offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prepare as decisions name it: one commit of a topic. `part`: which job's, null if it shares with none."""
+
+    topic: str
+    topic_id: str
+    version: int
+    commit_id: str
+    part: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsets:
+    """Offsets (next to read) of a consumer group in one topic, one entry of each tuple per partition."""
+
+    group: str
+    topic: str
+    topic_id: str
+    partition: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A COMMIT: the prepares that it commits, and the group offsets that it sends."""
+
+    n: int
+    time_ms: int
+    prepares: tuple[Prepared, ...]
+    offsets: tuple[GroupOffsets, ...] = ()
+
+    def names(self) -> dict[str, int]:
+        """Topic to the highest version named."""
+        found: dict[str, int] = {}
+        for item in self.prepares:
+            found[item.topic] = max(item.version, found.get(item.topic, item.version))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The newest entry of an id, and so its state; `number` -1 is an id without entries. See the module."""
+
+    id: str
+    number: int = -1
+    commit_id: str = ""
+    prev_crc: int | None = None
+    time_ms: int = 0
+    op: str = ""
+    n: int | None = None
+    reason: str | None = None
+    newest: int = -1
+    run: str | None = None
+    earlier_runs: tuple[str, ...] = ()
+    batch: int | None = None
+    count: int = 0
+    prepared: tuple[Prepared, ...] = ()
+    commits: tuple[Committed, ...] = ()
+    read_features: tuple[str, ...] = ()
+    write_features: tuple[str, ...] = ()
+    crc: int | None = field(default=None, compare=False)
+    nbytes: int = field(default=0, compare=False)
+
+    def decided(self, n: int) -> bool:
+        """Whether `n` is decided; what is decided never changes."""
+        return n <= self.newest
+
+    def commit_of(self, n: int) -> Committed | None:
+        """The COMMIT of `n`; None: not decided, aborted, or recorded by all topics and forgotten."""
+        return next((item for item in self.commits if item.n == n), None)
+
+    def surely_aborted(self, n: int) -> bool:
+        """Whether `n` is known to be aborted; an older one may as well be committed and forgotten."""
+        return n == self.newest and self.commit_of(n) is None
+
+    def resolved(self, topic: str, topic_id: str, n: int) -> Resolved:
+        """What a topic records of a decided `n` that it has open slices of."""
+        found = self.commit_of(n)
+        if found is None:
+            return Resolved(self.id, n)
+        here = [item.version for item in found.prepares if (item.topic, item.topic_id) == (topic, topic_id)]
+        siblings = {name: version for name, version in sorted(found.names().items()) if name != topic}
+        return Resolved(self.id, n, tuple(sorted(here)), siblings)
+
+    def entry(self) -> Entry | None:
+        """What the replay rule asks; None before the first batch."""
+        if self.batch is None:
+            return None
+        return Entry(self.batch, self.count, self.number, self.time_ms, self.run, self.earlier_runs)
+
+
+# -- steps: the state after one more entry, None where there is nothing to write; number and chain come from the log
+
+
+def init(state: Decisions, run: str) -> Decisions | None:
+    """`run` takes over: what an earlier instance may have open is aborted. `Fenced` if it was itself superseded."""
+    if state.run == run:
+        return None
+    if run in state.earlier_runs:
+        raise fenced(state, run)
+    earlier = state.earlier_runs if state.run is None else (state.run, *state.earlier_runs)
+    taken = replace(state, op=INIT, run=run, earlier_runs=earlier[:EARLIER_RUNS])
+    if state.number < 0:
+        return replace(taken, n=None)
+    n = state.newest + 1
+    return replace(taken, n=n, newest=n, reason=BY_NEWER_INSTANCE, prepared=(), commits=_kept(state, n, ()))
+
+
+def prepare(state: Decisions, n: int, prepares: Sequence[Prepared], part: str | None = None) -> Decisions | None:
+    """A job records what it has prepared for `n`; what the same part recorded before, in vain, is replaced."""
+    check_undecided(state, n)
+    others = tuple(item for item in state.prepared if part is None or item.part != part)
+    if set(prepares) == set(state.prepared) - set(others) or set(prepares) <= set(others):
+        return None
+    return replace(state, op=PREPARE, n=n, prepared=(*others, *prepares))
+
+
+def commit(
+    state: Decisions,
+    n: int,
+    prepares: Sequence[Prepared],
+    *,
+    time_ms: int,
+    offsets: Sequence[GroupOffsets] = (),
+    key: WriterKey | None = None,
+    count: int = 0,
+    run: str | None = None,
+    resolved: Collection[int] = (),
+) -> Decisions | None:
+    """COMMIT `n`: its own prepares and those that jobs recorded. None if that is what was decided already.
+
+    `resolved`: COMMITs that all topics they name have recorded. `Fenced` or `Conflict` if `n` was aborted.
+    """
+    found = state.commit_of(n)
+    if found is not None and set(prepares) <= set(found.prepares) and set(offsets) <= set(found.offsets):
+        return None
+    check_undecided(state, n, run)
+    whole = Committed(n, max(time_ms, state.time_ms), (*state.prepared, *prepares), tuple(offsets))
+    after = replace(
+        state,
+        op=COMMIT,
+        n=n,
+        newest=n,
+        reason=None,
+        prepared=(),
+        commits=(*_kept(state, n, resolved, whole.offsets), whole),
+    )
+    if key is None:
+        return after
+    if not decide(state.entry(), key, count, f"transactional id '{state.id}'").write:
+        raise Conflict(f"batch {key.batch} of '{key.id}' was committed by somebody else meanwhile; look again")
+    return replace(after, batch=key.batch, count=count)
+
+
+def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
+    """ABORT `n`, unless it is decided."""
+    if state.decided(n):
+        return None
+    return replace(state, op=ABORT, n=n, newest=n, reason=reason, prepared=(), commits=_kept(state, n, ()))
+
+
+def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
+    """Drop COMMITs that all topics they name have recorded; the newest decision stays."""
+    left = _kept(state, state.newest, resolved)
+    return None if left == state.commits else replace(state, op=FORGET, n=None, commits=left)
+
+
+def _kept(
+    state: Decisions, newest: int, resolved: Collection[int], offsets: Sequence[GroupOffsets] = ()
+) -> tuple[Committed, ...]:
+    """The COMMITs to keep beside the newest decision. Group offsets keep one until a later one sends the same again."""
+    sent = {(item.group, item.topic, partition) for item in offsets for partition in item.partition}
+    kept = []
+    for item in reversed(state.commits):
+        own = {(part.group, part.topic, partition) for part in item.offsets for partition in part.partition}
+        if item.n == newest or item.n not in resolved or not own <= sent:
+            kept.append(item)
+        sent |= own
+    return tuple(reversed(kept))
+
+
+def check_undecided(state: Decisions, n: int, run: str | None = None) -> None:
+    """`Fenced` if a newer instance aborted `n`, `Conflict` if it is decided otherwise or was never begun."""
+    if n > state.newest + 1:
+        raise Conflict(
+            f"transaction {n} of '{state.id}' was never begun: the next one is {state.newest + 1}; begin again"
+        )
+    if not state.decided(n):
+        return
+    if run is not None and state.run != run:
+        raise fenced(state, run)
+    if state.commit_of(n) is not None:
+        raise Conflict(f"transaction {n} of '{state.id}' was committed without this part: write it in another one")
+    why = {BY_TIMEOUT: " (transaction.timeout.ms passed)", BY_OPERATOR: " (by an operator)"}.get(state.reason or "", "")
+    if n == state.newest and state.reason == BY_NEWER_INSTANCE:
+        raise Fenced(f"transaction {n} of '{state.id}' was aborted by a newer instance ({state.run}); stop this one")
+    raise Conflict(
+        f"transaction {n} of '{state.id}' is decided already{why if n == state.newest else ''} and nothing of it is "
+        "published; begin again"
+    )
+
+
+def fenced(state: Decisions, run: str) -> Fenced:
+    """The error for an instance that was superseded."""
+    return Fenced(f"instance {run} of transactional id '{state.id}' was superseded by {state.run}; stop this instance")
+
+
+# -- bytes
+
+
+def encode_decisions(entry: Decisions) -> bytes:
+    """The bytes of an entry."""
+    return json_fields.encode(
+        {
+            "format": FORMAT,
+            "readFeatures": list(entry.read_features),
+            "writeFeatures": list(entry.write_features),
+            "number": entry.number,
+            "id": entry.id,
+            "commitId": entry.commit_id,
+            "prevCrc": entry.prev_crc,
+            "timeMs": entry.time_ms,
+            "op": entry.op,
+            "n": entry.n,
+            "reason": entry.reason,
+            "newest": entry.newest,
+            "run": entry.run,
+            "earlierRuns": list(entry.earlier_runs),
+            "batch": entry.batch,
+            "count": entry.count,
+            "prepared": [_prepared_document(item) for item in entry.prepared],
+            "commits": [_committed_document(item) for item in entry.commits],
+        }
+    )
+
+
+def _prepared_document(item: Prepared) -> dict[str, object]:
+    return {
+        "part": item.part,
+        "topic": item.topic,
+        "topicId": item.topic_id,
+        "version": item.version,
+        "commitId": item.commit_id,
+    }
+
+
+def _committed_document(item: Committed) -> dict[str, object]:
+    offsets = [
+        {"group": o.group, "topic": o.topic, "topicId": o.topic_id, "partition": o.partition, "offset": o.offset}
+        for o in item.offsets
+    ]
+    prepares = [_prepared_document(prepare) for prepare in item.prepares]
+    return {"n": item.n, "timeMs": item.time_ms, "prepares": prepares, "offsets": offsets}
+
+
+def decode_decisions(data: bytes, key: str, number: int) -> Decisions:
+    """The entry in `data`, which lay under `key` as `number`.
+
+    `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if it is damaged or is another entry.
+    """
+    doc = json_fields.decode(data, key, "entry")
+    doc.only(frozenset(DECISION_FIELDS))
+    found = doc.integer("number", 0)
+    if found != number:
+        raise Corrupt(f"entry {number} should lie here, found entry {found}; restore it", file=key)
+    op, reason = doc.text("op"), doc.optional_text("reason")
+    if op not in DECISION_OPS:
+        raise doc.bad("op", "one of " + ", ".join(DECISION_OPS))
+    if reason is not None and reason not in REASONS:
+        raise doc.bad("reason", "null or one of " + ", ".join(REASONS))
+    newest = doc.integer("newest", -1, MAX_VERSION)
+    commits = tuple(_committed(item) for item in doc.objects("commits"))
+    numbers = [item.n for item in commits]
+    if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > newest):
+        raise doc.bad("commits", f"in the order of their numbers, none above {newest}")
+    return Decisions(
+        id=doc.text("id"),
+        number=found,
+        commit_id=doc.text("commitId"),
+        prev_crc=doc.optional("prevCrc", 0, 2**32 - 1),
+        time_ms=doc.integer("timeMs", 0),
+        op=op,
+        n=doc.optional("n", 0, MAX_VERSION),
+        reason=reason,
+        newest=newest,
+        run=doc.optional_text("run"),
+        earlier_runs=doc.texts("earlierRuns"),
+        batch=doc.optional("batch", 0),
+        count=doc.integer("count", 0),
+        prepared=tuple(_prepared(item) for item in doc.objects("prepared")),
+        commits=commits,
+        read_features=doc.texts("readFeatures"),
+        write_features=doc.texts("writeFeatures"),
+        crc=crc32c.crc32c(data),
+        nbytes=len(data),
+    )
+
+
+def _prepared(item: Fields) -> Prepared:
+    item.only(frozenset(PREPARED_FIELDS))
+    return Prepared(
+        item.text("topic"),
+        item.text("topicId"),
+        item.integer("version", 0, MAX_VERSION),
+        item.text("commitId"),
+        item.optional_text("part"),
+    )
+
+
+def _committed(item: Fields) -> Committed:
+    item.only(frozenset(COMMITTED_FIELDS))
+    return Committed(
+        item.integer("n", 0, MAX_VERSION),
+        item.integer("timeMs", 0),
+        tuple(_prepared(prepare) for prepare in item.objects("prepares")),
+        tuple(_group_offsets(offsets) for offsets in item.objects("offsets")),
+    )
+
+
+def _group_offsets(item: Fields) -> GroupOffsets:
+    item.only(frozenset(GROUP_OFFSETS_FIELDS))
+    partition = item.integers("partition", None, 0, MAX_PARTITIONS - 1)
+    return GroupOffsets(
+        item.text("group"),
+        item.text("topic"),
+        item.text("topicId"),
+        partition,
+        item.integers("offset", len(partition), 0),
+    )
+
+
+def offsets_of_group(state: Decisions, group: str) -> Mapping[str, Mapping[int, int]]:
+    """Topic to partition to the newest offset that COMMITs of this id have sent for a consumer group."""
+    found: dict[str, dict[int, int]] = {}
+    for item in state.commits:
+        for part in item.offsets:
+            if part.group == group:
+                found.setdefault(part.topic, {}).update(zip(part.partition, part.offset, strict=True))
+    return found

@@ -1,0 +1,177 @@
+"""What is decided of the open transactions of a topic: for every commit, which records it, and for every reader.
+
+A slice that a transaction holds open carries (id, n) and the version of its prepare; the decision log of the id says
+what became of n. Who commits to a topic writes that down there (the COMMIT or ABORT marker of a native topic), and
+aborts what is past its timeout by the store's clock. Who reads does not wait for that: `settle` shows snapshots as they
+will be once it is written down, and makes those of several topics agree, so that they hold all of a transaction or
+none of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.log.clock import ClockGuard
+from sparklog.log.commit import Resolved
+from sparklog.log.decision import BY_TIMEOUT, Decisions
+from sparklog.log.decision_log import DecisionLog
+from sparklog.log.env import Env
+from sparklog.log.head import Head, Prepare
+from sparklog.log.names import commit_key
+from sparklog.log.snapshot import Snapshot
+from sparklog.storage.store import Store
+
+DEFAULT_TIMEOUT_MS = 60_000
+MAX_TIMEOUT_MS = 86_400_000
+"""A day: commits and decisions are kept seven, so an open transaction never outlives what decides it."""
+_LOG = logging.getLogger("sparklog.log")
+
+MAX_ROUNDS = 50
+Take = Callable[[str], Snapshot]
+
+
+class DecisionLogs:
+    """The decision logs of a root that this process has met."""
+
+    def __init__(self, store: Store, env: Env, guard: ClockGuard) -> None:
+        self._store = store
+        self._env = env
+        self._guard = guard
+        self._logs: dict[str, DecisionLog] = {}
+
+    def log(self, transactional_id: str) -> DecisionLog:
+        """The log of an id, which may have no entries."""
+        found = self._logs.get(transactional_id)
+        if found is None:
+            log = DecisionLog(self._store, transactional_id, self._env, self._guard)
+            found = self._logs.setdefault(transactional_id, log)
+        return found
+
+    def resolve(self, topic: str, head: Head) -> list[Resolved]:
+        """Outcomes of what is open in the newest head of a topic; what is past its timeout is aborted.
+
+        Never raises for a log that fails: what is not recorded by this commit is recorded by a later one.
+        """
+        found = []
+        for (name, n), prepares in open_transactions(head).items():
+            try:
+                log = self.log(name)
+                state = log.deciding(n)
+                if not state.decided(n) and self.overdue(topic, prepares):
+                    state = log.abort(n, BY_TIMEOUT)
+            except (SparklogError, OSError) as error:
+                _LOG.warning("transaction %s of '%s' stays open in topic %s: %s", n, name, topic, error)
+                continue
+            if state.decided(n):
+                found.append(state.resolved(topic, head.topic_id, n))
+        return found
+
+    def overdue(self, topic: str, prepares: Sequence[Prepare]) -> bool:
+        """Whether one of these prepares is older than its timeout, by the store's clock alone."""
+        now = self._store.now_ms()
+        return any(now - self.prepared_ms(topic, item) > timeout_of(item) for item in prepares)
+
+    def prepared_ms(self, topic: str, prepare: Prepare) -> int:
+        """When a prepare came to lie in the store, by the store's clock; its own time once its commit is collected."""
+        info = self._store.stat(commit_key(topic, prepare.version))
+        return prepare.time_ms if info is None else info.modified_ms
+
+
+def timeout_of(prepare: Prepare) -> int:
+    """`transaction.timeout.ms` of a prepare."""
+    return DEFAULT_TIMEOUT_MS if prepare.txn.timeout_ms is None else prepare.txn.timeout_ms
+
+
+def open_transactions(head: Head) -> dict[tuple[str, int], list[Prepare]]:
+    """(id, n) to its prepares not recorded yet, in the order of the log."""
+    found: dict[tuple[str, int], list[Prepare]] = {}
+    for item in head.open:
+        found.setdefault((item.txn.id, item.txn.n), []).append(item)
+    return found
+
+
+@dataclass
+class _Round:
+    """What is known while snapshots are made to agree."""
+
+    states: dict[str, Decisions | None] = field(default_factory=dict)
+    looked: set[tuple[str, str, int]] = field(default_factory=set)
+    """(topic, id, n) looked at again after the decisions said nothing of it."""
+
+
+def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[dict[str, Snapshot], set[str]]:
+    """Snapshots of topics as readers see them: decided transactions count, and none is older than another one names.
+
+    `raw` (topic to its newest snapshot) is refreshed through `take` where that takes it. Also the names of topics that
+    were found to be gone. Decisions are read after the snapshots they are used for, one state per id for all topics: of
+    a transaction, all topics show all or nothing.
+    """
+    known = _Round()
+    gone: set[str] = set()
+    for _ in range(MAX_ROUNDS):
+        _read_decisions(logs, raw, known)
+        again: set[str] = set()
+        seen: dict[str, list[Resolved]] = {}
+        for name, snapshot in raw.items():
+            seen[name] = _outcomes(name, snapshot.head, known, again)
+        for name, snapshot in raw.items():
+            for other, version in snapshot.head.settled(seen[name]).siblings.items():
+                if other in raw and raw[other].version < version:
+                    again.add(other)
+        if not again:
+            return {name: settled(snapshot, seen[name]) for name, snapshot in raw.items()}, gone
+        for name in sorted(again):
+            try:
+                raw[name] = take(name)
+            except NotFound:
+                del raw[name]
+                gone.add(name)
+    raise Unavailable(
+        f"{', '.join(sorted(again))}: a transaction names versions that cannot be seen; try again later (restored or "
+        "copied alone, topics that shared transactions no longer fit together)"
+    )
+
+
+def settled(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
+    """The snapshot as it would be with these outcomes recorded."""
+    if not outcomes:
+        return snapshot
+    head = snapshot.head.settled(outcomes)
+    return Snapshot(snapshot.topic, snapshot.store, head, snapshot.slices.settled(outcomes))
+
+
+def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], known: _Round) -> None:
+    """The state of each id that holds something open, new enough to decide what can be decided."""
+    highest: dict[str, int] = {}
+    for snapshot in raw.values():
+        for item in snapshot.head.open:
+            highest[item.txn.id] = max(item.txn.n, highest.get(item.txn.id, -1))
+    for name, n in highest.items():
+        try:
+            known.states[name] = logs.log(name).deciding(n)
+        except (Corrupt, BadRequest) as error:
+            # What lies below the open slices can be read all the same; they stay open for everybody alike.
+            _LOG.warning("the transactions of '%s' count as open: %s", name, error)
+            known.states[name] = None
+
+
+def _outcomes(name: str, head: Head, known: _Round, again: set[str]) -> list[Resolved]:
+    """What is decided of a topic's open transactions. One of which nothing is known any more is looked at again.
+
+    A COMMIT is forgotten once all topics have recorded it: a snapshot taken before that may still show it open. One
+    taken after the decisions were read, and still open, was aborted.
+    """
+    found = []
+    for transactional_id, n in open_transactions(head):
+        state = known.states.get(transactional_id)
+        if state is None or not state.decided(n):
+            continue
+        unclear = state.commit_of(n) is None and not state.surely_aborted(n)
+        if unclear and (name, transactional_id, n) not in known.looked:
+            known.looked.add((name, transactional_id, n))
+            again.add(name)
+        found.append(state.resolved(name, head.topic_id, n))
+    return found

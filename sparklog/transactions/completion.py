@@ -1,0 +1,179 @@
+"""What maintenance does for transactions: record decisions in quiet topics, time out, forget, collect.
+
+A decided transaction needs nobody: readers ask its decision log, and every commit to a topic records what it finds open
+there. Only a topic to which nobody writes any more waits for the pass here, and so does what timed out in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sparklog.errors import NotFound, SparklogError
+from sparklog.log.commit import Resolved
+from sparklog.log.conflicts import MaintainIntent
+from sparklog.log.decision import Decisions, Prepared, decode_decisions, forget
+from sparklog.log.decision_log import DecisionLog
+from sparklog.log.head import Head
+from sparklog.log.names import (
+    TRANSACTIONS_FOLDER,
+    checkpoint_key,
+    checkpoint_prefix,
+    checkpoint_version,
+    commit_key,
+    id_folder,
+)
+from sparklog.log.root import Root
+from sparklog.log.topic import Topic
+from sparklog.storage.store import Store
+
+__all__ = ["Collected", "collect", "forget_recorded", "recorded_everywhere", "resolve_topic", "transactional_ids"]
+
+KEEP_MS = 7 * 86_400_000
+"""An entry stays as long as a commit does: who slept for less finds its number taken."""
+FEW_COMMITS = 8
+"""So many COMMITs may wait before topics are asked whether they have recorded them."""
+
+
+def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
+    """Record what is decided of the open transactions of a topic, aborting those past their timeout; what was recorded.
+
+    `NotFound` if the topic was deleted.
+    """
+    head = topic.head()
+    if not head.open:
+        return ()
+    resolved = tuple(topic.root.decisions.resolve(topic.name, head))
+    if resolved:
+        topic.commit(MaintainIntent(resolved=resolved), head)
+    return resolved
+
+
+# -- forgetting COMMITs
+
+
+def recorded_everywhere(root: Root, state: Decisions) -> set[int]:
+    """COMMITs that all topics they name have recorded, or are gone: as far as this process knows.
+
+    Topics are asked only where many COMMITs wait.
+    """
+    ask = len(state.commits) > FEW_COMMITS
+    return {
+        item.n for item in state.commits if all(_recorded(root, state.id, item.n, each, ask) for each in item.prepares)
+    }
+
+
+def _recorded(root: Root, transactional_id: str, n: int, prepare: Prepared, ask: bool) -> bool:
+    log = root.topic_handle(prepare.topic).log
+    head = log.known()
+    if head is not None and is_recorded(head, transactional_id, n, prepare):
+        return True
+    if not ask:
+        return False
+    try:
+        return is_recorded(log.refresh().head, transactional_id, n, prepare)
+    except (SparklogError, OSError):
+        return False
+
+
+def is_recorded(head: Head, transactional_id: str, n: int, prepare: Prepared) -> bool:
+    """Whether a topic holds nothing open of this prepare any more; any head from its version on can tell."""
+    if head.version < prepare.version:
+        return False
+    if head.deleted or head.topic_id != prepare.topic_id:
+        return True
+    wanted = transactional_id, n, prepare.version
+    return not any((item.txn.id, item.txn.n, item.version) == wanted for item in head.open)
+
+
+def forget_recorded(root: Root, log: DecisionLog) -> int:
+    """Drop the COMMITs of an id that every topic they name has recorded; how many."""
+    state = log.refresh()
+    recorded = {
+        item.n for item in state.commits if all(_recorded(root, state.id, item.n, each, True) for each in item.prepares)
+    }
+    if forget(state, recorded) is None:
+        return 0
+    return len(state.commits) - len(log.write(lambda base: forget(base, recorded)).commits)
+
+
+# -- collecting
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Of all transactional ids: COMMITs forgotten, entries and checkpoints deleted (or, dry, to be)."""
+
+    ids: int = 0
+    forgotten: int = 0
+    objects: int = 0
+    nbytes: int = 0
+    failures: tuple[SparklogError, ...] = ()
+
+
+def transactional_ids(store: Store) -> Iterator[str]:
+    """The ids that have decisions, from the folders' newest entries. `Corrupt` if what lies there is no entry."""
+    for folder in store.list_folders(f"{TRANSACTIONS_FOLDER}/"):
+        found = _id_of(store, f"{TRANSACTIONS_FOLDER}/{folder}")
+        if found is not None and id_folder(found) == folder:
+            yield found
+
+
+def _id_of(store: Store, prefix: str) -> str | None:
+    for info in store.list(checkpoint_prefix(prefix)):
+        number = checkpoint_version(info.key)
+        if number is not None:
+            return decode_decisions(store.get(info.key), info.key, number).id
+    try:
+        key = commit_key(prefix, 0)
+        return decode_decisions(store.get(key), key, 0).id
+    except NotFound:
+        return None
+
+
+def collect(root: Root, *, dry_run: bool = False) -> Collected:
+    """Forget what all topics have recorded, then delete entries that nobody needs any more.
+
+    An entry goes when it lies below the second newest checkpoint that can be read, and the store has had it for seven
+    days; checkpoints below that one go too.
+    """
+    now_ms = root.store.now_ms()
+    ids = forgotten = objects = nbytes = 0
+    failures: list[SparklogError] = []
+    for transactional_id in transactional_ids(root.store):
+        log = root.decisions.log(transactional_id)
+        ids += 1
+        try:
+            forgotten += 0 if dry_run else forget_recorded(root, log)
+            gone = _collect_entries(log, now_ms, dry_run=dry_run)
+            objects, nbytes = objects + gone[0], nbytes + gone[1]
+        except SparklogError as error:
+            failures.append(error)
+    return Collected(ids, forgotten, objects, nbytes, tuple(failures))
+
+
+def _collect_entries(log: DecisionLog, now_ms: int, *, dry_run: bool) -> tuple[int, int]:
+    """Objects and bytes deleted of one id."""
+    sound: list[int] = []
+    for number in reversed(log.checkpoints()):
+        if log.checkpoint(number) is not None:
+            sound.append(number)
+        if len(sound) == 2:
+            break
+    if len(sound) < 2:
+        return 0, 0
+    lowest = sound[1]
+    objects = nbytes = 0
+    for prefix, limit in (
+        # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
+        (f"{log.prefix}/_log/0", commit_key(log.prefix, lowest)),
+        (checkpoint_prefix(log.prefix), checkpoint_key(log.prefix, lowest)),
+    ):
+        for info in log.store.list(prefix):
+            if info.key >= limit:
+                break
+            if now_ms - info.modified_ms >= KEEP_MS:
+                objects, nbytes = objects + 1, nbytes + info.size
+                if not dry_run:
+                    log.store.delete(info.key)
+    return objects, nbytes

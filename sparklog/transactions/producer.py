@@ -1,0 +1,335 @@
+"""A transactional producer: begin, append to topics, send offsets of a consumer group, commit or abort.
+
+    producer = sparklog.transactional("/data/log", "orders-job")
+    with producer.begin() as transaction:
+        transaction.append("orders", orders)
+        transaction.append("payments", payments)
+        transaction.send_offsets("billing", {"invoices": {0: 42}})
+
+Rows are uploaded as they come and published by `commit`: one commit per topic that holds them open (prepare), then one
+entry in the decision log of the id, which commits them all at once. Nothing that dies in between leaves a part of it
+visible: an undecided transaction is aborted by the next instance at once, or by anybody once `timeout_ms` has passed
+since its first prepare.
+
+Jobs that share a transaction: one begins it and hands its number on; the others `join` it, append, and `prepare`, which
+records what they wrote before it returns; then one of them commits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from sparklog.errors import BadRequest, Conflict, SparklogError, Unavailable
+from sparklog.log.append_target import AppendOutcome, AppendTarget
+from sparklog.log.commit import Txn
+from sparklog.log.decision import BY_OWNER, Decisions, GroupOffsets, Prepared, check_undecided, commit, init, prepare
+from sparklog.log.decision_log import DecisionLog
+from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
+from sparklog.log.names import check_id
+from sparklog.log.registry import WriterKey
+from sparklog.log.root import Root, open_root
+from sparklog.log.slices import FileSlices
+from sparklog.storage.store import Store
+from sparklog.transactions.completion import recorded_everywhere
+
+if TYPE_CHECKING:
+    from sparklog.log.append_writer import AppendWriter, WriteOptions
+    from sparklog.log.appending import ArrowData
+
+__all__ = ["Committed", "Transaction", "TransactionalProducer", "transactional"]
+
+_LOG = logging.getLogger("sparklog.transactions")
+OPEN, PREPARED, COMMITTED, ABORTED, UNKNOWN = "open", "prepared", "committed", "aborted", "unknown"
+
+
+def transactional(
+    root: Root | Store | str | os.PathLike[str],
+    transactional_id: str,
+    *,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    instance: str | None = None,
+) -> TransactionalProducer:
+    """A producer that writes transactions under an id; `root` is an open root, or where one is.
+
+    `timeout_ms` is Kafka's `transaction.timeout.ms`: how long a transaction may hold topics back before anybody may
+    abort it. `instance` names this instance where several processes are to be one (default: a new one, which fences
+    every earlier one when it first begins).
+    """
+    opened = root if isinstance(root, Root) else open_root(root)
+    return TransactionalProducer(opened, transactional_id, timeout_ms=timeout_ms, instance=instance)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Of a committed transaction: its number (None: there was nothing in it) and what became of it in each topic."""
+
+    n: int | None
+    topics: Mapping[str, AppendOutcome] = field(default_factory=dict)
+    skipped: bool = False
+    note: str = ""
+
+
+class TransactionalProducer:
+    """See the module. One transaction at a time; not safe to share between threads."""
+
+    def __init__(
+        self, root: Root, transactional_id: str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS, instance: str | None = None
+    ) -> None:
+        self.root = root
+        self.id = check_id(transactional_id, "transactional id")
+        if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
+            raise BadRequest(f"transaction.timeout.ms is 1 to {MAX_TIMEOUT_MS} (a day), found {timeout_ms}")
+        self.timeout_ms = timeout_ms
+        self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
+        self.log: DecisionLog = root.decisions.log(self.id)
+        self._open: Transaction | None = None
+
+    def __repr__(self) -> str:
+        return f"TransactionalProducer({self.id!r}, {self.root.location!r})"
+
+    def begin(self) -> Transaction:
+        """Begin a transaction; an older instance is fenced, and what it has open aborted.
+
+        `BadRequest` while one of this producer is open; `Fenced` if a newer instance has taken over.
+        """
+        if self._open is not None and self._open.state in (OPEN, PREPARED):
+            raise BadRequest(
+                f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before the next one is begun"
+            )
+        self.root.ensure_probed()
+        if self._open is not None and self._open.state == UNKNOWN:
+            # Its number is used again only when it is known what became of it.
+            self.log.abort(self._open.n, BY_OWNER)
+        self.log.refresh()
+        state = self.log.write(lambda base: init(base, self.instance))
+        self._open = Transaction(self, state.newest + 1, self.instance, None)
+        return self._open
+
+    def join(self, n: int, part: str | None = None) -> Transaction:
+        """Take part in transaction `n`, which another job began.
+
+        `part` names this job's share of it: recorded again, by a job that was started again, it replaces what the first
+        attempt recorded. `Conflict` or `Fenced` if `n` is decided already.
+        """
+        self.root.ensure_probed()
+        check_undecided(self.log.refresh(), n)
+        return Transaction(self, n, None, part if part is None else check_id(part, "part"))
+
+
+class Transaction:
+    """Transaction `n`. As a context manager: commits at the end, aborts on an exception."""
+
+    def __init__(self, producer: TransactionalProducer, n: int, instance: str | None, part: str | None) -> None:
+        self.n = n
+        self.id = producer.id
+        self.state = OPEN
+        self._producer = producer
+        self._root = producer.root
+        self._instance = instance
+        self._part = part
+        self._writers: dict[str, tuple[AppendTarget, AppendWriter]] = {}
+        self._files: dict[str, list[tuple[AppendTarget, tuple[FileSlices, ...]]]] = {}
+        self._offsets: dict[tuple[str, str, str], dict[int, int]] = {}
+        self._prepared: list[Prepared] = []
+        self._outcomes: dict[str, AppendOutcome] = {}
+
+    def __repr__(self) -> str:
+        return f"Transaction({self.id!r}, {self.n}, {self.state})"
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            if self.state == OPEN:
+                self.commit()
+            return
+        if self.state in (OPEN, PREPARED):
+            try:
+                self.abort()
+            except SparklogError as why:
+                _LOG.warning("transaction %s of '%s' is left to its timeout: %s", self.n, self.id, why)
+
+    # -- what is in it
+
+    def append(self, topic: str, data: ArrowData, *, options: WriteOptions | None = None) -> None:
+        """Append rows to a topic: what `Topic.append` takes. They are published by `commit`, and refused by then."""
+        from sparklog.log.append_writer import AppendWriter
+        from sparklog.log.appending import batches
+
+        self._check_open()
+        if topic not in self._writers:
+            target = self._root.topic(topic).append_target(refresh=False)
+            seed = self._root.env.random.getrandbits(63)
+            self._writers[topic] = target, AppendWriter(target, options, self._root.env, seed)
+        for batch in batches(data):
+            self._writers[topic][1].write(batch)
+
+    def add(self, target: AppendTarget, files: Sequence[FileSlices]) -> None:
+        """Take files that tasks wrote for a topic."""
+        self._check_open()
+        if any(len(file) for file in files):
+            self._files.setdefault(target.topic, []).append((target, tuple(files)))
+
+    def send_offsets(self, group: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
+        """Offsets (next to read) of a consumer group, topic to partition to offset: part of what COMMIT says.
+
+        `NotFound` for a topic or a partition that does not exist.
+        """
+        self._check_open()
+        check_id(group, "group id")
+        checked: dict[tuple[str, str, str], dict[int, int]] = {}
+        for topic, positions in offsets.items():
+            head = self._root.topic(topic).head(refresh=False)
+            for partition, offset in positions.items():
+                if not 0 <= partition < head.partitions or isinstance(offset, bool) or not 0 <= offset < 2**63:
+                    raise BadRequest(
+                        f"expected offsets of partitions 0 to {head.partitions - 1} of topic '{topic}', found "
+                        f"{offset} of partition {partition}"
+                    )
+            checked[group, topic, head.topic_id] = dict(positions)
+        for place, positions in checked.items():
+            self._offsets.setdefault(place, {}).update(positions)
+
+    def _check_open(self) -> None:
+        if self.state != OPEN:
+            raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}: begin another one")
+
+    # -- how it ends
+
+    def prepare(self) -> Mapping[str, AppendOutcome]:
+        """Hold what was appended open in its topics, and record that: what a job does that leaves the commit to others.
+
+        When it returns, a COMMIT of the transaction, by anybody, has these rows in it.
+        """
+        self._check_open()
+        try:
+            self._prepare_topics()
+            self._producer.log.write(lambda base: prepare(base, self.n, self._prepared, self._part))
+        except Exception:
+            self.discard()
+            raise
+        self.state = PREPARED
+        return dict(self._outcomes)
+
+    def commit(self, *, key: WriterKey | None = None) -> Committed:
+        """Commit: all of it is visible, in all topics, when this returns.
+
+        `Fenced`: a newer instance took over. `Conflict`: it was aborted, by its timeout or an operator, or a topic was
+        deleted. `BadRequest`: rows that a topic refuses. `Unavailable`: its outcome is not known. But in the last case
+        nothing of it is ever visible. With `key` the batch is entered in the replay rule of the id.
+        """
+        if self.state != PREPARED:
+            self._check_open()
+        try:
+            if self.state == OPEN:
+                self._prepare_topics()
+        except Exception:
+            self._give_up()
+            raise
+        log = self._producer.log
+        if not self._prepared and not self._offsets and not log.refresh().prepared:
+            check_undecided(log.current(), self.n, self._instance)
+            self.state = COMMITTED
+            return Committed(None)
+        try:
+            log.write(lambda base: self._decide(base, key))
+        except Unavailable as error:
+            self.state = UNKNOWN
+            self._settle(error)
+        except SparklogError:
+            self.state = ABORTED
+            raise
+        self.state = COMMITTED
+        return Committed(self.n, dict(self._outcomes))
+
+    def _decide(self, base: Decisions, key: WriterKey | None) -> Decisions | None:
+        offsets = [
+            GroupOffsets(group, topic, topic_id, tuple(positions), tuple(positions.values()))
+            for (group, topic, topic_id), positions in self._offsets.items()
+        ]
+        return commit(
+            base,
+            self.n,
+            [item for item in self._prepared if item not in base.prepared],
+            time_ms=self._root.env.wall_ms(),
+            offsets=offsets,
+            key=key,
+            count=sum(outcome.records for outcome in self._outcomes.values()),
+            run=self._instance,
+            resolved=recorded_everywhere(self._root, base),
+        )
+
+    def _settle(self, unknown: Unavailable) -> None:
+        """An answer that never came: an ABORT is tried, and either is the decision or finds the COMMIT."""
+        try:
+            state = self._producer.log.abort(self.n, BY_OWNER)
+        except SparklogError:
+            raise unknown from None
+        found = state.commit_of(self.n)
+        if found is not None and set(self._prepared) <= set(found.prepares):
+            return
+        if found is None and not state.surely_aborted(self.n):
+            raise unknown
+        self.state = ABORTED
+        raise Unavailable(f"transaction {self.n} of '{self.id}' is aborted, nothing of it is published: {unknown}")
+
+    def abort(self) -> None:
+        """Abort: nothing of it is ever visible under read_committed. `Conflict` if it is committed already."""
+        if self.state in (COMMITTED, ABORTED):
+            raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}")
+        self.discard()
+        self.state = UNKNOWN
+        state = self._producer.log.abort(self.n, BY_OWNER)
+        self.state = ABORTED
+        if state.commit_of(self.n) is not None:
+            self.state = COMMITTED
+            raise Conflict(f"transaction {self.n} of '{self.id}' is committed: it cannot be aborted any more")
+
+    def discard(self) -> None:
+        """Give up what was appended here and not prepared; the transaction itself is not decided by it."""
+        for _, writer in self._writers.values():
+            writer.discard()
+        self._writers.clear()
+        self._files.clear()
+        self.state = ABORTED
+
+    def _give_up(self) -> None:
+        """After a failure before the decision: abort, so that topics are not held back until the timeout."""
+        try:
+            self.abort()
+        except SparklogError as error:
+            _LOG.warning("transaction %s of '%s' is left to its timeout: %s", self.n, self.id, error)
+
+    def _prepare_topics(self) -> None:
+        """One commit per topic, in the order in which they were first written to."""
+        for topic, (target, writer) in self._writers.items():
+            self._files.setdefault(topic, []).append((target, tuple(writer.finish())))
+        self._writers.clear()
+        siblings: dict[str, int] = {}
+        for topic, parts in self._files.items():
+            files = [file for _, written in parts for file in written]
+            if not files:
+                continue
+            txn = Txn(self.id, self.n, dict(siblings), self._producer.timeout_ms)
+            outcome = self._root.topic_handle(topic).commit_append(files, _oldest(topic, parts), txn=txn)
+            siblings[topic] = outcome.version
+            self._outcomes[topic] = outcome
+            topic_id = parts[0][0].topic_id
+            self._prepared.append(Prepared(topic, topic_id, outcome.version, outcome.commit_id, self._part))
+        self._files.clear()
+
+
+def _oldest(topic: str, parts: Sequence[tuple[AppendTarget, tuple[FileSlices, ...]]]) -> AppendTarget:
+    """The target that all files of a topic were written for. `Conflict` if it was created again between two of them."""
+    targets = [target for target, _ in parts]
+    if len({target.topic_id for target in targets}) > 1:
+        raise Conflict(f"topic '{topic}' was deleted and created again while this transaction wrote to it: begin again")
+    return min(targets, key=lambda target: target.read_version)

@@ -1,0 +1,51 @@
+"""A whole batch over several topics as one transaction: what a Spark write with a `topic` column does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparklog.log.append_target import AppendTarget
+from sparklog.log.decision import init
+from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS
+from sparklog.log.registry import WriterKey, decide
+from sparklog.log.root import Root
+from sparklog.log.slices import FileSlices
+from sparklog.transactions.producer import Committed, TransactionalProducer
+
+__all__ = ["publish"]
+
+Written = tuple[AppendTarget, Sequence[FileSlices]]
+
+
+def publish(
+    root: Root,
+    transactional_id: str,
+    written: Sequence[Written],
+    *,
+    key: WriterKey | None = None,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+) -> Committed:
+    """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
+
+    The replay rule (`sparklog.log.registry`) is asked before an earlier instance is fenced, so that a batch which it
+    refuses stops nobody else. Raises what it raises, and what `Transaction.commit` does.
+    """
+    if key is not None:
+        key.check()
+    producer = TransactionalProducer(
+        root, transactional_id, timeout_ms=timeout_ms, instance=key.run if key is not None else None
+    )
+    if key is not None:
+        count = sum(sum(file.records) for _, files in written for file in files)
+        verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{transactional_id}'")
+        if not verdict.write:
+            if verdict.take_over and key.run is not None:
+                run = key.run
+                producer.log.write(lambda base: init(base, run))
+            return Committed(None, skipped=True, note=verdict.note)
+    if not any(len(file) for _, files in written for file in files):
+        return Committed(None)
+    transaction = producer.begin()
+    for target, files in written:
+        transaction.add(target, files)
+    return transaction.commit(key=key)

@@ -1,0 +1,411 @@
+"""Who takes part in a random run over several topics, and what is asked of what they see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
+from sparklog.log.append_target import AppendTarget
+from sparklog.log.names import append_path
+from sparklog.log.registry import WriterKey
+from sparklog.log.root import Root, open_root
+from sparklog.log.root_view import RootView
+from sparklog.log.slice_table import COMMITTED, PLAIN
+from sparklog.log.slices import FileSlices
+from sparklog.log.snapshot import Snapshot
+from sparklog.storage.faulty import Crash, Decide
+from sparklog.transactions import publish, transactional
+from sparklog.transactions.completion import collect, resolve_topic
+from sparklog.transactions.producer import Transaction
+from tests.log.simulation.world import Actor, World
+from tests.transactions.simulation.ledger import Ledger, LedgerStore, expect
+
+TOPICS = ("a", "b", "c")
+TIMEOUT_MS = 20_000
+
+
+@dataclass
+class Attempt:
+    """One transaction as its writer saw it: files by topic, and what it was told."""
+
+    files: dict[str, list[str]] = field(default_factory=dict)
+    outcome: str = "unknown"
+    batch: tuple[str, int] | None = None
+
+
+@dataclass
+class Run:
+    """One simulated run."""
+
+    seed: int
+    latency_ms: int = 20
+    ledger: Ledger = field(default_factory=Ledger)
+    attempts: list[Attempt] = field(default_factory=list)
+    progress: dict[str, int] = field(default_factory=dict)
+    board: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
+    """Shared transactions: id -> its number and the jobs that have prepared."""
+    counters: dict[str, int] = field(default_factory=dict)
+    world: World = field(init=False)
+
+    def __post_init__(self) -> None:
+        store = LedgerStore(lambda: self.world.now_ms, self.ledger, f"seed-{self.seed}")
+        self.world = World(self.seed, store=store, latency_ms=self.latency_ms, max_steps=40_000)
+        root = open_root(store, create=True, env=Actor(self.world, "setup", lambda actor: None, 0, 0).env)
+        for name in TOPICS:
+            root.create_topic(name, partitions=2)
+
+    def count(self, what: str) -> None:
+        self.counters[what] = self.counters.get(what, 0) + 1
+
+    def root(self, actor: Actor, decide: Decide) -> Root:
+        return open_root(actor.store(decide), env=actor.env)
+
+    def judge(self) -> None:
+        """At the end: what was acknowledged is there, in all topics, once; the rest nowhere; nothing is held back."""
+        self.world.now_ms += 10 * TIMEOUT_MS
+        judge = Actor(self.world, "judge", lambda actor: None, 0, 0)
+        root = open_root(self.world.store, env=judge.env)
+        for name in TOPICS:
+            resolve_topic(root.topic(name))
+        seen = {}
+        for name in TOPICS:
+            topic = root.topic(name)
+            head = topic.head()
+            expect(head.last_stable().tolist() == head.log_end.tolist(), f"{name} is held back for ever: {head.open}")
+            seen[name] = visible(topic.read_snapshot())
+            expect(sorted(seen[name]) == sorted(self.ledger.visible(name)), f"{name} shows what its decisions do not")
+        batches: dict[tuple[str, int], int] = {}
+        for attempt in self.attempts:
+            shown = {name: [path in seen[name] for path in paths] for name, paths in attempt.files.items()}
+            every = [item for items in shown.values() for item in items]
+            expect(all(every) or not any(every), f"torn: {attempt} shows {shown}")
+            if attempt.outcome == "committed":
+                expect(all(every), f"lost: {attempt} was acknowledged")
+            elif attempt.outcome == "aborted":
+                expect(not any(every), f"{attempt} is visible")
+            if attempt.batch is not None and any(every):
+                batches[attempt.batch] = batches.get(attempt.batch, 0) + 1
+        for batch, times in batches.items():
+            expect(times == 1, f"batch {batch} is there {times} times")
+        for query, newest in self.progress.items():
+            for batch in range(newest + 1):
+                expect((query, batch) in batches, f"batch {batch} of {query} was acknowledged and is not there")
+
+
+def visible(snapshot: Snapshot) -> list[str]:
+    """Files whose records a reader under read_committed gets, once per slice, in the order of partitions and offsets."""
+    rows, stable = snapshot.slices.all(), snapshot.head.last_stable()
+    found: dict[str, None] = {}
+    for row in range(len(rows)):
+        below = rows.end[row] <= stable[rows.partition[row]]
+        if below and rows.status[row] in (PLAIN, COMMITTED):
+            found[rows.path(row)] = None
+    return list(found)
+
+
+def upload(actor: Actor, root: Root, attempt: Attempt, target: AppendTarget) -> list[FileSlices]:
+    """Write a file of made-up slices; a failed upload is tried again under a new name."""
+    while True:
+        path = append_path(target.read_version, actor.env.new_id())
+        try:
+            writer = root.store.writer(f"{target.topic}/{path}")
+            writer.write(b"data")
+            writer.close()
+            break
+        except Unavailable:
+            continue
+    attempt.files.setdefault(target.topic, []).append(path)
+    parts = actor.random.choice([(0,), (1,), (0, 1)])
+    n = len(parts)
+    return [
+        FileSlices(
+            path=path,
+            size=100 * n + 10,
+            footer_length=10,
+            partition=parts,
+            nbytes=(100,) * n,
+            offsets=(2,) * n,
+            records=(2,) * n,
+            min_ts=(1,) * n,
+            max_ts=(2,) * n,
+            crc=(7,) * n,
+            flags=(0,) * n,
+        )
+    ]
+
+
+def process(run: Run, actor: Actor, life: Callable[[], None], restarts: int = 4) -> None:
+    """Run a process that may die; it is started again, with nothing remembered."""
+    for _ in range(restarts):
+        try:
+            life()
+            return
+        except Crash as crash:
+            run.count("crashes")
+            actor.note(f"dies: {crash}")
+            actor.sleep(actor.random.random() * 3)
+
+
+def fill(run: Run, actor: Actor, root: Root, transaction: Transaction, attempt: Attempt, topics: Sequence[str]) -> None:
+    for name in topics:
+        target = root.topic(name).append_target(refresh=False)
+        transaction.add(target, upload(actor, root, attempt, target))
+
+
+def writer(run: Run, decide: Decide, name: str, rounds: int, pace_s: float) -> Callable[[Actor], None]:
+    """Transactions under one id, one after the other; several such actors are instances that fence one another."""
+
+    def body(actor: Actor) -> None:
+        left = [rounds]
+
+        def life() -> None:
+            producer = None
+            while left[0] > 0:
+                left[0] -= 1
+                attempt = Attempt()
+                try:
+                    root = run.root(actor, decide) if producer is None else producer.root
+                    if producer is None:
+                        producer = transactional(root, name, timeout_ms=TIMEOUT_MS)
+                    transaction = producer.begin()
+                    run.attempts.append(attempt)
+                    topics = actor.random.sample(TOPICS, actor.random.randint(1, 3))
+                    fill(run, actor, root, transaction, attempt, topics)
+                    actor.sleep(actor.random.random() * pace_s)
+                    if actor.random.random() < 0.2:
+                        attempt.outcome = "aborted"
+                        transaction.abort()
+                    else:
+                        transaction.commit()
+                        attempt.outcome = "committed"
+                    run.count(attempt.outcome)
+                except (Fenced, Conflict, NotFound, BadRequest) as error:
+                    actor.note(f"{error.code} {error}")
+                    attempt.outcome = "aborted"
+                    run.count(type(error).__name__)
+                    producer = None
+                except (Unavailable, Corrupt) as error:
+                    actor.note(f"{error.code} {error}")
+                    attempt.outcome = "aborted" if "is aborted" in str(error) else attempt.outcome
+                    run.count(type(error).__name__)
+                    if actor.random.random() < 0.5:
+                        producer = None
+
+        process(run, actor, life)
+
+    return body
+
+
+def driver(run: Run, decide: Decide, query: str, batches: int, pace_s: float) -> Callable[[Actor], None]:
+    """A streaming query's driver over three topics; several of them replay and fence one another."""
+
+    def body(actor: Actor) -> None:
+        def life() -> None:
+            run_id, root, failures = actor.env.new_id(), None, 0
+            while run.progress.get(query, -1) < batches - 1 and failures < 8:
+                batch = run.progress.get(query, -1) + 1
+                attempt = Attempt(batch=(query, batch))
+                try:
+                    root = root or run.root(actor, decide)
+                    written = []
+                    for name in TOPICS:
+                        target = root.topic(name).append_target(refresh=False)
+                        written.append((target, upload(actor, root, attempt, target)))
+                    run.attempts.append(attempt)
+                    key = WriterKey(query, batch, run_id, replay_mismatch="accept")
+                    done = publish(root, query, written, key=key, timeout_ms=TIMEOUT_MS)
+                    attempt.outcome = "aborted" if done.skipped else "committed"
+                    run.count("replays skipped" if done.skipped else "batches")
+                    actor.sleep(actor.random.random() * pace_s)
+                    run.progress[query] = max(run.progress.get(query, -1), batch)
+                except Fenced:
+                    attempt.outcome = "aborted"
+                    run.count("fenced")
+                    return
+                except Conflict as error:
+                    attempt.outcome = "aborted"
+                    run.count("driver Conflict")
+                    if "checkpoint older" in str(error):
+                        return
+                    failures += 1
+                except (Unavailable, NotFound, Corrupt) as error:
+                    actor.note(f"{error.code} {error}")
+                    run.count(f"driver {type(error).__name__}")
+                    failures, root = failures + 1, None
+                    actor.sleep(actor.random.random())
+
+        process(run, actor, life)
+
+    return body
+
+
+def sharer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[Actor], None]:
+    """Begins transactions that another job takes part in, waits for it a while, and commits."""
+
+    def body(actor: Actor) -> None:
+        left = [rounds]
+
+        def life() -> None:
+            while left[0] > 0:
+                left[0] -= 1
+                attempt = Attempt()
+                try:
+                    root = run.root(actor, decide)
+                    transaction = transactional(root, name, timeout_ms=TIMEOUT_MS).begin()
+                    run.attempts.append(attempt)
+                    jobs: list[str] = []
+                    run.board[name] = transaction.n, jobs
+                    fill(run, actor, root, transaction, attempt, TOPICS[:2])
+                    for _ in range(6):
+                        actor.sleep(actor.random.random() * 4)
+                        if jobs:
+                            break
+                    transaction.commit()
+                    attempt.outcome = "committed"
+                    run.count("shared committed" if jobs else "shared committed alone")
+                except (Fenced, Conflict, NotFound):
+                    attempt.outcome = "aborted"
+                except (Unavailable, Corrupt) as error:
+                    attempt.outcome = "aborted" if "is aborted" in str(error) else attempt.outcome
+
+        process(run, actor, life)
+
+    return body
+
+
+def joiner(run: Run, decide: Decide, name: str, looks: int) -> Callable[[Actor], None]:
+    """Takes part in the transactions of a sharer."""
+
+    def body(actor: Actor) -> None:
+        left = [looks]
+
+        def life() -> None:
+            while left[0] > 0:
+                left[0] -= 1
+                actor.sleep(actor.random.random() * 4)
+                if name not in run.board or run.board[name][1]:
+                    continue
+                n, jobs = run.board[name]
+                attempt = Attempt()
+                try:
+                    root = run.root(actor, decide)
+                    transaction = transactional(root, name, timeout_ms=TIMEOUT_MS).join(n, "job")
+                    run.attempts.append(attempt)
+                    fill(run, actor, root, transaction, attempt, TOPICS[1:])
+                    transaction.prepare()
+                    jobs.append(actor.name)
+                    run.count("joined")
+                except (SparklogError, OSError) as error:
+                    actor.note(f"join: {error}")
+                    run.count(f"join {type(error).__name__}")
+
+        process(run, actor, life)
+
+    return body
+
+
+def appender(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
+    """Plain appends, which record the decisions that they find open."""
+
+    def body(actor: Actor) -> None:
+        def life() -> None:
+            root = None
+            for _ in range(rounds):
+                try:
+                    root = root or run.root(actor, decide)
+                    topic = root.topic(actor.random.choice(TOPICS))
+                    target = topic.append_target()
+                    topic.commit_append(upload(actor, root, Attempt(), target), target)
+                except (Unavailable, NotFound, Corrupt) as error:
+                    actor.note(f"{error.code} {error}")
+                    root = None
+                actor.sleep(actor.random.random() * 5)
+
+        process(run, actor, life)
+
+    return body
+
+
+def keeper(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
+    """Maintenance: records decisions, times out, forgets and collects."""
+
+    def body(actor: Actor) -> None:
+        def life() -> None:
+            for _ in range(rounds):
+                try:
+                    root = run.root(actor, decide)
+                    for name in TOPICS:
+                        run.count(f"resolved {bool(resolve_topic(root.topic(name)))}")
+                    collect(root)
+                except (SparklogError, OSError) as error:
+                    actor.note(f"keeper: {error}")
+                actor.sleep(actor.random.random() * 10)
+
+        process(run, actor, life)
+
+    return body
+
+
+def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
+    """Reads all topics at once, again and again: all of each transaction or none, nothing taken back, no late record."""
+
+    def body(actor: Actor) -> None:
+        left = [polls]
+
+        def life() -> None:
+            view = None
+            read: dict[tuple[str, int], list[str]] = {}
+            stable: dict[tuple[str, int], int] = {}
+            while left[0] > 0:
+                left[0] -= 1
+                try:
+                    view = view or RootView(run.root(actor, decide))
+                    view.refresh(actor.random.sample(TOPICS, 3))
+                    look(view, read, stable)
+                    run.count("polls")
+                except (Unavailable, Corrupt, NotFound) as error:
+                    actor.note(f"reader: {error.code} {error}")
+                    run.count(f"reader {type(error).__name__}")
+                    view = None
+                actor.sleep(actor.random.random() * 3)
+
+        def look(view: RootView, read: dict[tuple[str, int], list[str]], stable: dict[tuple[str, int], int]) -> None:
+            shown: dict[str, set[str]] = {}
+            hidden: dict[str, set[str]] = {}
+            for name in TOPICS:
+                snapshot = view._snapshots[name]
+                committed = set(run.ledger.visible(name))
+                rows = snapshot.slices.all()
+                shown[name] = set()
+                hidden[name] = set()
+                for partition, bounds in view.bounds(name).items():
+                    end = bounds.last_stable
+                    place = name, partition
+                    expect(end >= stable.get(place, 0), f"the last stable offset of {place} went back to {end}")
+                    stable[place] = end
+                    paths = [
+                        rows.path(row)
+                        for row in range(len(rows))
+                        if rows.partition[row] == partition
+                        and rows.end[row] <= end
+                        and rows.status[row] in (PLAIN, COMMITTED)
+                    ]
+                    before = read.get(place, [])
+                    expect(paths[: len(before)] == before, f"{place} showed {before}, now {paths}")
+                    read[place] = paths
+                    expect(set(paths) <= committed, f"{place} shows what nobody committed")
+                    shown[name] |= set(paths)
+                    hidden[name] |= {
+                        rows.path(row) for row in range(len(rows)) if rows.partition[row] == partition
+                    } - set(paths)
+            for attempt in run.attempts:
+                every = [path in shown[name] for name, paths in attempt.files.items() for path in paths]
+                part = any(
+                    path in shown[name] & hidden[name] for name, paths in attempt.files.items() for path in paths
+                )
+                expect((all(every) and not part) or not any(every), f"torn for a reader: {attempt}")
+
+        process(run, actor, life)
+
+    return body

@@ -1,0 +1,89 @@
+"""One seed is one run: it draws who takes part and what goes wrong; `run_seed` judges the outcome."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from unittest import mock
+
+from sparklog.log import commit_log, decision_log
+from sparklog.storage.faulty import Decide, Seeded
+from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
+from tests.log.simulation.world import Actor, World
+from tests.transactions.simulation.actors import (
+    TIMEOUT_MS,
+    Run,
+    appender,
+    driver,
+    joiner,
+    keeper,
+    reader,
+    sharer,
+    writer,
+)
+
+ROLES = ("writer", "instances", "driver", "drivers", "shared", "appender", "keeper", "reader")
+PROFILES = ("calm", "answers", "errors", "crashes", "zombies", "everything", "damage")
+
+
+def draw(run: Run, profile: str | None) -> None:
+    """The seed decides who takes part and what goes wrong (`profile`, if it is not given)."""
+    source = random.Random(f"draw {run.seed}")
+    profile = source.choice(PROFILES) if profile is None else profile
+    kinds = {
+        "calm": (),
+        "zombies": (),
+        "answers": ANSWERS[:2] + ERRORS[1:2],
+        "errors": ERRORS + ANSWERS,
+        "crashes": CRASHES,
+        "damage": DAMAGE,
+    }.get(profile, ERRORS + ANSWERS + CRASHES)
+    run.count(f"profile {profile}")
+
+    def decide(name: str) -> Decide:
+        chances = random.Random(f"{run.seed}/faults/{name}")
+        rate = source.choice([0.02, 0.06]) if kinds else 0.0
+        plan = Seeded(chances, rate, kinds, 5.0)
+        # A zombie sleeps past the timeout, between a prepare and its decision as well.
+        return Stalls(plan, chances, 0.15 if profile in ("zombies", "everything") else 0.0, 3 * TIMEOUT_MS)
+
+    def spawn(name: str, body: Callable[[Actor], None]) -> None:
+        skew = source.choice([0, 0, 0, source.randint(-3_600_000, 4 * 60_000)])
+        run.world.spawn(name, body, skew_ms=skew, start_ms=source.randint(0, 2_000))
+
+    spawn("reader", reader(run, decide("reader"), source.randint(4, 12)))
+    spawn("writer", writer(run, decide("writer"), "w", source.randint(2, 5), 1.0))
+    for number in range(source.randint(1, 5)):
+        name, label = source.choice(ROLES), f"{number}"
+        plan = decide(label)
+        if name == "writer":
+            spawn(label, writer(run, plan, f"w{number}", source.randint(2, 5), source.choice([0.1, 5.0])))
+        elif name == "instances":
+            spawn(label, writer(run, plan, "w", source.randint(2, 4), 1.0))
+        elif name == "driver":
+            spawn(label, driver(run, plan, f"q{number}", source.randint(2, 4), 1.0))
+        elif name == "drivers":
+            spawn(label, driver(run, plan, "q", 3, 1.0))
+            spawn(label + "b", driver(run, decide(label + "b"), "q", 3, 1.0))
+        elif name == "shared":
+            spawn(label, sharer(run, plan, f"s{number}", 3))
+            spawn(label + "b", joiner(run, decide(label + "b"), f"s{number}", 8))
+        elif name == "appender":
+            spawn(label, appender(run, plan, source.randint(2, 6)))
+        elif name == "keeper":
+            spawn(label, keeper(run, plan, source.randint(2, 5)))
+        else:
+            spawn(label, reader(run, plan, source.randint(4, 12)))
+
+
+def run_seed(seed: int, worlds: list[World] | None = None, profile: str | None = None) -> Run:
+    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
+    run = Run(seed)
+    if worlds is not None:
+        worlds.append(run.world)
+    draw(run, profile)
+    few = mock.patch.multiple(commit_log, CHECKPOINT_COMMITS=9)
+    with few, mock.patch.object(decision_log, "CHECKPOINT_ENTRIES", 3):
+        run.world.run()
+        run.judge()
+    return run
