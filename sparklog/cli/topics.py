@@ -115,7 +115,7 @@ def _native(root: Root, name: str) -> TopicRow:
             for part in topic.partitions
         ],
         openTransactions=[
-            *(transaction for transaction, _ in topic.open_transactions),
+            *dict.fromkeys(transaction for transaction, _ in topic.open_transactions),
             *(str(each) for each in topic.kafka_open),
         ],
     )
@@ -157,7 +157,7 @@ def show(row: TopicRow) -> None:
     # A pipe has no width: the table must not be cut to 80 columns there.
     console.print(table, width=None if console.is_terminal else 1000)
     if row.openTransactions:
-        print(f"Open transactions: {', '.join(row.openTransactions)}")
+        print(f"Held back by open transactions: {', '.join(row.openTransactions)}")
 
 
 @app.command(epilog=example("sparklog topics alter orders --root /data/log --partitions 32 -c compression.type=lz4"))

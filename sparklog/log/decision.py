@@ -172,9 +172,8 @@ def prepare(state: Decisions, n: int, prepares: Sequence[Prepared], part: str | 
     """A job records what it has prepared for `n`; what the same part recorded before, in vain, is replaced."""
     check_undecided(state, n)
     others = tuple(item for item in state.prepared if part is None or item.part != part)
-    if set(prepares) == set(state.prepared) - set(others) or set(prepares) <= set(others):
-        return None
-    return replace(state, op=PREPARE, n=n, prepared=(*others, *prepares))
+    whole = (*others, *(item for item in prepares if item not in others))
+    return None if set(whole) == set(state.prepared) else replace(state, op=PREPARE, n=n, prepared=whole)
 
 
 def commit(

@@ -32,6 +32,8 @@ class Attempt:
     files: dict[str, list[str]] = field(default_factory=dict)
     outcome: str = "unknown"
     batch: tuple[str, int] | None = None
+    txn: tuple[str, int] | None = None
+    """The transaction of another job that it is part of, once that is recorded."""
 
 
 @dataclass
@@ -80,6 +82,9 @@ class Run:
             shown = {name: [path in seen[name] for path in paths] for name, paths in attempt.files.items()}
             every = [item for items in shown.values() for item in items]
             expect(all(every) or not any(every), f"torn: {attempt} shows {shown}")
+            if attempt.txn is not None:
+                decided = self.ledger.decided.get(attempt.txn) is not None
+                expect(all(every) == decided, f"{attempt} was recorded in a transaction, COMMIT {decided}")
             if attempt.outcome == "committed":
                 expect(all(every), f"lost: {attempt} was acknowledged")
             elif attempt.outcome == "aborted":
@@ -94,7 +99,7 @@ class Run:
 
 
 def visible(snapshot: Snapshot) -> list[str]:
-    """Files whose records a reader under read_committed gets, once per slice, in the order of partitions and offsets."""
+    """Files whose records a reader under read_committed gets, in the order of partitions and offsets."""
     rows, stable = snapshot.slices.all(), snapshot.head.last_stable()
     found: dict[str, None] = {}
     for row in range(len(rows)):
@@ -294,6 +299,7 @@ def joiner(run: Run, decide: Decide, name: str, looks: int) -> Callable[[Actor],
                     run.attempts.append(attempt)
                     fill(run, actor, root, transaction, attempt, TOPICS[1:])
                     transaction.prepare()
+                    attempt.txn = name, n
                     jobs.append(actor.name)
                     run.count("joined")
                 except (SparklogError, OSError) as error:
@@ -348,7 +354,7 @@ def keeper(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
-    """Reads all topics at once, again and again: all of each transaction or none, nothing taken back, no late record."""
+    """Reads all topics at once, again and again: all of each transaction or none, nothing taken back, nothing late."""
 
     def body(actor: Actor) -> None:
         left = [polls]

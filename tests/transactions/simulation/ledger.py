@@ -47,7 +47,8 @@ class Ledger:
     """(id, n) -> versions by topic of its COMMIT, None for ABORT."""
     newest: dict[str, int] = field(default_factory=dict)
     entries: dict[str, int] = field(default_factory=dict)
-    recorded: dict[tuple[str, N], bool] = field(default_factory=dict)
+    waiting: dict[str, set[tuple[N, int]]] = field(default_factory=dict)
+    """Topic -> (id, n) and version of the prepares whose outcome it has not recorded."""
 
     def created(self, key: str, data: bytes) -> None:
         """An object has come to exist."""
@@ -68,6 +69,8 @@ class Ledger:
                 self.files.setdefault(topic, []).append(Appended(file["path"], version, txn))
         for item in doc.get("resolved", []):
             self._recorded(topic, version, item)
+        if txn is not None:
+            self.waiting.setdefault(topic, set()).add((txn, version))
 
     def _recorded(self, topic: str, version: int, item: dict[str, Any]) -> None:
         what = item["id"], item["n"]
@@ -75,7 +78,9 @@ class Ledger:
         expect(what in self.decided, f"{where}, which nobody has decided")
         names = self.decided[what]
         named = set() if names is None else names.get(topic, set())
-        waiting = {file.version for file in self.files.get(topic, []) if file.txn == what}
+        open_here = self.waiting.setdefault(topic, set())
+        waiting = {own for txn, own in open_here if txn == what}
+        open_here -= {(what, own) for own in waiting}
         expect(
             set(item["committed"]) & waiting == named & waiting,
             f"{where} as {item['committed']}, its decision names {sorted(named)} of {sorted(waiting)}",

@@ -1,0 +1,142 @@
+"""`sparklog transactions`: list, describe, abort."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.options import JsonOption, RootOption, example
+
+if TYPE_CHECKING:
+    from sparklog.transactions.listing import Standing
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Transactional id.")]
+
+
+@app.command("list", epilog=example("sparklog transactions list --root /data/log"))
+def list_(
+    root: RootOption,
+    open_only: Annotated[bool, typer.Option("--open", help="Only those that hold back a topic.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the transactional ids, and how the newest transaction of each stands."""
+    from sparklog.cli.places import open_root
+    from sparklog.transactions.listing import list_transactions
+
+    found = [item for item in list_transactions(open_root(root)) if item.held or not open_only]
+    if as_json:
+        print(json.dumps([document(item) for item in found]))
+        return
+    rows = [
+        (item.id, _newest(item), item.state, ",".join(dict.fromkeys(held.topic for held in item.held)) or "-")
+        for item in found
+    ]
+    if rows:
+        _table(("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"), rows)
+
+
+@app.command(epilog=example("sparklog transactions describe orders-job --root /data/log"))
+def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption = False) -> None:
+    """Show what is decided, and what is open: where the last stable offset stops, since when, and until when."""
+    from sparklog.cli.places import open_root
+    from sparklog.transactions.listing import describe_transaction
+
+    found = describe_transaction(open_root(root), transactional_id)
+    if as_json:
+        print(json.dumps(document(found)))
+        return
+    reason = f" ({found.reason})" if found.reason else ""
+    batch = "" if found.batch is None else f"\tBatch: {found.batch}"
+    print(
+        f"TransactionalId: {found.id}\tState: {found.state}\tNewest: {_newest(found)}{reason}{batch}"
+        f"\tInstance: {found.instance or '-'}"
+    )
+    if found.held:
+        rows = [
+            (held.topic, held.partition, held.n, held.first, held.end, _seconds(held.age_ms), _seconds(held.timeout_ms))
+            for held in found.held
+        ]
+        _table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
+    for waiting in found.waiting:
+        print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by jobs/retain.py")
+    for group, topic, partition, offset in found.offsets:
+        print(f"group {group}: {topic}-{partition} at {offset}")
+
+
+@app.command(epilog=example("sparklog transactions abort orders-job --root /data/log"))
+def abort(
+    transactional_id: IdArgument,
+    root: RootOption,
+    number: Annotated[
+        int | None, typer.Option("--n", metavar="N", min=0, help="Only if this is the number of the open one.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Abort the open transaction of an id without waiting for its timeout; its owner's commit fails then."""
+    from sparklog.cli.places import open_root
+    from sparklog.transactions.listing import abort_transaction
+
+    n, topics = abort_transaction(open_root(root), transactional_id, number)
+    if as_json:
+        print(json.dumps({"id": transactional_id, "n": n, "topics": topics}))
+        return
+    print(f"Aborted transaction {n} of {transactional_id}{', it held back ' + ', '.join(topics) if topics else ''}.")
+
+
+def document(found: Standing) -> dict[str, object]:
+    """One id as JSON."""
+    return {
+        "id": found.id,
+        "state": found.state,
+        "newest": found.newest,
+        "outcome": found.outcome,
+        "reason": found.reason,
+        "timeMs": found.time_ms,
+        "instance": found.instance,
+        "batch": found.batch,
+        "open": [
+            {
+                "topic": held.topic,
+                "partition": held.partition,
+                "n": held.n,
+                "first": held.first,
+                "end": held.end,
+                "version": held.version,
+                "ageMs": held.age_ms,
+                "timeoutMs": held.timeout_ms,
+            }
+            for held in found.held
+        ],
+        "unrecorded": [{"topic": item.topic, "n": item.n, "committed": item.committed} for item in found.waiting],
+        "offsets": [
+            {"group": group, "topic": topic, "partition": partition, "offset": offset}
+            for group, topic, partition, offset in found.offsets
+        ],
+    }
+
+
+def _newest(found: Standing) -> str:
+    return "-" if found.outcome is None else f"{found.newest} {found.outcome}"
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:.1f} s"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(*map(str, row))
+    console = Console(highlight=False, markup=False)
+    # A pipe has no width: the table must not be cut to 80 columns there.
+    console.print(table, width=None if console.is_terminal else 1000)

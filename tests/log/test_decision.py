@@ -1,0 +1,180 @@
+"""Entries of a decision log: their bytes, and what each step makes of a state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced
+from sparklog.log import decision
+from sparklog.log.commit import Resolved
+from sparklog.log.decision import Committed, Decisions, GroupOffsets, Prepared, decode_decisions, encode_decisions
+from sparklog.log.names import check_id, id_folder, transactions_prefix
+from sparklog.log.registry import WriterKey
+
+A1 = Prepared("a", "id-a", 1, "c1")
+A2 = Prepared("a", "id-a", 2, "c2")
+B7 = Prepared("b", "id-b", 7, "c7")
+JOB = Prepared("b", "id-b", 9, "c9", "job")
+OFFSETS = GroupOffsets("g", "a", "id-a", (0, 1), (5, 6))
+
+
+def started(run: str = "one", id_: str = "t") -> Decisions:
+    state = decision.init(Decisions(id_), run)
+    assert state is not None
+    return replace(state, number=0)
+
+
+def committed(state: Decisions, n: int, *prepares: Prepared, **how: object) -> Decisions:
+    after = decision.commit(state, n, prepares, time_ms=5, **how)  # type: ignore[arg-type]
+    assert after is not None
+    return replace(after, number=state.number + 1)
+
+
+def test_an_entry_survives_its_bytes() -> None:
+    state = committed(started(id_="ö/1"), 0, A1, B7, offsets=[OFFSETS])
+    state = replace(state, commit_id="x", prev_crc=3, time_ms=9, batch=4, count=8, prepared=(JOB,))
+    found = decode_decisions(encode_decisions(state), "k", 1)
+    assert found == state
+    assert found.crc is not None
+    with pytest.raises(Corrupt, match=r"entry 2 should lie here, found entry 1.*\(file k\)"):
+        decode_decisions(encode_decisions(state), "k", 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"op": "odd"}, "op should be one of init, prepare, commit, abort, forget"),
+        ({"reason": "odd"}, "reason should be null or one of"),
+        ({"newest": -2}, "newest should be a whole number from -1"),
+        ({"commits": (Committed(3, 1, (A1,)),)}, "commits should be in the order of their numbers, none above 0"),
+    ],
+)
+def test_what_no_entry_can_say_is_corrupt(change: dict[str, object], says: str) -> None:
+    state = replace(committed(started(), 0, A1), **change)  # type: ignore[arg-type]
+    with pytest.raises(Corrupt, match=says):
+        decode_decisions(encode_decisions(state), "k", 1)
+
+
+def test_a_newer_format_is_refused() -> None:
+    state = replace(started(), read_features=("odd",))
+    with pytest.raises(BadRequest, match="needs the sparklog features odd to be read"):
+        decode_decisions(encode_decisions(state), "k", 0)
+
+
+def test_the_first_decision_wins() -> None:
+    state = committed(started(), 0, A1)
+    assert decision.abort(state, 0, decision.BY_TIMEOUT) is None
+    assert decision.commit(state, 0, [A1], time_ms=9) is None
+    with pytest.raises(Conflict, match="was committed without this part"):
+        decision.commit(state, 0, [A2], time_ms=9)
+    aborted = decision.abort(state, 1, decision.BY_TIMEOUT)
+    assert aborted is not None
+    with pytest.raises(Conflict, match=r"transaction 1 of 't' is decided already \(transaction.timeout.ms passed\)"):
+        decision.commit(aborted, 1, [A2], time_ms=9)
+    with pytest.raises(Conflict, match="was never begun: the next one is 2"):
+        decision.commit(aborted, 5, [A2], time_ms=9)
+
+
+def test_a_new_instance_aborts_what_is_open_and_fences() -> None:
+    state = committed(started("one"), 0, A1)
+    taken = decision.init(state, "two")
+    assert taken is not None
+    assert (taken.newest, taken.run, taken.earlier_runs, taken.reason) == (1, "two", ("one",), "fenced")
+    assert taken.commit_of(0) is not None
+    assert decision.init(taken, "two") is None
+    with pytest.raises(Fenced, match="instance one of transactional id 't' was superseded by two; stop"):
+        decision.init(taken, "one")
+    with pytest.raises(Fenced, match="superseded by two"):
+        decision.commit(taken, 1, [A2], time_ms=9, run="one")
+    with pytest.raises(Fenced, match="aborted by a newer instance"):
+        decision.prepare(taken, 1, [A2])
+
+
+def test_topics_record_what_the_commit_names() -> None:
+    state = committed(started(), 0, A1, A2, B7)
+    assert state.resolved("a", "id-a", 0) == Resolved("t", 0, (1, 2), {"b": 7})
+    assert state.resolved("b", "id-b", 0) == Resolved("t", 0, (7,), {"a": 2})
+    assert state.resolved("b", "re-created", 0).committed == ()
+    assert state.resolved("c", "id-c", 0).committed == ()
+    assert not state.surely_aborted(0)
+    aborted = decision.abort(state, 1, decision.BY_OWNER)
+    assert aborted is not None
+    assert aborted.surely_aborted(1)
+    assert aborted.resolved("a", "id-a", 1) == Resolved("t", 1)
+
+
+def test_recorded_prepares_are_committed_and_replaced_by_their_part() -> None:
+    state = started()
+    recorded = decision.prepare(state, 0, [JOB], "job")
+    assert recorded is not None
+    assert decision.prepare(recorded, 0, [JOB], "job") is None
+    again = decision.prepare(recorded, 0, [replace(JOB, version=12)], "job")
+    assert again is not None
+    assert [item.version for item in again.prepared] == [12]
+    nothing = decision.prepare(again, 0, [], "job")
+    assert nothing is not None
+    assert nothing.prepared == ()
+    whole = committed(again, 0, A1)
+    found = whole.commit_of(0)
+    assert found is not None
+    assert {(item.topic, item.version) for item in found.prepares} == {("a", 1), ("b", 12)}
+    assert whole.prepared == ()
+
+
+def test_a_commit_is_kept_until_it_is_recorded_and_the_newest_for_good() -> None:
+    state = committed(started(), 0, A1)
+    assert decision.forget(state, {0}) is None
+    state = committed(state, 1, A2)
+    assert [item.n for item in state.commits] == [0, 1]
+    less = decision.forget(state, {0, 1})
+    assert less is not None
+    assert [item.n for item in less.commits] == [1]
+    assert [item.n for item in committed(state, 2, B7, resolved={0, 1}).commits] == [2]
+    aborted = decision.abort(state, 2, decision.BY_OWNER)
+    assert aborted is not None
+    assert [item.n for item in aborted.commits] == [0, 1]
+
+
+def test_group_offsets_keep_a_commit_until_they_are_sent_again() -> None:
+    state = committed(committed(started(), 0, A1, offsets=[OFFSETS]), 1, A2, resolved={0})
+    assert [item.n for item in state.commits] == [0, 1]
+    assert decision.offsets_of_group(state, "g") == {"a": {0: 5, 1: 6}}
+    newer = GroupOffsets("g", "a", "id-a", (0, 1), (7, 8))
+    state = committed(state, 2, offsets=[newer], resolved={0, 1})
+    assert [item.n for item in state.commits] == [2]
+    assert decision.offsets_of_group(state, "g") == {"a": {0: 7, 1: 8}}
+
+
+def test_the_replay_rule_is_asked_on_every_base() -> None:
+    state = committed(started(), 0, A1, key=WriterKey("t", 4), count=3)
+    assert (state.batch, state.count) == (4, 3)
+    with pytest.raises(Conflict, match="batch 4 of 't' was committed by somebody else"):
+        decision.commit(state, 1, [A2], time_ms=9, key=WriterKey("t", 4), count=3)
+    with pytest.raises(Conflict, match="transactional id 't' already has batch 4"):
+        decision.commit(state, 1, [A2], time_ms=9, key=WriterKey("t", 3), count=3)
+
+
+@pytest.mark.parametrize(
+    ("id_", "folder"),
+    [
+        ("orders-job_1.x", "orders-job_1.x"),
+        ("a/b", "a%2Fb"),
+        ("..", "%2E."),
+        (".", "%2E"),
+        ("ö=%", "%C3%B6%3D%25"),
+        ("x" * 200, "x" * 200),
+    ],
+)
+def test_ids_become_folders(id_: str, folder: str) -> None:
+    assert id_folder(id_) == folder
+    assert transactions_prefix(id_) == f"_transactions/{folder}"
+
+
+def test_long_ids_are_hashed_and_wrong_ones_refused() -> None:
+    assert id_folder("x" * 201).startswith("=")
+    assert len({id_folder("ö" * 67), id_folder("ö" * 68), id_folder("x" * 201)}) == 3
+    for wrong in ("", "x" * 1025, "\ud800", None):
+        with pytest.raises(BadRequest, match="transactional id"):
+            check_id(wrong, "transactional id")  # type: ignore[arg-type]

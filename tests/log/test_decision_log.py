@@ -1,0 +1,180 @@
+"""The decision log of an id: races, lost answers, stalls, checkpoints, damage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from sparklog.errors import Conflict, Corrupt, Unavailable
+from sparklog.log import decision, decision_log
+from sparklog.log.clock import ClockGuard
+from sparklog.log.decision import Decisions, Prepared
+from sparklog.log.decision_log import DecisionLog
+from sparklog.log.names import checkpoint_key, commit_key
+from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
+from sparklog.storage.memory import MemoryStore
+from sparklog.storage.store import Store
+from tests.log.topics import HOUR_MS, World
+
+A = Prepared("a", "id-a", 1, "c1")
+PREFIX = "_transactions/t"
+
+
+def log_of(world: World, store: Store, name: str = "t") -> DecisionLog:
+    env = world.env()
+    return DecisionLog(store, name, env, ClockGuard(store, env))
+
+
+def start(log: DecisionLog, run: str = "one") -> Decisions:
+    return log.write(lambda base: decision.init(base, run))
+
+
+def commit(log: DecisionLog, n: int, *prepares: Prepared) -> Decisions:
+    return log.write(lambda base: decision.commit(base, n, prepares or (A,), time_ms=1))
+
+
+def test_entries_are_numbered_chained_and_followed() -> None:
+    world = World()
+    store = world.store()
+    log, other = log_of(world, store), log_of(world, store)
+    assert other.refresh().number == -1
+    start(log)
+    assert commit(log, 0).number == 1
+    assert commit(log, 1).number == 2
+    assert other.current().number == -1
+    assert other.deciding(1).newest == 1
+    assert other.refresh() == log.current()
+    assert [info.key for info in store.list(PREFIX)] == [commit_key(PREFIX, number) for number in range(3)]
+
+
+def test_the_loser_finds_what_was_decided() -> None:
+    world = World()
+    store = world.store()
+    owner, helper = log_of(world, store), log_of(world, store)
+    start(owner)
+    helper.refresh()
+    commit(owner, 0)
+    assert helper.abort(0, decision.BY_TIMEOUT).commit_of(0) is not None
+    owner.refresh()
+    assert helper.abort(1, decision.BY_TIMEOUT).surely_aborted(1)
+    with pytest.raises(Conflict, match=r"transaction.timeout.ms passed"):
+        commit(owner, 1)
+    assert owner.current().newest == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [FaultKind.ERROR_AFTER, FaultKind.TWICE, FaultKind.ERROR_BEFORE, FaultKind.FALSE_EXISTS]
+)
+def test_lost_answers_are_looked_up(kind: FaultKind) -> None:
+    world = World()
+    store = FaultyStore(world.store(), Script({("create:commit", 1): Fault(kind)}), world.sleep)
+    log = log_of(world, store)
+    start(log)
+    assert commit(log, 0).number == 1
+    assert log_of(world, store).refresh().commit_of(0) is not None
+
+
+def test_a_stall_that_had_succeeded_is_found() -> None:
+    world = World()
+    store = FaultyStore(world.store(), Script({}), world.sleep)
+    log = log_of(world, store)
+    start(log)
+    store.decide = Script({("create:commit", 1): Fault(FaultKind.DELAY_AFTER, 2 * HOUR_MS / 1000)})
+    assert commit(log, 0).number == 1
+    store.decide = Script({("create:commit", 2): Fault(FaultKind.DELAY, 2 * HOUR_MS / 1000)})
+    assert commit(log, 1).number == 2
+
+
+def test_a_stall_over_collected_entries_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision_log, "CHECKPOINT_ENTRIES", 2)
+    world = World()
+    inner = world.store()
+    log, other = log_of(world, inner), log_of(world, inner)
+    start(log)
+    other.refresh()
+
+    class Sleeper(FaultyStore):
+        def create(self, key: str, data: bytes) -> bool:
+            for n in range(4):
+                commit(other, n)
+            for number in range(5):
+                inner.delete(commit_key(PREFIX, number))
+            world.pass_ms(2 * HOUR_MS)
+            return super().create(key, data)
+
+    log.store = sleeper = Sleeper(inner, Script({}))
+    log._numbered = type(log._numbered)(sleeper, PREFIX, log._env)
+    with pytest.raises(Unavailable, match="stalled for over an hour and its outcome is unknown"):
+        log.abort(0, decision.BY_OWNER)
+
+
+def test_a_checkpoint_saves_reading_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision_log, "CHECKPOINT_ENTRIES", 4)
+    world = World()
+    store = world.store()
+    log = log_of(world, store)
+    start(log)
+    for n in range(10):
+        commit(log, n)
+    assert log.checkpoints() == [3, 7]
+    for number in range(7):
+        store.delete(commit_key(PREFIX, number))
+    assert log_of(world, store).refresh() == log.current()
+    store.replace(checkpoint_key(PREFIX, 7), b"damaged")
+    with pytest.raises(Corrupt, match="entry 4 of transactional id 't' is missing"):
+        log_of(world, store).refresh()
+
+
+def test_damage_is_named() -> None:
+    world = World()
+    store = world.store()
+    log = log_of(world, store)
+    start(log)
+    commit(log, 0)
+    good = store.get(commit_key(PREFIX, 0))
+    store.replace(commit_key(PREFIX, 0), good.replace(b"one", b"two"))
+    with pytest.raises(Corrupt, match=r"does not match its own CRC-32C.*00000000000000000000.json"):
+        log_of(world, store).refresh()
+    other = start(log_of(world, store, "u"))
+    store.replace(commit_key(PREFIX, 0), store.get(commit_key("_transactions/u", other.number)))
+    with pytest.raises(Corrupt, match="decisions of 't' should lie here, found those of 'u'"):
+        log_of(world, store).refresh()
+
+
+def test_a_broken_chain_is_corrupt() -> None:
+    world = World()
+    store, elsewhere = world.store(), world.store()
+    for place in (store, elsewhere):
+        log = log_of(world, place)
+        start(log, f"run-{id(place)}")
+        commit(log, 0)
+    store.replace(commit_key(PREFIX, 1), elsewhere.get(commit_key(PREFIX, 1)))
+    with pytest.raises(Corrupt, match="the chain of decisions is broken: entry 1"):
+        log_of(world, store).refresh()
+
+
+def test_what_was_seen_is_never_taken_back() -> None:
+    world = World()
+    store = world.store()
+    log = log_of(world, store)
+    start(log)
+    commit(log, 0)
+    store.delete(commit_key(PREFIX, 1))
+    world.pass_ms(2 * HOUR_MS)
+    with pytest.raises(Unavailable, match="show entry 0, newer ones were seen"):
+        log.refresh()
+
+
+def test_features_that_writers_must_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    store: MemoryStore = world.store()
+    log = log_of(world, store)
+    monkeypatch.setattr(decision_log, "KNOWN_WRITE_FEATURES", frozenset({"odd"}))
+    first = decision.init(Decisions("t"), "one")
+    assert first is not None
+    log.write(lambda base: replace(first, write_features=("odd",)) if base.number < 0 else None)
+    monkeypatch.setattr(decision_log, "KNOWN_WRITE_FEATURES", frozenset())
+    with pytest.raises(ValueError, match="needs the sparklog features odd; upgrade"):
+        log.write(partial(decision.init, run="two"))

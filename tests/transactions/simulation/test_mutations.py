@@ -1,0 +1,131 @@
+"""Does the simulation notice broken rules of transactions? Each is taken away in turn, and some seed must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparklog.log import all_or_none, decision, decision_logs, root_view
+from sparklog.log.commit import Resolved
+from sparklog.log.decision import Decisions
+from sparklog.log.registry import Verdict
+from sparklog.transactions import producer, publishing
+from tests.log.simulation.world import SimulationError
+from tests.transactions.simulation.seeds import run_seed
+
+Patch = pytest.MonkeyPatch
+
+
+def late_slices_join(patch: Patch) -> None:
+    """A COMMIT commits whatever is open under its number, also what it does not name."""
+    real = Decisions.resolved
+
+    def everything(self: Decisions, topic: str, topic_id: str, n: int) -> Resolved:
+        found = real(self, topic, topic_id, n)
+        return found if self.commit_of(n) is None else replace(found, committed=tuple(range(1000)))
+
+    patch.setattr(Decisions, "resolved", everything)
+
+
+def last_decision_wins(patch: Patch) -> None:
+    """Who comes to decide does not look whether it is decided."""
+    patch.setattr(decision, "check_undecided", lambda state, n, run=None: None)
+
+
+def commits_are_forgotten_at_once(patch: Patch) -> None:
+    """A COMMIT goes before the topics that it names have recorded it."""
+    patch.setattr(producer, "recorded_everywhere", lambda root, state: {item.n for item in state.commits})
+
+
+def readers_do_not_look_again(patch: Patch) -> None:
+    """What the decisions no longer know is aborted, also in a snapshot that is older than they are."""
+
+    class Everything(set[Any]):
+        def __contains__(self, item: object) -> bool:
+            return True
+
+    patch.setattr(decision_logs._Round, "__init__", lambda self: self.__dict__.update(states={}, looked=Everything()))
+
+
+def snapshots_do_not_agree(patch: Patch) -> None:
+    """Each topic is shown as it was found."""
+    real = root_view.settle
+
+    def alone(logs: Any, raw: Any, take: Any) -> Any:
+        found: dict[str, Any] = {}
+        for name in list(raw):
+            found.update(real(logs, {name: raw[name]}, take)[0])
+        return found, set()
+
+    patch.setattr(root_view, "settle", alone)
+
+
+def every_partition_to_its_own_end(patch: Patch) -> None:
+    """Readers go up to the last stable offset of each partition."""
+    ends: Callable[[Any], Any] = lambda shown: {name: each.head.last_stable() for name, each in shown.items()}  # noqa: E731
+    patch.setattr(root_view, "whole_ends", ends)
+
+
+def nothing_times_out(patch: Patch) -> None:
+    """An open transaction waits for its owner for ever."""
+    patch.setattr(decision_logs.DecisionLogs, "overdue", lambda self, topic, prepares: False)
+
+
+def silence_is_abort(patch: Patch) -> None:
+    """What nobody has decided counts as aborted."""
+    patch.setattr(Decisions, "decided", lambda self, n: True)
+
+
+def recorded_prepares_are_left_out(patch: Patch) -> None:
+    """A COMMIT names only what its own job has prepared."""
+    real = decision.commit
+    patch.setattr(producer, "commit", lambda base, n, own, **how: real(replace(base, prepared=()), n, own, **how))
+
+
+def replays_are_written(patch: Patch) -> None:
+    """The replay rule is not asked."""
+    for module in (decision, publishing):
+        patch.setattr(module, "decide", lambda entry, key, count, place: Verdict(write=True))
+
+
+def prepares_after_the_decision(patch: Patch) -> None:
+    """A COMMIT is tried again with other prepares than those it named first."""
+    patch.setattr(Decisions, "commit_of", lambda self, n: None)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "profile", "seeds"),
+    [
+        (late_slices_join, "crashes", 100),
+        (last_decision_wins, "calm", 200),
+        (commits_are_forgotten_at_once, "calm", 40),
+        (readers_do_not_look_again, "everything", 400),
+        (snapshots_do_not_agree, "calm", 100),
+        (every_partition_to_its_own_end, "zombies", 200),
+        (nothing_times_out, "crashes", 40),
+        (silence_is_abort, "calm", 40),
+        (recorded_prepares_are_left_out, "calm", 60),
+        (replays_are_written, "crashes", 100),
+        (prepares_after_the_decision, "calm", 40),
+    ],
+)
+def test_a_broken_rule_is_found(mutate: Callable[[Patch], None], profile: str, seeds: int, monkeypatch: Patch) -> None:
+    mutate(monkeypatch)
+    found = None
+    for seed in range(seeds):
+        try:
+            run_seed(seed, profile=profile)
+        except (SimulationError, Exception) as error:  # noqa: BLE001
+            found = seed, error
+            break
+    assert found is not None, f"{seeds} seeds passed without this rule: {mutate.__doc__}"
+
+
+@pytest.mark.parametrize("profile", ["answers", "calm", "crashes", "zombies"])
+def test_with_all_rules_the_same_seeds_pass(profile: str) -> None:
+    assert all_or_none.whole_ends is root_view.whole_ends
+    for seed in range(20):
+        assert run_seed(seed, profile=profile).world.failure is None

@@ -1,0 +1,289 @@
+"""The producer: what a transaction publishes, who is fenced, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
+from sparklog.log import decision
+from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
+from sparklog.transactions import transactional
+from tests.transactions.house import READ_UNCOMMITTED, House, rows
+
+
+def test_all_topics_at_once_or_none() -> None:
+    house = House()
+    with house.producer().begin() as transaction:
+        transaction.append("a", rows("1", "2"))
+        transaction.append("b", rows("3"))
+        transaction.append("a", rows("4"))
+        assert house.seen(READ_UNCOMMITTED) == {"a": [], "b": [], "c": []}
+    assert house.seen() == {"a": ["1", "2", "4"], "b": ["3"], "c": []}
+    assert transaction.state == "committed"
+    assert house.topic("a").head().version == 1, "one commit per topic"
+
+
+def test_an_exception_aborts() -> None:
+    house = House()
+    producer = house.producer()
+
+    def work() -> None:
+        with transaction:
+            transaction.append("a", rows("1"))
+            raise ZeroDivisionError
+
+    transaction = producer.begin()
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert transaction.state == "aborted"
+    assert house.seen(READ_UNCOMMITTED)["a"] == []
+    with producer.begin() as transaction:
+        transaction.append("a", rows("2"))
+    assert (house.values("a"), transaction.n) == (["2"], 1)
+
+
+def test_open_slices_are_seen_uncommitted_only_and_hold_the_last_stable_offset() -> None:
+    house = House()
+    transaction = house.hold(house.producer(), a=["1"], b=["2"])
+    house.topic("a").append(rows("later"))
+    assert house.seen(READ_UNCOMMITTED) == {"a": ["1", "later"], "b": ["2"], "c": []}
+    assert house.seen() == {"a": [], "b": [], "c": []}
+    assert (house.held("a"), house.held("b")) == ([2], [1])
+    transaction.abort()
+    assert house.seen() == {"a": ["later"], "b": [], "c": []}
+    assert (house.held("a"), house.held("b")) == ([0], [0])
+    assert house.values("a", READ_UNCOMMITTED) == ["1", "later"]
+
+
+def test_prepares_name_their_siblings_and_the_commit_names_them() -> None:
+    house = House()
+    house.topic("b").append(rows("x"))
+    transaction = house.hold(house.producer(timeout_ms=5000), a=["1"], b=["2"], c=["3"])
+    found = {name: house.topic(name).head().open[0].txn for name in "abc"}
+    assert [dict(txn.siblings) for txn in found.values()] == [{}, {"a": 1}, {"a": 1, "b": 2}]
+    assert {txn.timeout_ms for txn in found.values()} == {5000}
+    transaction.commit()
+    state = house.root().decisions.log("job").refresh()
+    commit = state.commit_of(0)
+    assert commit is not None
+    assert commit.names() == {"a": 1, "b": 2, "c": 1}
+    assert {item.commit_id for item in commit.prepares} == {
+        item.commit_id for name in "abc" for item in house.topic(name).head().open
+    }
+
+
+def test_a_newer_instance_fences_an_older_one_and_aborts_what_it_has_open() -> None:
+    house = House()
+    older, newer = house.producer(), house.producer()
+    transaction = house.hold(older, a=["1"], b=["1"])
+    second = newer.begin()
+    assert (house.held("a"), house.seen()["a"]) == ([0], [])
+    with pytest.raises(Fenced, match=r"was superseded by .*; stop this instance"):
+        transaction.commit()
+    with pytest.raises(Fenced):
+        older.begin()
+    second.append("a", rows("2"))
+    second.commit()
+    assert house.seen() == {"a": ["2"], "b": [], "c": []}
+
+
+def test_an_idle_older_instance_is_fenced_at_its_next_commit() -> None:
+    house = House()
+    older = house.producer()
+    with older.begin() as transaction:
+        transaction.append("a", rows("1"))
+    later = older.begin()
+    later.append("a", rows("lost"))
+    house.producer().begin()
+    with pytest.raises(Fenced):
+        later.commit()
+    assert house.values("a") == ["1"]
+
+
+def test_one_instance_in_several_processes() -> None:
+    house = House()
+    first = house.producer(instance="dag-17").begin()
+    first.append("a", rows("1"))
+    first.prepare()
+    last = house.producer(instance="dag-17").join(first.n)
+    last.append("b", rows("2"))
+    last.commit()
+    assert house.seen() == {"a": ["1"], "b": ["2"], "c": []}
+
+
+def test_jobs_that_share_a_transaction() -> None:
+    house = House()
+    owner = house.producer().begin()
+    owner.append("a", rows("owner"))
+    for name, topic in (("one", "a"), ("two", "b")):
+        job = house.producer().join(owner.n, name)
+        job.append(topic, rows(name))
+        job.prepare()
+    again = house.producer().join(owner.n, "two")
+    again.append("b", rows("two again"))
+    again.prepare()
+    assert house.seen() == {"a": [], "b": [], "c": []}
+    owner.commit()
+    assert house.seen() == {"a": ["one", "owner"], "b": ["two again"], "c": []}
+
+
+def test_a_share_that_comes_too_late_is_refused_and_never_seen() -> None:
+    house = House()
+    owner = house.producer().begin()
+    owner.append("a", rows("owner"))
+    late = house.producer().join(owner.n)
+    late.append("a", rows("late"))
+    owner.commit()
+    with pytest.raises(Conflict, match="transaction 0 of 'job' was committed without this part"):
+        late.prepare()
+    house.topic("a").append(rows("next"))
+    assert house.values("a") == ["owner", "next"]
+    with pytest.raises(Conflict, match="without this part"):
+        house.producer().join(0)
+    with pytest.raises(Conflict, match="was never begun: the next one is 1"):
+        house.producer().join(9)
+
+
+def test_group_offsets_are_part_of_the_decision() -> None:
+    house = House()
+    producer = house.producer()
+    with producer.begin() as transaction:
+        transaction.append("b", rows("1"))
+        transaction.send_offsets("g", {"a": {0: 41}})
+        transaction.send_offsets("g", {"a": {0: 42}})
+    with producer.begin() as transaction:
+        transaction.send_offsets("h", {"c": {0: 7}})
+    producer.begin().abort()
+    state = house.root().decisions.log("job").refresh()
+    assert decision.offsets_of_group(state, "g") == {"a": {0: 42}}
+    assert decision.offsets_of_group(state, "h") == {"c": {0: 7}}
+    aborted = producer.begin()
+    aborted.send_offsets("g", {"a": {0: 99}})
+    aborted.abort()
+    assert decision.offsets_of_group(house.root().decisions.log("job").refresh(), "g") == {"a": {0: 42}}
+    for wrong in ({"a": {5: 1}}, {"a": {0: -1}}):
+        with pytest.raises(BadRequest, match="expected offsets of partitions 0 to 0 of topic 'a'"):
+            producer.begin().send_offsets("g", wrong)
+        assert producer._open is not None
+        producer._open.abort()
+
+
+def test_an_empty_transaction_writes_nothing() -> None:
+    house = House()
+    producer = house.producer()
+    assert producer.begin().commit().n is None
+    before = house.root().decisions.log("job").refresh()
+    with producer.begin() as transaction:
+        transaction.append("a", rows())
+    assert transaction.n == 0
+    assert house.root().decisions.log("job").refresh() == before
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 86_400_001, True, "5"])
+def test_a_timeout_has_bounds(timeout_ms: object) -> None:
+    with pytest.raises(BadRequest, match=r"transaction.timeout.ms is 1 to 86400000"):
+        House().producer(timeout_ms=timeout_ms)
+
+
+def test_wrong_input_is_one_error_and_changes_nothing() -> None:
+    house = House()
+    producer = house.producer()
+    transaction = producer.begin()
+    with pytest.raises(BadRequest, match="transaction 0 of 'job' is open: commit or abort it"):
+        producer.begin()
+    with pytest.raises(NotFound, match="create it"):
+        transaction.append("nope", rows("1"))
+    with pytest.raises(BadRequest, match="expected pyarrow tables"):
+        transaction.append("a", [1])  # type: ignore[list-item]
+    transaction.append("a", rows("1"))
+    transaction.commit()
+    for action in (transaction.commit, transaction.abort, transaction.prepare, lambda: transaction.append("a", rows())):
+        with pytest.raises(BadRequest, match="transaction 0 of 'job' is committed"):
+            action()
+    with pytest.raises(BadRequest, match="a transactional id has 1 to 1024 characters"):
+        house.producer("")
+    assert house.values("a") == ["1"]
+
+
+def test_rows_that_a_topic_refuses_abort_all_of_it() -> None:
+    house = House()
+    house.root().create_topic("keyed", configs={"cleanup.policy": "compact"})
+    transaction = house.producer().begin()
+    transaction.append("a", rows("1"))
+    transaction.append("keyed", rows("no key"))
+    with pytest.raises(BadRequest, match="is compacted"):
+        transaction.commit()
+    assert transaction.state == "aborted"
+    assert house.seen()["a"] == []
+    assert house.held("a") == [0]
+
+
+def test_a_topic_created_again_meanwhile() -> None:
+    house = House()
+    transaction = house.producer().begin()
+    transaction.append("a", rows("1"))
+    transaction.append("b", rows("1"))
+    root = house.root()
+    root.delete_topic("b")
+    root.create_topic("b")
+    with pytest.raises(Conflict, match="was deleted and created again"):
+        transaction.commit()
+    assert house.seen() == {"a": [], "b": [], "c": []}
+
+
+@pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
+def test_a_decision_whose_answer_never_comes_is_settled(kind: FaultKind) -> None:
+    """All tries fail, then the store is back: an ABORT is the decision, or finds the COMMIT."""
+    house = House()
+    store = FaultyStore(house.store, lambda call: None, lambda seconds: None)
+    transaction = transactional(house.root(store), "job").begin()
+    transaction.append("a", rows("1"))
+    decision_key = f"_transactions/job/_log/{1:020d}.json"
+    seen: list[str] = []
+
+    def decide(call: object) -> Fault | None:
+        key, verb = call.key, call.verb  # type: ignore[attr-defined]
+        if key != decision_key or len(seen) > 430:
+            return None
+        seen.append(verb)
+        return Fault(kind if verb == "create" else FaultKind.ERROR_BEFORE)
+
+    store.decide = decide
+    if kind is FaultKind.ERROR_AFTER:
+        assert transaction.commit().n == 0
+        assert house.values("a") == ["1"]
+    else:
+        with pytest.raises(Unavailable, match="transaction 0 of 'job' is aborted, nothing of it is published"):
+            transaction.commit()
+        assert house.values("a") == []
+        assert house.held("a") == [0]
+
+
+def test_an_unknown_outcome_is_settled_before_its_number_is_used_again() -> None:
+    house = House()
+    store = FaultyStore(house.store, lambda call: None, lambda seconds: None)
+    producer = transactional(house.root(store), "job")
+    transaction = producer.begin()
+    transaction.append("a", rows("1"))
+    store.decide = Script({("create:commit", store.calls["create:commit"] + 1): Fault(FaultKind.ERROR_BEFORE)})
+    broken = lambda call: Fault(FaultKind.ERROR_BEFORE) if "_transactions" in call.key else None  # noqa: E731
+    store.decide = broken
+    with pytest.raises(Unavailable, match="unknown outcome"):
+        transaction.commit()
+    assert transaction.state == "unknown"
+    store.decide = lambda call: None
+    assert producer.begin().n == 1
+    assert house.held("a") == [0]
+
+
+def test_on_a_disk_by_path(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    root.create_topic("a")
+    with sparklog.transactional(tmp_path, "a/../b").begin() as transaction:
+        transaction.append("a", rows("1"))
+    assert root.topic("a").scan().to_table().num_rows == 1
+    assert (tmp_path / "_transactions" / "a%2F..%2Fb" / "_log" / f"{0:020d}.json").exists()
+    assert root.topics() == ["a"]

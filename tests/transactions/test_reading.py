@@ -1,0 +1,206 @@
+"""What readers see of transactions: decided at once, all or nothing, and never past what is open."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.errors import NotFound
+from sparklog.log.conflicts import LogStartIntent
+from sparklog.log.decision_log import DecisionLog
+from sparklog.log.names import commit_key
+from sparklog.log.root_view import RootView
+from sparklog.log.scan import read_parts
+from sparklog.log.tail import Tail
+from sparklog.log.view import OffsetRange
+from sparklog.transactions import transactional
+from sparklog.transactions.completion import resolve_topic
+from tests.transactions.house import READ_COMMITTED, House, rows
+
+
+def read(view: RootView, *topics: str) -> dict[str, list[str]]:
+    """All of the view's snapshots under read_committed."""
+    found: dict[str, list[str]] = {}
+    for name in topics:
+        ranges = [OffsetRange(name, p, own.log_start, own.last_stable) for p, own in view.bounds(name).items()]
+        batches = read_parts(view.plan(ranges, READ_COMMITTED), ("value",))
+        found[name] = [value.decode() for batch in batches for value in batch["value"].to_pylist()]
+    return found
+
+
+def test_a_decision_is_seen_before_any_topic_has_recorded_it() -> None:
+    house = House()
+    transaction = house.hold(house.producer(), a=["1"], b=["2"])
+    before = {name: house.topic(name).head().version for name in "ab"}
+    transaction.commit()
+    topic = house.topic("a")
+    assert topic.head().open
+    assert topic.describe().open_transactions == ()
+    assert [part.last_stable for part in topic.describe().partitions] == [1]
+    assert topic.record_at(0, 0)["value"].to_pylist() == [b"1"]
+    found = topic.offset_for_timestamp(0)[0]
+    assert found is not None
+    assert found.offset == 0
+    assert house.seen()["b"] == ["2"]
+    assert {name: house.topic(name).head().version for name in "ab"} == before
+
+
+def test_an_aborted_record_is_never_found_under_read_committed() -> None:
+    house = House()
+    house.hold(house.producer(), a=["1"]).abort()
+    topic = house.topic("a")
+    with pytest.raises(NotFound, match="compacted away or aborted"):
+        topic.record_at(0, 0)
+    assert topic.record_at(0, 0, "read_uncommitted")["value"].to_pylist() == [b"1"]
+
+
+def test_a_tail_waits_for_what_is_open_and_skips_nothing() -> None:
+    house = House()
+    tail = Tail(RootView(house.root()), "a", READ_COMMITTED)
+    tail.open()
+    tail.start_at_log_start()
+
+    def poll() -> list[str]:
+        tail.refresh()
+        return [value.decode() for batch in tail.poll(("value",)) for value in batch["value"].to_pylist()]
+
+    first = house.hold(house.producer("x"), a=["x"])
+    second = house.hold(house.producer("y"), a=["y"])
+    house.topic("a").append(rows("plain"))
+    assert poll() == []
+    second.commit()
+    assert poll() == []
+    first.commit()
+    assert poll() == ["x", "y", "plain"]
+    house.hold(house.producer("z"), a=["z"]).abort()
+    house.topic("a").append(rows("end"))
+    assert poll() == ["end"]
+
+
+def test_snapshots_of_two_topics_agree() -> None:
+    """A's snapshot is taken before a transaction and B's after it: A is looked at again."""
+    for recorded in (False, True):
+        house = House()
+        reader, writer = house.root(), house.producer()
+        view = RootView(reader)
+        view.refresh(["a", "b"])
+        with writer.begin() as transaction:
+            transaction.append("a", rows("1"))
+            transaction.append("b", rows("1"))
+        if recorded:
+            resolve_topic(house.topic("b"))
+        view.refresh(["b"])
+        assert read(view, "a", "b") == {"a": ["1"], "b": ["1"]}
+
+
+def test_a_decision_between_two_snapshots_is_the_same_for_both() -> None:
+    house = House()
+    transaction = house.hold(house.producer(), a=["1"], b=["1"])
+    root = house.root()
+    view = RootView(root)
+    take = view._take
+
+    def decided_meanwhile(name: str) -> object:
+        found = take(name)
+        if name == "a" and transaction.state == "open":
+            transaction.commit()
+        return found
+
+    view._take = decided_meanwhile  # type: ignore[method-assign, assignment]
+    view.refresh(["a", "b"])
+    assert read(view, "a", "b") == {"a": ["1"], "b": ["1"]}
+
+
+def test_what_another_transaction_hides_in_one_topic_is_shown_in_none() -> None:
+    house = House(partitions=2)
+    blocker = house.producer("blocker").begin()
+    blocker.append("a", rows("open", partition=0))
+    blocker._prepare_topics()
+    with house.producer().begin() as transaction:
+        for name, partition in (("a", 0), ("a", 1), ("b", 1)):
+            transaction.append(name, rows(f"{name}{partition}", partition=partition))
+    house.topic("b").append(rows("after", partition=1))
+    view = RootView(house.root())
+    view.refresh(["a", "b"])
+    assert read(view, "a", "b") == {"a": [], "b": []}
+    assert house.values("a") == [], "one topic's partitions agree as well"
+    view.refresh(["b"])
+    blocker.commit()
+    view.refresh(["a", "b"])
+    assert read(view, "a", "b") == {"a": ["open", "a0", "a1"], "b": ["b1", "after"]}
+
+
+def test_a_forgotten_commit_is_no_abort_for_an_older_snapshot() -> None:
+    """The reader finds A open, sleeps, and meanwhile all topics record the COMMIT, which is forgotten then."""
+    house = House()
+    producer = house.producer()
+    transaction = house.hold(producer, a=["1"])
+    root = house.root()
+    topic = root.topic("a")
+    real = DecisionLog.deciding
+    slept: list[int] = []
+
+    def sleeps(log: DecisionLog, n: int) -> object:
+        if not slept:
+            slept.append(n)
+            transaction.commit()
+            resolve_topic(producer.root.topic("a"))
+            for value in ("2", "3"):
+                with producer.begin() as following:
+                    following.append("b", rows(value))
+            assert producer.log.refresh().commit_of(0) is None
+        return real(log, n)
+
+    DecisionLog.deciding = sleeps  # type: ignore[method-assign, assignment]
+    try:
+        values = topic.scan(columns=("value",)).to_table()["value"].to_pylist()
+    finally:
+        DecisionLog.deciding = real  # type: ignore[method-assign]
+    assert slept
+    assert values == [b"1"]
+
+
+def test_a_damaged_decision_log_leaves_what_lies_below_readable() -> None:
+    house = House()
+    house.topic("a").append(rows("below"))
+    house.hold(house.producer(), a=["open"])
+    house.store.replace(commit_key("_transactions/job", 0), b"damaged")
+    assert house.values("a") == ["below"]
+    house.topic("a").append(rows("more"))
+    assert house.values("a") == ["below"]
+    assert house.held("a") == [2]
+
+
+def test_a_topic_of_a_view_that_is_deleted() -> None:
+    house = House()
+    view = RootView(house.root())
+    view.refresh(["a", "b"])
+    transaction = house.hold(house.producer(), a=["1"], b=["1"])
+    transaction.commit()
+    house.root().delete_topic("b")
+    view.refresh(["a"])
+    assert read(view, "a") == {"a": ["1"]}
+    with pytest.raises(NotFound, match="'b' does not exist"):
+        view.refresh(["a", "b"])
+
+
+def test_retention_past_an_open_slice_forgets_it() -> None:
+    house = House()
+    transaction = house.hold(house.producer(), a=["1"], b=["1"])
+    topic = house.topic("a")
+    topic.commit(LogStartIntent(topic.head().topic_id, {0: 1}))
+    assert house.held("a") == [0]
+    assert topic.head().open == ()
+    transaction.commit()
+    assert house.seen() == {"a": [], "b": ["1"], "c": []}
+
+
+def test_readers_write_nothing() -> None:
+    house = House()
+    house.hold(transactional(house.root(), "job", timeout_ms=1), a=["1"])
+    house.now_ms += 10_000
+    before = house.store.snapshot()
+    house.seen()
+    view = RootView(house.root())
+    view.refresh(["a", "b", "c"])
+    assert house.held("a") == [1]
+    assert house.store.snapshot() == before

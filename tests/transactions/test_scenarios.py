@@ -1,0 +1,221 @@
+"""Single interleavings: zombies, two drivers of one batch, timeouts, and what Jepsen found in Kafka's protocol.
+
+Kafka ends a transaction by messages to each partition (markers), which may arrive late, over another connection, when
+the producer's next transaction has begun: it is then committed or aborted in part, or by the wrong message. Here one
+entry decides, and names what it commits; whatever arrives late is named by nobody.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.errors import Conflict, Fenced
+from sparklog.log.commit import Resolved, Txn
+from sparklog.log.conflicts import MaintainIntent
+from sparklog.log.registry import WriterKey
+from sparklog.log.slices import FileSlices
+from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
+from sparklog.transactions import publish, transactional
+from sparklog.transactions.completion import resolve_topic
+from tests.transactions.house import House, rows
+
+MINUTE = 60_000
+
+
+def written(house: House, root: object, *values: str) -> list[tuple[object, list[FileSlices]]]:
+    """Files that tasks wrote for all three topics."""
+    from sparklog.log.append_writer import AppendWriter
+
+    found = []
+    for name in "abc":
+        target = root.topic(name).append_target()  # type: ignore[attr-defined]
+        writer = AppendWriter(target, env=house.env())
+        for batch in rows(*values).to_batches():
+            writer.write(batch)
+        found.append((target, writer.finish()))
+    return found
+
+
+class TestJepsen:
+    def test_a_late_marker_does_not_end_the_next_transaction(self) -> None:
+        """A helper knows that 0 is aborted, sleeps, and writes that down when 1 is open."""
+        house = House()
+        producer = house.producer()
+        house.hold(producer, a=["zero"]).abort()
+        helper = house.topic("a")
+        outcome = house.root().decisions.resolve("a", helper.head())
+        assert outcome == [Resolved("job", 0)]
+        second = house.hold(producer, a=["one"])
+        helper.commit(MaintainIntent(resolved=tuple(outcome)))
+        assert house.seen()["a"] == []
+        second.commit()
+        helper.commit(MaintainIntent(resolved=tuple(outcome)))
+        assert house.seen()["a"] == ["one"]
+
+    def test_a_late_commit_does_not_commit_the_next_transaction(self) -> None:
+        """The commit message of 0 is delayed in the network until 1 is open: it can only land under its own number."""
+        house = House()
+        store = FaultyStore(house.store, lambda call: None, lambda seconds: None)
+        first = transactional(house.root(store), "job").begin()
+        first.append("a", rows("zero"))
+        first.append("b", rows("zero"))
+
+        def lost(call: Call) -> Fault | None:
+            if call.verb == "create" and "_transactions" in call.key:
+                return Fault(FaultKind.LATE, 10**9)
+            return Fault(FaultKind.ERROR_BEFORE) if "_transactions" in call.key else None
+
+        store.decide = lost
+        with pytest.raises(OSError, match="unknown outcome"):
+            first.commit()
+        second = house.producer().begin()
+        second.append("a", rows("one"))
+        second._prepare_topics()
+        store.decide = lambda call: None
+        store.land()
+        assert house.seen() == {"a": [], "b": [], "c": []}
+        second.commit()
+        assert house.seen() == {"a": ["one"], "b": [], "c": []}
+
+    def test_a_write_that_arrives_after_the_commit_is_not_in_it(self) -> None:
+        """A produce request of transaction 0 is delayed until 0 is committed, or until 1 is open."""
+        house = House()
+        producer = house.producer()
+        with producer.begin() as first:
+            first.append("a", rows("in time"))
+            first.append("b", rows("in time"))
+        topic = house.topic("a")
+        late = written(house, house.root(), "late")[0]
+        for _ in range(2):
+            topic.commit_append(late[1], late[0], txn=Txn("job", 0))  # type: ignore[arg-type]
+            assert house.seen()["a"] == ["in time"]
+            house.hold(producer, c=["one"])
+            late = written(house, house.root(), "late")[0]
+            producer._open.abort()  # type: ignore[union-attr]
+        topic.append(rows("plain"))
+        assert house.seen() == {"a": ["in time", "plain"], "b": ["in time"], "c": []}
+
+    def test_an_acknowledged_transaction_is_never_lost(self) -> None:
+        """The coordinator times out and aborts while the owner commits: whoever is first, both are told the same."""
+        house = House()
+        producer = house.producer(timeout_ms=1000)
+        transaction = house.hold(producer, a=["1"], b=["1"])
+        house.now_ms += 5000
+        helper = house.root()
+        state = helper.decisions.log("job").refresh()
+        assert not state.decided(0)
+        transaction.commit()
+        resolve_topic(helper.topic("a"))
+        assert house.seen() == {"a": ["1"], "b": ["1"], "c": []}
+
+    def test_a_transaction_aborted_by_its_timeout_is_torn_nowhere(self) -> None:
+        house = House()
+        transaction = house.hold(house.producer(timeout_ms=1000), a=["1"], b=["1"])
+        house.now_ms += 5000
+        resolve_topic(house.topic("a"))
+        with pytest.raises(Conflict, match=r"decided already \(transaction.timeout.ms passed\)"):
+            transaction.commit()
+        assert house.seen() == {"a": [], "b": [], "c": []}
+        assert house.held("b") == [0]
+
+
+class TestTimeouts:
+    def test_any_commit_aborts_what_is_past_its_timeout_by_the_stores_clock(self) -> None:
+        house = House()
+        house.hold(house.producer(), a=["1"], b=["1"])
+        fast = house.root(skew_ms=4 * MINUTE)
+        fast.topic("a").append(rows("soon"))
+        assert house.held("a") == [2], "a clock that is ahead aborts nobody"
+        house.now_ms += MINUTE + 1
+        house.topic("a").append(rows("later"))
+        assert house.seen() == {"a": ["soon", "later"], "b": [], "c": []}
+        assert house.held("b") == [0], "decided for all topics, recorded in one"
+        assert house.topic("b").head().open
+
+    def test_a_zombie_that_goes_on_writing_after_its_timeout(self) -> None:
+        house = House()
+        producer = house.producer()
+        zombie = producer.begin()
+        zombie.append("a", rows("1"))
+        zombie.append("b", rows("1"))
+        prepare = zombie._root.topic_handle("b").commit_append
+
+        def sleeps(*args: object, **how: object) -> object:
+            house.now_ms += 2 * MINUTE
+            resolve_topic(house.topic("a"))
+            return prepare(*args, **how)  # type: ignore[arg-type]
+
+        zombie._root.topic_handle("b").commit_append = sleeps  # type: ignore[method-assign, assignment]
+        with pytest.raises(Conflict, match=r"transaction.timeout.ms passed"):
+            zombie.commit()
+        assert house.seen() == {"a": [], "b": [], "c": []}
+        assert house.held("b") == [0]
+        del zombie._root.topic_handle("b").commit_append
+        with producer.begin() as transaction:
+            transaction.append("b", rows("2"))
+        assert (transaction.n, house.seen()["b"]) == (1, ["2"])
+
+    def test_the_age_counts_from_the_first_prepare(self) -> None:
+        house = House()
+        owner = house.producer(timeout_ms=MINUTE).begin()
+        job = house.producer(timeout_ms=MINUTE).join(owner.n)
+        job.append("a", rows("job"))
+        job.prepare()
+        house.now_ms += MINUTE - 1
+        resolve_topic(house.topic("a"))
+        assert house.held("a") == [1]
+        house.now_ms += 2
+        resolve_topic(house.topic("a"))
+        with pytest.raises(Conflict):
+            owner.commit()
+        assert house.held("a") == [0]
+
+
+class TestTwoDriversOfOneBatch:
+    def key(self, run: str, batch: int = 0) -> WriterKey:
+        return WriterKey("query", batch, run)
+
+    def test_the_first_is_fenced_by_the_second_between_prepare_and_decision(self) -> None:
+        house = House()
+        root = house.root()
+        topic = root.topic_handle("c")
+        prepare = topic.commit_append
+
+        def other_driver(*args: object, **how: object) -> object:
+            found = prepare(*args, **how)  # type: ignore[arg-type]
+            other = house.root()
+            publish(other, "query", written(house, other, "second"), key=self.key("run-2"))  # type: ignore[arg-type]
+            return found
+
+        topic.commit_append = other_driver  # type: ignore[method-assign, assignment]
+        with pytest.raises(Fenced, match="superseded by run-2"):
+            publish(root, "query", written(house, root, "first"), key=self.key("run-1"))  # type: ignore[arg-type]
+        assert house.seen() == {"a": ["second"], "b": ["second"], "c": ["second"]}
+
+    def test_a_replay_after_a_crash_is_skipped_and_takes_over(self) -> None:
+        house = House()
+        for run, batch, skipped in (("run-1", 0, False), ("run-2", 0, True), ("run-2", 1, False)):
+            root = house.root()
+            done = publish(root, "query", written(house, root, f"batch {batch}"), key=self.key(run, batch))  # type: ignore[arg-type]
+            assert done.skipped == skipped
+        with pytest.raises(Fenced, match="run run-1 of writer 'query' was taken over by run run-2"):
+            publish(house.root(), "query", written(house, house.root(), "x"), key=self.key("run-1", 1))  # type: ignore[arg-type]
+        assert house.seen() == {name: ["batch 0", "batch 1"] for name in "abc"}
+
+    def test_an_old_checkpoint_is_an_error_that_fences_nobody(self) -> None:
+        house = House()
+        root = house.root()
+        for batch in (0, 1):
+            publish(root, "query", written(house, root, f"{batch}"), key=self.key("run-1", batch))  # type: ignore[arg-type]
+        copy = house.root()
+        with pytest.raises(Conflict, match=r"checkpoint older .* transactional id 'query' already has batch 1"):
+            publish(copy, "query", written(house, copy, "0"), key=self.key("restored", 0))  # type: ignore[arg-type]
+        with pytest.raises(Conflict, match="replay mismatch: batch 1 of writer 'query' has 0 records"):
+            publish(copy, "query", [], key=self.key("restored", 1))
+        publish(root, "query", written(house, root, "2"), key=self.key("run-1", 2))  # type: ignore[arg-type]
+        assert house.seen() == {name: ["0", "1", "2"] for name in "abc"}
+
+    def test_an_empty_batch_writes_nothing(self) -> None:
+        house = House()
+        assert publish(house.root(), "query", [], key=self.key("run-1")).n is None
+        assert list(house.store.list("_transactions/")) == []
