@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.compaction.merge_work import OWN_FILE_BYTES, MergeWork
+from sparklog.log.all_or_none import own_whole_ends
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.head import Head
 from sparklog.log.slice_table import ABORTED, OPEN, Slices
@@ -102,7 +103,8 @@ def _files(found: Slices, head: Head, grown_bytes: int) -> _Files:
         of_row = np.array([first[name] for name in path], np.int64)[of_row]
     n = len(path)
     slices = np.bincount(of_row, minlength=n)
-    stable = head.last_stable()
+    # What a transaction open elsewhere hides from readers keeps the mark of its own transaction until they see it.
+    stable = own_whole_ends(head, found)
     stuck = found.sealed() | (found.status == OPEN) | (found.end > stable[found.partition])
     nbytes = np.bincount(of_row, weights=found.size, minlength=n)
     dropped = np.bincount(of_row, weights=found.status == ABORTED, minlength=n) > 0

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sparklog.compaction.seal_work import SealPart, SealWork
+from sparklog.log.all_or_none import own_whole_ends
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.segments import RollRule, Segment, due, segments_of
 from sparklog.log.slice_table import Slices
@@ -47,8 +48,9 @@ def plan_sealing(
     head = snapshot.head
     configs = settings.configs_of(head.configs)
     rule = RollRule.of(configs, head.topic_id)
-    stable = head.last_stable().tolist()
     table = snapshot.slices.all()
+    # What a transaction open elsewhere hides from readers keeps the mark of its own transaction until they see it.
+    stable = own_whole_ends(head, table).tolist()
     packed = _Packed()
     for partition in np.unique(table.partition[~table.sealed()]).tolist():
         slices = table[table.partition_rows(partition)]

@@ -12,36 +12,43 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sparklog.log.head import Offsets
+from sparklog.log.head import Head, Offsets
 from sparklog.log.slice_table import COMMITTED, Slices
 from sparklog.log.snapshot import Snapshot
 
-__all__ = ["whole_ends"]
+__all__ = ["own_whole_ends", "whole_ends"]
 
 Cut = tuple[str, int]
 
 
 def whole_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
     """Per topic and partition, where a read_committed read of all these snapshots ends."""
-    ends = {name: snapshot.head.last_stable() for name, snapshot in snapshots.items()}
-    if not any(snapshot.head.open for snapshot in snapshots.values()):
-        return ends
-    ends = {name: offsets.copy() for name, offsets in ends.items()}
-    rows = {name: _committed(snapshot) for name, snapshot in snapshots.items()}
+    heads = {name: snapshot.head for name, snapshot in snapshots.items()}
+    if not any(head.open for head in heads.values()):
+        return {name: head.last_stable() for name, head in heads.items()}
+    return _whole(heads, {name: _committed(snapshot.slices.all()) for name, snapshot in snapshots.items()})
+
+
+def own_whole_ends(head: Head, slices: Slices) -> Offsets:
+    """The same of one topic, from all its slices: what maintenance leaves alone, so that readers go on seeing it so."""
+    return _whole({"": head}, {"": _committed(slices)})[""] if head.open else head.last_stable()
+
+
+def _whole(heads: Mapping[str, Head], rows: Mapping[str, Slices]) -> dict[str, Offsets]:
+    ends = {name: head.last_stable().copy() for name, head in heads.items()}
     done: set[Cut] = set()
     while cut := {found for name, part in rows.items() for found in _cut(part, ends[name])} - done:
         done |= cut
         for name, part in rows.items():
-            for row in range(len(part)):
+            for row in np.flatnonzero(np.isin(part.txn_n, [n for _, n in cut])).tolist():
                 if (part.txn_id(row), int(part.txn_n[row])) in cut:
                     partition = int(part.partition[row])
                     ends[name][partition] = min(ends[name][partition], int(part.base[row]))
-    return {name: np.maximum(found, snapshots[name].head.log_start) for name, found in ends.items()}
+    return {name: np.maximum(found, heads[name].log_start) for name, found in ends.items()}
 
 
-def _committed(snapshot: Snapshot) -> Slices:
+def _committed(rows: Slices) -> Slices:
     """Slices of committed transactions that no merge has taken up."""
-    rows = snapshot.slices.all()
     return rows[np.flatnonzero(rows.status == COMMITTED)]
 
 

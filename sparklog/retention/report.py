@@ -71,7 +71,8 @@ def _removed(reports: Sequence[RetainReport], dry_run: bool) -> str:
 def _notes(report: RetainReport) -> list[str]:
     notes = []
     if report.resolved:
-        notes.append(f"the outcome of {report.resolved:,} transactions was recorded")
+        plural = "" if report.resolved == 1 else "s"
+        notes.append(f"the outcome of {report.resolved:,} transaction{plural} was recorded")
     found = report.vacuum
     if found is None:
         return notes

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sparklog.errors import BadRequest, Conflict, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable
 from sparklog.log.append_target import AppendOutcome, AppendTarget
 from sparklog.log.commit import Txn
 from sparklog.log.decision import BY_OWNER, Decisions, GroupOffsets, Prepared, check_undecided, commit, init, prepare
@@ -241,12 +241,12 @@ class Transaction:
             return Committed(None)
         try:
             log.write(lambda base: self._decide(base, key))
-        except Unavailable as error:
-            self.state = UNKNOWN
-            self._settle(error)
-        except SparklogError:
+        except (Conflict, Fenced):
             self.state = ABORTED
             raise
+        except SparklogError as error:
+            self.state = UNKNOWN
+            self._settle(error)
         self.state = COMMITTED
         return Committed(self.n, dict(self._outcomes))
 
@@ -267,7 +267,7 @@ class Transaction:
             resolved=recorded_everywhere(self._root, base),
         )
 
-    def _settle(self, unknown: Unavailable) -> None:
+    def _settle(self, unknown: SparklogError) -> None:
         """An answer that never came: an ABORT is tried, and either is the decision or finds the COMMIT."""
         try:
             state = self._producer.log.abort(self.n, BY_OWNER)

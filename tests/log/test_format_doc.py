@@ -20,6 +20,15 @@ from sparklog.log.commit import (
     TXN_FIELDS,
     WRITER_FIELDS,
 )
+from sparklog.log.decision import (
+    COMMITTED_FIELDS,
+    DECISION_FIELDS,
+    DECISION_OPS,
+    GROUP_OFFSETS_FIELDS,
+    PREPARED_FIELDS,
+    REASONS,
+)
+from sparklog.log.decision_log import CHECKPOINT_ENTRIES
 from sparklog.log.fields import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
 from sparklog.log.head import HEAD_FIELDS, OPEN_FIELDS
 from sparklog.log.kafka_open import KAFKA_ENDED_FIELDS, KAFKA_OPEN_FIELDS
@@ -72,6 +81,10 @@ def names(table: str) -> list[str]:
         ("Checkpoints: in `open`", OPEN_FIELDS),
         ("Checkpoints: in `registry`", REGISTRY_FIELDS),
         ("Checkpoints: in `table`", TABLE_REF_FIELDS),
+        ("Decisions of transactions: member of an entry", DECISION_FIELDS),
+        ("Decisions of transactions: in `prepared` and `prepares`", PREPARED_FIELDS),
+        ("Decisions of transactions: in `commits`", COMMITTED_FIELDS),
+        ("Decisions of transactions: in `offsets`", GROUP_OFFSETS_FIELDS),
         ("The slice table: column", tuple(COLUMN_NAMES.values())),
     ],
 )
@@ -95,3 +108,10 @@ def test_ops_flags_statuses_and_format() -> None:
     status = {re.sub("`", "", row[0]): row[-1] for row in tables()["The slice table: column"]}["status"]
     assert status == ", ".join(f"{number} {name}" for number, name in enumerate(STATUS_NAMES))
     assert ("No features exist so far." in DOC.read_text()) == (not KNOWN_READ_FEATURES and not KNOWN_WRITE_FEATURES)
+
+
+def test_decisions() -> None:
+    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Decisions of transactions: member of an entry"]}
+    assert tuple(re.findall(r"`([a-z-]+)`", rows["op"].split(":")[0])) == DECISION_OPS
+    assert tuple(re.findall(r"`([a-z-]+)`", rows["reason"])) == REASONS
+    assert f"when {CHECKPOINT_ENTRIES} have come since the last copy" in DOC.read_text()

@@ -185,12 +185,12 @@ def writer(run: Run, decide: Decide, name: str, rounds: int, pace_s: float) -> C
                         transaction.commit()
                         attempt.outcome = "committed"
                     run.count(attempt.outcome)
-                except (Fenced, Conflict, NotFound, BadRequest) as error:
+                except (Fenced, Conflict, NotFound) as error:
                     actor.note(f"{error.code} {error}")
                     attempt.outcome = "aborted"
                     run.count(type(error).__name__)
                     producer = None
-                except (Unavailable, Corrupt) as error:
+                except (Unavailable, Corrupt, BadRequest) as error:
                     actor.note(f"{error.code} {error}")
                     attempt.outcome = "aborted" if "is aborted" in str(error) else attempt.outcome
                     run.count(type(error).__name__)
@@ -234,7 +234,7 @@ def driver(run: Run, decide: Decide, query: str, batches: int, pace_s: float) ->
                     if "checkpoint older" in str(error):
                         return
                     failures += 1
-                except (Unavailable, NotFound, Corrupt) as error:
+                except (Unavailable, NotFound, Corrupt, BadRequest) as error:
                     actor.note(f"{error.code} {error}")
                     run.count(f"driver {type(error).__name__}")
                     failures, root = failures + 1, None
@@ -271,7 +271,7 @@ def sharer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[Actor]
                     run.count("shared committed" if jobs else "shared committed alone")
                 except (Fenced, Conflict, NotFound):
                     attempt.outcome = "aborted"
-                except (Unavailable, Corrupt) as error:
+                except (Unavailable, Corrupt, BadRequest) as error:
                     attempt.outcome = "aborted" if "is aborted" in str(error) else attempt.outcome
 
         process(run, actor, life)
@@ -323,7 +323,7 @@ def appender(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                     topic = root.topic(actor.random.choice(TOPICS))
                     target = topic.append_target()
                     topic.commit_append(upload(actor, root, Attempt(), target), target)
-                except (Unavailable, NotFound, Corrupt) as error:
+                except (Unavailable, NotFound, Corrupt, BadRequest) as error:
                     actor.note(f"{error.code} {error}")
                     root = None
                 actor.sleep(actor.random.random() * 5)
@@ -370,7 +370,7 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
                     view.refresh(actor.random.sample(TOPICS, 3))
                     look(view, read, stable)
                     run.count("polls")
-                except (Unavailable, Corrupt, NotFound) as error:
+                except (Unavailable, Corrupt, NotFound, BadRequest) as error:
                     actor.note(f"reader: {error.code} {error}")
                     run.count(f"reader {type(error).__name__}")
                     view = None

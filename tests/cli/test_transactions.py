@@ -1,0 +1,97 @@
+"""`sparklog transactions`, and what `topics describe` says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog as library
+from sparklog.transactions import Transaction, transactional
+from tests.cli.conftest import Sparklog
+
+
+@pytest.fixture
+def held(root: Path) -> Transaction:
+    """A root with a committed transaction of `done`, and one of `etl/orders` that is open in two topics."""
+    opened = library.open(root, create=True)
+    for name in ("a", "b"):
+        opened.create_topic(name)
+    rows = pa.table({"value": [b"1", b"2"]})
+    with transactional(opened, "done").begin() as transaction:
+        transaction.append("a", rows)
+        transaction.send_offsets("g", {"b": {0: 7}})
+    transaction = transactional(opened, "etl/orders").begin()
+    transaction.append("a", rows)
+    transaction.append("b", rows)
+    transaction._prepare_topics()
+    return transaction
+
+
+def test_list(sparklog: Sparklog, held: Transaction) -> None:
+    heading, *lines = [line.split() for line in sparklog("transactions", "list").lines]
+    assert heading == ["TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"]
+    assert lines == [["done", "0", "commit", "CompleteCommit", "-"], ["etl/orders", "-", "Ongoing", "a,b"]]
+    assert [line.split()[0] for line in sparklog("transactions", "list", "--open").lines[1:]] == ["etl/orders"]
+    found = json.loads(sparklog("transactions", "list", "--json").out)
+    assert [(item["id"], item["state"], item["newest"], item["outcome"]) for item in found] == [
+        ("done", "CompleteCommit", 0, "commit"),
+        ("etl/orders", "Ongoing", -1, None),
+    ]
+
+
+def test_describe(sparklog: Sparklog, held: Transaction) -> None:
+    title, heading, first, second = sparklog("transactions", "describe", "etl/orders").lines
+    assert title.startswith("TransactionalId: etl/orders\tState: Ongoing\tNewest: -\tInstance: ")
+    assert heading.split() == ["TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"]
+    assert [line.split()[:5] for line in (first, second)] == [["a", "0", "0", "2", "4"], ["b", "0", "0", "0", "2"]]
+    assert first.rstrip().endswith("60.0 s")
+    done = sparklog("transactions", "describe", "done").lines
+    assert done[1] == "group g: b-0 at 7"
+    found = json.loads(sparklog("transactions", "describe", "etl/orders", "--json").out)
+    assert [(item["topic"], item["first"], item["timeoutMs"]) for item in found["open"]] == [
+        ("a", 2, 60_000),
+        ("b", 0, 60_000),
+    ]
+    assert "did you mean 'done'?" in sparklog("transactions", "describe", "donne", code=1).err
+
+
+def test_abort(sparklog: Sparklog, held: Transaction) -> None:
+    assert "Held back by open transactions: etl/orders" in sparklog("topics", "describe", "a").out
+    assert "found decisions up to -1" in sparklog("transactions", "abort", "etl/orders", "--n", 3, code=1).err
+    assert sparklog("transactions", "abort", "etl/orders").out == (
+        "Aborted transaction 0 of etl/orders, it held back a, b.\n"
+    )
+    described = json.loads(sparklog("topics", "describe", "a", "--json").out)[0]
+    assert described["openTransactions"] == []
+    assert [(part["lastStable"], part["logEnd"]) for part in described["partitions"]] == [(4, 4)]
+    with pytest.raises(library.Conflict, match="by an operator"):
+        held.commit()
+    assert "no transaction of 'etl/orders' is open" in sparklog("transactions", "abort", "etl/orders", code=1).err
+    assert sparklog("transactions", "describe", "etl/orders").out.startswith(
+        "TransactionalId: etl/orders\tState: CompleteAbort\tNewest: 0 abort (operator)"
+    )
+    assert "was never used" in sparklog("transactions", "abort", "nobody", code=1).err
+
+
+def test_abort_as_json_and_help(sparklog: Sparklog, held: Transaction) -> None:
+    found = json.loads(sparklog("transactions", "abort", "etl/orders", "--n", 0, "--json").out)
+    assert found == {"id": "etl/orders", "n": 0, "topics": ["a", "b"]}
+    for command in ("list", "describe", "abort"):
+        assert (
+            f"sparklog transactions {command}" in sparklog("transactions", command, "--help").out.split("Example:")[1]
+        )
+
+
+def test_a_decided_transaction_that_no_topic_has_recorded(sparklog: Sparklog, held: Transaction) -> None:
+    held.commit()
+    out = sparklog("transactions", "describe", "etl/orders").out
+    assert "a: 0 is decided and recorded by the next commit or by jobs/retain.py" in out
+    assert "Held back" not in sparklog("topics", "describe", "a").out
+    found = json.loads(sparklog("transactions", "describe", "etl/orders", "--json").out)
+    assert found["unrecorded"] == [
+        {"topic": "a", "n": 0, "committed": True},
+        {"topic": "b", "n": 0, "committed": True},
+    ]

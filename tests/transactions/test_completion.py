@@ -1,0 +1,174 @@
+"""What maintenance does for transactions, and that merging, sealing and compaction leave them what they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparklog.compaction.run import compact_root
+from sparklog.log import decision_log
+from sparklog.log.names import commit_key
+from sparklog.log.slice_table import ABORTED, OPEN
+from sparklog.maintenance.work import InProcess, Settings
+from sparklog.retention.report import document, summary
+from sparklog.retention.retain import retain_root
+from sparklog.storage.local import LocalStore
+from sparklog.transactions.completion import collect, resolve_topic
+from tests.transactions.house import READ_UNCOMMITTED, House, rows
+
+DAY = 86_400_000
+
+
+def test_a_quiet_topic_records_its_outcome_by_a_pass() -> None:
+    house = House()
+    house.hold(house.producer(), a=["1"], b=["1"]).commit()
+    topic = house.topic("a")
+    assert [(item.id, item.n, item.committed) for item in resolve_topic(topic)] == [("job", 0, (1,))]
+    assert topic.head().open == ()
+    assert topic.head().siblings == {"b": 1}
+    assert resolve_topic(topic) == ()
+    assert topic.head().version == 2
+
+
+def test_commits_are_forgotten_when_all_topics_have_recorded_them() -> None:
+    house = House()
+    producer = house.producer()
+    for number in range(3):
+        with producer.begin() as transaction:
+            transaction.append("a", rows(f"{number}"))
+            transaction.append("b", rows(f"{number}"))
+    assert [item.n for item in producer.log.refresh().commits] == [2], "by whoever writes the next entry"
+    producer.begin().abort()
+    resolve_topic(house.topic("a"))
+    assert collect(house.root()).forgotten == 0
+    resolve_topic(house.topic("b"))
+    found = collect(house.root())
+    assert (found.ids, found.forgotten) == (1, 1)
+    assert producer.log.refresh().commits == ()
+    with producer.begin() as transaction:
+        transaction.append("b", rows("gone"))
+    producer.begin().abort()
+    house.root().delete_topic("b")
+    assert collect(house.root()).forgotten == 1, "what b was to record is gone with it"
+    assert house.values("a") == ["0", "1", "2"]
+
+
+def test_a_commit_waits_for_a_topic_that_does_not_record_it() -> None:
+    house = House()
+    producer = house.producer()
+    with producer.begin() as transaction:
+        transaction.append("a", rows("0"))
+        transaction.append("c", rows("0"))
+    for number in range(1, 20):
+        with producer.begin() as transaction:
+            transaction.append("a", rows(f"{number}"))
+    assert [item.n for item in producer.log.refresh().commits] == [0, 19]
+    assert house.values("c") == ["0"]
+
+
+def test_old_entries_are_collected_by_the_stores_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision_log, "CHECKPOINT_ENTRIES", 4)
+    house = House()
+    producer = house.producer()
+
+    def write(n: int) -> None:
+        for _ in range(n):
+            with producer.begin() as transaction:
+                transaction.append("a", rows("x"))
+
+    write(15)
+    newest = producer.log.refresh()
+    assert producer.log.checkpoints() == [3, 7, 11, 15]
+    assert collect(house.root()).objects == 0, "all are young"
+    house.now_ms += 7 * DAY
+    dry = collect(house.root(), dry_run=True)
+    found = collect(house.root())
+    assert (found.objects, dry.objects) == (13, 13)
+    left = sorted(info.key.rsplit("/", 1)[-1] for info in house.store.list("_transactions/job/_log/0"))
+    assert left == [f"{number:020d}.json" for number in range(11, 16)]
+    assert house.root().decisions.log("job").refresh().newest == newest.newest
+    assert collect(house.root()).objects == 0
+    assert len(house.values("a")) == 15
+
+
+def test_what_fails_is_reported_and_the_rest_is_done() -> None:
+    house = House()
+    for name in ("good", "bad"):
+        with house.producer(name).begin() as transaction:
+            transaction.append("a", rows(name))
+    house.store.replace(commit_key("_transactions/bad", 1), b"damaged")
+    found = collect(house.root())
+    assert found.ids == 2
+    assert ["damaged" in str(error) or "restore" in str(error) for error in found.failures] == [True]
+
+
+def test_the_retention_job_records_and_times_out() -> None:
+    house = House()
+    house.hold(house.producer("done"), a=["1"]).commit()
+    house.hold(house.producer("dead"), a=["2"], b=["2"])
+    house.now_ms += 100_000
+    root = house.root()
+    dry = retain_root(root, Settings(house.now_ms), dry_run=True)
+    assert [report.resolved for report in dry] == [0, 0, 0]
+    assert house.topic("a").head().open
+    reports = retain_root(root, Settings(house.now_ms))
+    assert [(report.topic, report.resolved, report.failed) for report in reports[:3]] == [
+        ("a", 1, False),
+        ("b", 1, False),
+        ("c", 0, False),
+    ]
+    assert (house.held("a"), house.held("b")) == ([0], [0])
+    assert "a: the outcome of 1 transaction was recorded" in summary(reports)
+    found = document(reports, root="r", now_ms=0, dry_run=False)
+    assert [topic["resolvedTransactions"] for topic in json.loads(json.dumps(found))["topics"]][:2] == [1, 1]
+
+
+@pytest.mark.parametrize("roll", [False, True])
+def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: Path, roll: bool) -> None:
+    house = House(partitions=2, store=LocalStore(str(tmp_path), durable=False))
+    house.now_ms = house.store.now_ms()
+    names = iter(range(100))
+
+    def append(count: int) -> None:
+        for _ in range(count):
+            house.topic("a").append(rows(f"plain {next(names)}", partition=0))
+
+    def transaction(commit: bool) -> None:
+        open_one = house.producer(f"id {next(names)}").begin()
+        for partition in (0, 1):
+            open_one.append("a", rows(f"{'yes' if commit else 'no'} {next(names)}", partition=partition))
+        open_one._prepare_topics()
+        if commit:
+            open_one.commit()
+        else:
+            open_one.abort()
+
+    for _ in range(4):
+        append(2)
+        transaction(commit=True)
+        transaction(commit=False)
+    open_one = house.producer("open").begin()
+    open_one.append("a", rows("late", partition=0))
+    open_one._prepare_topics()
+    transaction(commit=True)
+    before = sorted(house.values("a"))
+    with_aborted = house.values("a", READ_UNCOMMITTED)
+    assert len(with_aborted) == len(before) + 8 + 3
+    [report] = compact_root(house.root(), Settings(house.now_ms), InProcess(), topics=["a"], roll=roll)
+    assert not report.failures
+    assert report.pieces
+    assert sorted(house.values("a")) == before
+    slices = house.topic("a").snapshot().slices.all()
+    below = slices[slices.end <= house.topic("a").head().last_stable()[slices.partition]]
+    assert not (below.status == ABORTED).any()
+    assert (slices.status == OPEN).sum() == 1
+    head = house.topic("a").head()
+    assert [item.txn.id for item in head.open] == ["open"]
+    open_one.commit()
+    after = sorted(house.values("a"))
+    assert after == sorted([value for value in with_aborted if not value.startswith("no")])
+    [report] = compact_root(house.root(), Settings(house.now_ms), InProcess(), topics=["a"], roll=True)
+    assert not report.failures
+    assert sorted(house.values("a")) == after == sorted(house.values("a", READ_UNCOMMITTED))
