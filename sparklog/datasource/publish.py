@@ -1,7 +1,14 @@
-"""The commit of a Spark write: one commit per topic, each at most once per batch."""
+"""The commit of a Spark write, at most once per batch.
+
+Rows for the topic that an option or the path names are one commit. Where a column names the topics, also when its rows
+happen to name a single one, the write is a transaction over them: its id is the query's (or `txnAppId`), or one of its
+own for a batch write that has no name. The replay rule is then asked in the decisions of that id, which know all topics
+of a batch, and not topic by topic.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +23,7 @@ if TYPE_CHECKING:
     from sparklog.log.root import Root
     from sparklog.log.slices import FileSlices
 
-MAX_SEEN_RUNS = 1000
+_LOG = logging.getLogger("sparklog.datasource")
 
 
 @dataclass(frozen=True)
@@ -36,12 +43,8 @@ class StreamKey:
     run: str | None
 
 
-_seen_runs: dict[tuple[str, str, str | None], None] = {}
-"""Runs whose first commit has been through this process: only the first can be a replay."""
-
-
 def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: BatchKey | StreamKey | None) -> None:
-    """Commit what the tasks wrote, topic by topic in the order of names."""
+    """Commit what the tasks wrote: to one topic at once, to several as a transaction."""
     root = root_at(plan.location)
     if root.id != plan.root_id:
         raise Conflict(
@@ -50,10 +53,11 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Batc
         )
     writer = _writer_key(plan, key)
     topics = collect(messages)
+    if plan.topic is None:
+        _transaction(root, topics, writer)
+        return
     for name, written in topics.items():
         _commit(root, name, written, writer)
-    if isinstance(key, StreamKey) and writer is not None and plan.topic is None:
-        _check_first_of_run(root, plan, key, topics, writer)
 
 
 @dataclass(frozen=True)
@@ -98,18 +102,11 @@ def _commit(root: Root, name: str, written: Written, writer: WriterKey | None) -
     root.topic_handle(name).commit_append(written.files, written.target, writer=writer)
 
 
-def _check_first_of_run(
-    root: Root, plan: SinkPlan, key: StreamKey, topics: dict[str, Written], writer: WriterKey
-) -> None:
-    """A replay that has no rows for a topic which the first attempt wrote to is not the same batch: look at all
-    topics."""
-    run = (plan.root_id, key.writer, key.run)
-    if run in _seen_runs:
-        return
-    for name in root.topics():
-        topic = root.topic_handle(name)
-        if name not in topics and key.writer in topic.head(refresh=False).registry:
-            topic.commit_append((), topic.append_target(refresh=False), writer=writer)
-    while len(_seen_runs) >= MAX_SEEN_RUNS:
-        del _seen_runs[next(iter(_seen_runs))]
-    _seen_runs[run] = None
+def _transaction(root: Root, topics: dict[str, Written], writer: WriterKey | None) -> None:
+    """All topics or none, in the order of their names."""
+    from sparklog.transactions.publishing import publish as commit_together
+
+    written = [(item.target, item.files) for item in topics.values()]
+    done = commit_together(root, None if writer is None else writer.id, written, key=writer)
+    if done.skipped and writer is not None and writer.mode == "txn":
+        _LOG.warning("%s", done.note)

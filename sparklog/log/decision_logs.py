@@ -50,6 +50,10 @@ class DecisionLogs:
             found = self._logs.setdefault(transactional_id, log)
         return found
 
+    def drop(self, transactional_id: str) -> None:
+        """Keep nothing in memory of an id that will not come back soon."""
+        self._logs.pop(transactional_id, None)
+
     def resolve(self, topic: str, head: Head) -> list[Resolved]:
         """Outcomes of what is open in the newest head of a topic; what is past its timeout is aborted.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparklog.errors import NotFound, SparklogError
+from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.log.commit import Resolved
 from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.decision import Decisions, Prepared, decode_decisions, forget
@@ -27,12 +27,30 @@ from sparklog.log.root import Root
 from sparklog.log.topic import Topic
 from sparklog.storage.store import Store
 
-__all__ = ["Collected", "collect", "forget_recorded", "recorded_everywhere", "resolve_topic", "transactional_ids"]
+__all__ = [
+    "ONE_WRITE",
+    "Collected",
+    "check_not_one_write",
+    "collect",
+    "forget_recorded",
+    "recorded_everywhere",
+    "resolve_topic",
+    "transactional_ids",
+]
 
 KEEP_MS = 7 * 86_400_000
 """An entry stays as long as a commit does: who slept for less finds its number taken."""
+ONE_WRITE = "one-write:"
+"""What ids begin with that are used for one transaction and never again: their logs go when they are done with."""
 FEW_COMMITS = 8
 """So many COMMITs may wait before topics are asked whether they have recorded them."""
+
+
+def check_not_one_write(transactional_id: str) -> str:
+    """The id, if users may take it: `BadRequest` for one that is kept for single writes."""
+    if isinstance(transactional_id, str) and transactional_id.startswith(ONE_WRITE):
+        raise BadRequest(f"transactional ids that begin with '{ONE_WRITE}' are sparklog's own; choose another one")
+    return transactional_id
 
 
 def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
@@ -135,7 +153,8 @@ def collect(root: Root, *, dry_run: bool = False) -> Collected:
     """Forget what all topics have recorded, then delete entries that nobody needs any more.
 
     An entry goes when it lies below the second newest checkpoint that can be read, and the store has had it for seven
-    days; checkpoints below that one go too.
+    days; checkpoints below that one go too. Of an id that was for one write everything goes, once its topics have
+    recorded it and its newest entry is that old.
     """
     now_ms = root.store.now_ms()
     ids = forgotten = objects = nbytes = 0
@@ -145,11 +164,30 @@ def collect(root: Root, *, dry_run: bool = False) -> Collected:
         ids += 1
         try:
             forgotten += 0 if dry_run else forget_recorded(root, log)
-            gone = _collect_entries(log, now_ms, dry_run=dry_run)
+            done_with = transactional_id.startswith(ONE_WRITE) and _done_with(root, log)
+            gone = (_collect_log if done_with else _collect_entries)(log, now_ms, dry_run=dry_run)
             objects, nbytes = objects + gone[0], nbytes + gone[1]
         except SparklogError as error:
             failures.append(error)
     return Collected(ids, forgotten, objects, nbytes, tuple(failures))
+
+
+def _done_with(root: Root, log: DecisionLog) -> bool:
+    """Whether all that was ever committed under an id is recorded, the newest decision included."""
+    state = log.refresh()
+    prepares = [(item.n, each) for item in state.commits for each in item.prepares]
+    return not state.prepared and all(_recorded(root, state.id, n, each, True) for n, each in prepares)
+
+
+def _collect_log(log: DecisionLog, now_ms: int, *, dry_run: bool) -> tuple[int, int]:
+    """All of a log, the newest entry first: what is left after a crash can be found, and found to be old."""
+    found = list(log.store.list(f"{log.prefix}/_log/"))
+    if not found or now_ms - max(info.modified_ms for info in found) < KEEP_MS:
+        return 0, 0
+    if not dry_run:
+        for info in sorted(found, key=lambda info: info.key, reverse=True):
+            log.store.delete(info.key)
+    return len(found), sum(info.size for info in found)
 
 
 def _collect_entries(log: DecisionLog, now_ms: int, *, dry_run: bool) -> tuple[int, int]:

@@ -35,7 +35,7 @@ from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root, open_root
 from sparklog.log.slices import FileSlices
 from sparklog.storage.store import Store
-from sparklog.transactions.completion import recorded_everywhere
+from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
 
 if TYPE_CHECKING:
     from sparklog.log.append_writer import AppendWriter, WriteOptions
@@ -60,6 +60,7 @@ def transactional(
     abort it. `instance` names this instance where several processes are to be one (default: a new one, which fences
     every earlier one when it first begins).
     """
+    check_not_one_write(transactional_id)
     opened = root if isinstance(root, Root) else open_root(root)
     return TransactionalProducer(opened, transactional_id, timeout_ms=timeout_ms, instance=instance)
 

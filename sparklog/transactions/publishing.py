@@ -10,6 +10,7 @@ from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS
 from sparklog.log.registry import WriterKey, decide
 from sparklog.log.root import Root
 from sparklog.log.slices import FileSlices
+from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
 from sparklog.transactions.producer import Committed, TransactionalProducer
 
 __all__ = ["publish"]
@@ -19,7 +20,7 @@ Written = tuple[AppendTarget, Sequence[FileSlices]]
 
 def publish(
     root: Root,
-    transactional_id: str,
+    transactional_id: str | None,
     written: Sequence[Written],
     *,
     key: WriterKey | None = None,
@@ -28,16 +29,16 @@ def publish(
     """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
 
     The replay rule (`sparklog.log.registry`) is asked before an earlier instance is fenced, so that a batch which it
-    refuses stops nobody else. Raises what it raises, and what `Transaction.commit` does.
+    refuses stops nobody else. Without an id, and so without a key, the write gets an id of its own, which maintenance
+    clears away when it is done with. Raises what it raises, and what `Transaction.commit` does.
     """
     if key is not None:
         key.check()
-    producer = TransactionalProducer(
-        root, transactional_id, timeout_ms=timeout_ms, instance=key.run if key is not None else None
-    )
+    name = ONE_WRITE + root.env.new_id() if transactional_id is None else check_not_one_write(transactional_id)
+    producer = TransactionalProducer(root, name, timeout_ms=timeout_ms, instance=key.run if key is not None else None)
     if key is not None:
         count = sum(sum(file.records) for _, files in written for file in files)
-        verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{transactional_id}'")
+        verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{name}'")
         if not verdict.write:
             if verdict.take_over and key.run is not None:
                 run = key.run
@@ -48,4 +49,7 @@ def publish(
     transaction = producer.begin()
     for target, files in written:
         transaction.add(target, files)
-    return transaction.commit(key=key)
+    done = transaction.commit(key=key)
+    if transactional_id is None:
+        root.decisions.drop(name)
+    return done

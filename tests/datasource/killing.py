@@ -4,6 +4,7 @@ What they do is told by the environment, which workers inherit from the driver:
 
 * `SPARKLOG_TEST_JVM`: a file that holds the driver JVM's process id
 * `SPARKLOG_TEST_KILL_AT`: the batch id to kill at
+* `SPARKLOG_TEST_TOPICS`: the topics that each record goes to, with commas between
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 KILL_AT = "SPARKLOG_TEST_KILL_AT"
+TOPICS = "SPARKLOG_TEST_TOPICS"
 JVM_FILE = "SPARKLOG_TEST_JVM"
 
 

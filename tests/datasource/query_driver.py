@@ -1,6 +1,7 @@
 """A driver of its own, to be killed: `python -m tests.datasource.query_driver <folder> <root> <checkpoint> [format]`.
 
-Streams topic `in` to topic `out` until a file `<root>.stop` appears and everything is read.
+Streams topic `in` to topic `out` until a file `<root>.stop` appears and everything is read; with `TOPICS` in the
+environment, each record to all of these topics.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 
 from tests.datasource import spark_session
-from tests.datasource.killing import JVM_FILE, CommitThenDieSource
+from tests.datasource.killing import JVM_FILE, TOPICS, CommitThenDieSource
 from tests.datasource.streams import source
 
 BATCH_RECORDS = 60
@@ -22,13 +23,13 @@ def main(folder: Path, root: str, checkpoint: str, sink: str) -> None:
     process = spark.sparkContext._gateway.proc
     Path(os.environ[JVM_FILE]).write_text(str(process.pid))
     spark.dataSource.register(CommitThenDieSource)
-    writer = source(spark, f"{root}/in", maxOffsetsPerTrigger=BATCH_RECORDS).select("key", "value").writeStream
-    query = (
-        writer.format(sink)
-        .options(path=root, topic="out", checkpointLocation=checkpoint, **{"num.partitions": 2})
-        .trigger(processingTime="0 seconds")
-        .start()
-    )
+    rows = source(spark, f"{root}/in", maxOffsetsPerTrigger=BATCH_RECORDS).select("key", "value")
+    topics = os.environ.get(TOPICS, "")
+    if topics:
+        listed = ", ".join(f"'{topic}'" for topic in topics.split(","))
+        rows = rows.selectExpr("key", "value", f"explode(array({listed})) AS topic")
+    writer = rows.writeStream.format(sink).options(path=root, checkpointLocation=checkpoint, **{"num.partitions": 2})
+    query = (writer if topics else writer.option("topic", "out")).trigger(processingTime="0 seconds").start()
     while not os.path.exists(f"{root}.stop"):
         if query.awaitTermination(0.1):
             return

@@ -19,8 +19,11 @@ import pyarrow as pa
 import pytest
 
 import sparklog
+from sparklog.log.root_view import RootView
+from sparklog.log.scan import read_parts
+from sparklog.log.view import READ_COMMITTED, OffsetRange
 from tests.datasource import spark_session
-from tests.datasource.killing import JVM_FILE, KILL_AT, DieInTaskSource
+from tests.datasource.killing import JVM_FILE, KILL_AT, TOPICS, DieInTaskSource
 from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, values
 
 if TYPE_CHECKING:
@@ -56,10 +59,10 @@ class Feeder(threading.Thread):
 
 @contextmanager
 def driver(
-    folder: Path, root: str, sink: str = "sparklog", kill_at: int | None = None
+    folder: Path, root: str, sink: str = "sparklog", kill_at: int | None = None, topics: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A driver process of its own; whatever is left of it is killed at the end."""
-    environment = {**os.environ, **spark_session.environment(folder), JVM_FILE: f"{root}.jvm"}
+    environment = {**os.environ, **spark_session.environment(folder), JVM_FILE: f"{root}.jvm", TOPICS: topics}
     if kill_at is not None:
         environment[KILL_AT] = str(kill_at)
     command = [sys.executable, "-m", "tests.datasource.query_driver", str(folder), root, f"{root}.checkpoint", sink]
@@ -101,7 +104,7 @@ def check_order(root: str) -> None:
             last[row["partition"]] = int(row["value"])
 
 
-def run_with_kills(folder: Path, root: str, kills: int, seed: int) -> None:
+def run_with_kills(folder: Path, root: str, kills: int, seed: int, topics: str = "") -> None:
     rng = random.Random(seed)
     records = 400 + 250 * kills
     feeder = Feeder(root, records, seed)
@@ -109,21 +112,39 @@ def run_with_kills(folder: Path, root: str, kills: int, seed: int) -> None:
     for number in range(kills):
         done = batches(root)
         if number % 3 == 1:
-            with driver(folder, root, COMMIT_THEN_DIE, kill_at=done + 1) as process:
+            with driver(folder, root, COMMIT_THEN_DIE, kill_at=done + 1, topics=topics) as process:
                 process_end(process, root)
             assert batches(root) == done + 1, "Spark must not have seen the sink's last commit"
             continue
-        with driver(folder, root) as process:
+        with driver(folder, root, topics=topics) as process:
             wait(process, root, lambda done=done: batches(root) > done)  # type: ignore[misc]
             time.sleep(rng.random() * 1.2)
             kill(process)
+        check_topics_agree(root, topics)
     feeder.join(120)
     assert feeder.failed is None
     Path(f"{root}.stop").touch()
-    with driver(folder, root) as process:
+    with driver(folder, root, topics=topics) as process:
         wait(process, root, lambda: Path(f"{root}.done").exists())
+    if topics:
+        assert check_topics_agree(root, topics) == list(range(records))
+        return
     assert values(root, "out") == list(range(records))
     check_order(root)
+
+
+def check_topics_agree(root: str, topics: str) -> list[int]:
+    """What one read of all topics finds: the same records in each, also while or after somebody dies."""
+    names = [name for name in topics.split(",") if name and name in sparklog.open(root).topics()]
+    view = RootView(sparklog.open(root))
+    view.refresh(names)
+    found = {}
+    for name in names:
+        ranges = [OffsetRange(name, p, own.log_start, own.last_stable) for p, own in view.bounds(name).items()]
+        batches = read_parts(view.plan(ranges, READ_COMMITTED), ("value",))
+        found[name] = sorted(int(value) for batch in batches for value in batch["value"].to_pylist())
+    assert len({tuple(read) for read in found.values()}) <= 1, {name: len(read) for name, read in found.items()}
+    return next(iter(found.values()), [])
 
 
 def process_end(process: subprocess.Popen[bytes], root: str) -> None:
@@ -146,6 +167,16 @@ def test_driver_killed_three_times(spark_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_driver_killed_twenty_times(spark_folder: Path, tmp_path: Path) -> None:
     run_with_kills(spark_folder, str(tmp_path / "log"), kills=20, seed=2)
+
+
+def test_three_topics_agree_whenever_the_driver_is_killed(spark_folder: Path, tmp_path: Path) -> None:
+    run_with_kills(spark_folder, str(tmp_path / "log"), kills=2, seed=3, topics="t0,t1,t2")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_three_topics_agree_after_twenty_kills(spark_folder: Path, tmp_path: Path) -> None:
+    run_with_kills(spark_folder, str(tmp_path / "log"), kills=20, seed=4, topics="t0,t1,t2")
 
 
 def test_a_worker_killed_in_mid_task(spark: SparkSession, tmp_path: Path) -> None:

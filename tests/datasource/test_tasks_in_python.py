@@ -19,7 +19,9 @@ from sparklog.datasource.options import parse_options
 from sparklog.datasource.user_errors import HIDE_TRACEBACK, guard_iterator, user_errors
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.append_writer import AppendWriter
+from sparklog.log.topic import Topic
 from sparklog.log.view import OffsetRange
+from sparklog.transactions.listing import list_transactions
 from tests.datasource.memory_view import MemoryPart
 from tests.datasource.streams import feed, values
 
@@ -240,6 +242,54 @@ def test_a_replay_that_leaves_a_topic_out(tmp_path: Path) -> None:
         publish(sink, [write_task(sink, [rows(range(5), ["a"])], "x")], StreamKey("q", 0, "r2"))
     publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], StreamKey("q", 0, "r3"))
     assert values(root, "b") == [1, 3, 5, 7, 9]
+
+
+def test_a_topic_column_is_a_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = str(tmp_path / "log")
+    sink = plan(root, "key string, value string, topic string")
+    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], StreamKey("q", 0, "r1"))
+    real = Topic.commit_append
+
+    def dies_at_b(self: Topic, *given: Any, **how: Any) -> Any:
+        if self.name == "b":
+            raise KeyboardInterrupt
+        return real(self, *given, **how)
+
+    monkeypatch.setattr(Topic, "commit_append", dies_at_b)
+    message = write_task(sink, [rows(range(10, 20), ["a", "b"])], "x")
+    with pytest.raises(KeyboardInterrupt):
+        publish(sink, [message], StreamKey("q", 1, "r1"))
+    monkeypatch.undo()
+    assert values(root, "a") == [0, 2, 4, 6, 8]
+    assert sparklog.open(root).topic("a").head().open
+    publish(sink, [message], StreamKey("q", 1, "r2"))
+    publish(sink, [message], StreamKey("q", 1, "r2"))
+    read = [
+        [
+            int(value)
+            for batch in sparklog.open(root).topic(name).scan(columns=["value"])
+            for value in batch["value"].to_pylist()
+        ]
+        for name in ("a", "b")
+    ]
+    assert [sorted(found) for found in read] == [list(range(0, 20, 2)), list(range(1, 20, 2))]
+    with pytest.raises(sparklog.Fenced, match="was taken over by run r2"):
+        publish(sink, [message], StreamKey("q", 1, "r1"))
+
+
+def test_batch_writes_with_a_topic_column(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = str(tmp_path / "log")
+    sink = plan(root, "key string, value string, topic string")
+    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], None)
+    publish(sink, [write_task(sink, [rows(range(10, 12), ["a"])], "x")], None)
+    ids = [item.id for item in list_transactions(sparklog.open(root))]
+    assert len(ids) == 2
+    assert all(each.startswith("one-write:") for each in ids)
+    for version in (5, 5, 4):
+        publish(sink, [write_task(sink, [rows(range(20, 30), ["a", "b"])], "x")], BatchKey("app", version))
+    assert "batch 5 of 'app' is already in transactional id 'app'" in caplog.text
+    assert values(root, "a") == [0, 2, 4, 6, 8, 10, 11, 20, 22, 24, 26, 28]
+    assert values(root, "b") == [1, 3, 5, 7, 9, 21, 23, 25, 27, 29]
 
 
 def test_a_topic_created_again_between_tasks(tmp_path: Path) -> None:

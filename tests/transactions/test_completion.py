@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from sparklog.compaction.run import compact_root
+from sparklog.errors import BadRequest
 from sparklog.log import decision_log
+from sparklog.log.append_writer import AppendWriter
 from sparklog.log.names import commit_key
 from sparklog.log.slice_table import ABORTED, OPEN
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import retain_root
 from sparklog.storage.local import LocalStore
-from sparklog.transactions.completion import collect, resolve_topic
+from sparklog.transactions import publish
+from sparklog.transactions.completion import collect, resolve_topic, transactional_ids
 from tests.transactions.house import READ_UNCOMMITTED, House, rows
 
 DAY = 86_400_000
@@ -91,6 +94,27 @@ def test_old_entries_are_collected_by_the_stores_clock(monkeypatch: pytest.Monke
     assert house.root().decisions.log("job").refresh().newest == newest.newest
     assert collect(house.root()).objects == 0
     assert len(house.values("a")) == 15
+
+
+def test_ids_of_single_writes_go_when_they_are_done_with() -> None:
+    house = House()
+    root = house.root()
+    target = root.topic("a").append_target()
+    sink = AppendWriter(target, env=house.env())
+    for batch in rows("1").to_batches():
+        sink.write(batch)
+    publish(root, None, [(target, sink.finish())])
+    [name] = transactional_ids(house.store)
+    assert name.startswith("one-write:")
+    with pytest.raises(BadRequest, match="are sparklog's own; choose another one"):
+        house.producer(name)
+    house.now_ms += 7 * DAY
+    assert collect(house.root()).objects == 0, "a has not recorded it"
+    resolve_topic(house.topic("a"))
+    assert collect(house.root(), dry_run=True).objects == 2
+    assert collect(house.root()).objects == 2
+    assert list(house.store.list("_transactions/")) == []
+    assert house.values("a") == ["1"]
 
 
 def test_what_fails_is_reported_and_the_rest_is_done() -> None:
