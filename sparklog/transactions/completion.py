@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.log.commit import Resolved
 from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.decision import Decisions, Prepared, decode_decisions, forget
@@ -129,24 +129,40 @@ class Collected:
     failures: tuple[SparklogError, ...] = ()
 
 
-def transactional_ids(store: Store) -> Iterator[str]:
-    """The ids that have decisions, from the folders' newest entries. `Corrupt` if what lies there is no entry."""
+def transactional_ids(store: Store, failures: list[SparklogError] | None = None) -> Iterator[str]:
+    """The ids that have decisions, from an entry of each folder. What cannot be read is put into `failures`, or raised.
+
+    A folder without an entry is left over from one that was collected, or is nobody's.
+    """
     for folder in store.list_folders(f"{TRANSACTIONS_FOLDER}/"):
-        found = _id_of(store, f"{TRANSACTIONS_FOLDER}/{folder}")
+        try:
+            found = _id_of(store, f"{TRANSACTIONS_FOLDER}/{folder}")
+        except SparklogError as error:
+            if failures is None:
+                raise
+            failures.append(error)
+            continue
         if found is not None and id_folder(found) == folder:
             yield found
 
 
 def _id_of(store: Store, prefix: str) -> str | None:
-    for info in store.list(checkpoint_prefix(prefix)):
-        number = checkpoint_version(info.key)
-        if number is not None:
-            return decode_decisions(store.get(info.key), info.key, number).id
-    try:
-        key = commit_key(prefix, 0)
-        return decode_decisions(store.get(key), key, 0).id
-    except NotFound:
-        return None
+    """The id whose decisions lie here, by its first entry, or by a checkpoint where that is gone or damaged."""
+    damage: Corrupt | None = None
+    keys = [(commit_key(prefix, 0), 0)]
+    heads = [(info.key, checkpoint_version(info.key)) for info in store.list(checkpoint_prefix(prefix))]
+    for key, number in [*keys, *heads]:
+        if number is None:
+            continue
+        try:
+            return decode_decisions(store.get(key), key, number).id
+        except NotFound:
+            continue
+        except Corrupt as error:
+            damage = error
+    if damage is not None:
+        raise damage
+    return None
 
 
 def collect(root: Root, *, dry_run: bool = False) -> Collected:
@@ -159,7 +175,7 @@ def collect(root: Root, *, dry_run: bool = False) -> Collected:
     now_ms = root.store.now_ms()
     ids = forgotten = objects = nbytes = 0
     failures: list[SparklogError] = []
-    for transactional_id in transactional_ids(root.store):
+    for transactional_id in transactional_ids(root.store, failures):
         log = root.decisions.log(transactional_id)
         ids += 1
         try:

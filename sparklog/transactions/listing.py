@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sparklog.errors import Conflict, NotFound
+from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError
 from sparklog.log.decision import BY_OPERATOR, Decisions
 from sparklog.log.decision_logs import open_transactions, timeout_of
 from sparklog.log.head import Head
@@ -16,6 +17,7 @@ from sparklog.transactions.completion import resolve_topic, transactional_ids
 __all__ = [
     "ABORTED",
     "COMMITTED",
+    "DAMAGED",
     "EMPTY",
     "ONGOING",
     "Held",
@@ -26,11 +28,14 @@ __all__ = [
     "list_transactions",
 ]
 
+_LOG = logging.getLogger("sparklog.transactions")
+
 EMPTY = "Empty"
 ONGOING = "Ongoing"
 COMMITTED = "CompleteCommit"
 ABORTED = "CompleteAbort"
-"""Names of `kafka-transactions`: nothing was begun; something is open and undecided; how the newest one ended."""
+DAMAGED = "Corrupt"
+"""Kafka's names: nothing was begun; something is open and undecided; how the newest one ended. And one of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +87,23 @@ class Standing:
 
 
 def list_transactions(root: Root) -> list[Standing]:
-    """All ids that have decisions, or open slices in some topic, in order. Costs a few requests per id and topic."""
+    """All ids that have decisions, or open slices in some topic, in order. Costs a few requests per id and topic.
+
+    One whose decisions are damaged is shown as such, with a warning that names the file.
+    """
     heads = _heads(root)
-    ids = set(transactional_ids(root.store))
+    damaged: list[SparklogError] = []
+    ids = set(transactional_ids(root.store, damaged))
+    for error in damaged:
+        _LOG.warning("a transactional id cannot be read: %s", error)
     ids.update(item.txn.id for head in heads.values() for item in head.open)
-    return [_standing(root, name, heads) for name in sorted(ids)]
+    return [_listed(root, name, heads) for name in sorted(ids)]
 
 
 def describe_transaction(root: Root, transactional_id: str) -> Standing:
     """One id; `NotFound`, naming similar ones, if it was never used."""
     check_id(transactional_id, "transactional id")
-    found = _standing(root, transactional_id, _heads(root))
+    found = _standing(root, _heads(root), root.decisions.log(transactional_id).refresh())
     if found.state == EMPTY and not found.time_ms:
         similar = nearest(transactional_id, list(transactional_ids(root.store)))
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
@@ -127,8 +138,16 @@ def _heads(root: Root) -> dict[str, Head]:
     return {name: root.topic_handle(name).head(refresh=False) for name in root.topics()}
 
 
-def _standing(root: Root, name: str, heads: dict[str, Head]) -> Standing:
-    state = root.decisions.log(name).refresh()
+def _listed(root: Root, name: str, heads: dict[str, Head]) -> Standing:
+    try:
+        return _standing(root, heads, root.decisions.log(name).refresh())
+    except Corrupt as error:
+        _LOG.warning("the decisions of '%s' cannot be read: %s", name, error)
+        return replace(_standing(root, heads, Decisions(name)), state=DAMAGED)
+
+
+def _standing(root: Root, heads: dict[str, Head], state: Decisions) -> Standing:
+    name = state.id
     held: list[Held] = []
     waiting: list[Waiting] = []
     now_ms: int | None = None

@@ -95,3 +95,9 @@ def test_a_decided_transaction_that_no_topic_has_recorded(sparklog: Sparklog, he
         {"topic": "a", "n": 0, "committed": True},
         {"topic": "b", "n": 0, "committed": True},
     ]
+
+
+def test_a_root_without_transactions(sparklog: Sparklog) -> None:
+    sparklog("topics", "create", "a")
+    assert sparklog("transactions", "list").out == ""
+    assert json.loads(sparklog("transactions", "list", "--json").out) == []

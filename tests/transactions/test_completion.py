@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.compaction.run import compact_root
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, Corrupt
 from sparklog.log import decision_log
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.names import commit_key
@@ -19,6 +19,7 @@ from sparklog.retention.retain import retain_root
 from sparklog.storage.local import LocalStore
 from sparklog.transactions import publish
 from sparklog.transactions.completion import collect, resolve_topic, transactional_ids
+from sparklog.transactions.listing import describe_transaction, list_transactions
 from tests.transactions.house import READ_UNCOMMITTED, House, rows
 
 DAY = 86_400_000
@@ -119,13 +120,20 @@ def test_ids_of_single_writes_go_when_they_are_done_with() -> None:
 
 def test_what_fails_is_reported_and_the_rest_is_done() -> None:
     house = House()
-    for name in ("good", "bad"):
+    for name in ("good", "bad", "worse"):
         with house.producer(name).begin() as transaction:
             transaction.append("a", rows(name))
     house.store.replace(commit_key("_transactions/bad", 1), b"damaged")
+    house.store.replace(commit_key("_transactions/worse", 0), b"damaged")
     found = collect(house.root())
     assert found.ids == 2
-    assert ["damaged" in str(error) or "restore" in str(error) for error in found.failures] == [True]
+    assert [str(error).split("/")[1] for error in found.failures] == ["bad", "worse"]
+    reports = retain_root(house.root(), Settings(house.now_ms))
+    assert [(report.topic, len(report.failures)) for report in reports if report.failed] == [("(root)", 2)]
+    listed = [(item.id, item.state, [held.topic for held in item.held]) for item in list_transactions(house.root())]
+    assert listed == [("bad", "Corrupt", []), ("good", "CompleteCommit", []), ("worse", "Corrupt", ["a"])]
+    with pytest.raises(Corrupt, match=r"_transactions/worse"):
+        describe_transaction(house.root(), "worse")
 
 
 def test_the_retention_job_records_and_times_out() -> None:
