@@ -1,4 +1,4 @@
-"""The sink: tasks upload append files, the driver's commit publishes them at once, one commit per topic.
+"""The sink: tasks upload append files, the driver's commit publishes them at once, over all topics or none.
 
 A streaming write is exactly once because its commit carries a key: the query's id, which Spark keeps in the checkpoint
 (or the user's `txnAppId`), and the batch id. `commit` is given only the batch id and runs on a writer that was built
