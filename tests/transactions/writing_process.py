@@ -1,0 +1,25 @@
+"""A process to be killed: `python -m tests.transactions.writing_process <root> <id> <first value>`.
+
+Writes transactions over topics `a` and `b` until it is killed; each committed one is a line on stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+
+import sparklog
+from tests.transactions.house import rows
+
+
+def main(root: str, transactional_id: str, first: int) -> None:
+    producer = sparklog.transactional(root, transactional_id)
+    for value in count(first):
+        with producer.begin() as transaction:
+            for name in ("a", "b"):
+                transaction.append(name, rows(f"{transactional_id} {value}"))
+        print(value, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
