@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.clock import ClockGuard
 from sparklog.log.commit import Resolved
@@ -21,6 +23,8 @@ from sparklog.log.decision_log import DecisionLog
 from sparklog.log.env import Env
 from sparklog.log.head import Head, Prepare
 from sparklog.log.names import commit_key
+from sparklog.log.numbered import pause
+from sparklog.log.slice_table import COMMITTED
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import Store
 
@@ -30,6 +34,8 @@ MAX_TIMEOUT_MS = 86_400_000
 _LOG = logging.getLogger("sparklog.log")
 
 MAX_ROUNDS = 50
+WAIT_TRIES = 4
+"""As after so many lost races: a tenth of a second or two."""
 Take = Callable[[str], Snapshot]
 
 
@@ -53,6 +59,10 @@ class DecisionLogs:
     def drop(self, transactional_id: str) -> None:
         """Keep nothing in memory of an id that will not come back soon."""
         self._logs.pop(transactional_id, None)
+
+    def wait(self) -> None:
+        """A moment, before what a cache may hide is looked for again."""
+        self._env.sleep(pause(self._env.random, WAIT_TRIES))
 
     def resolve(self, topic: str, head: Head) -> list[Resolved]:
         """Outcomes of what is open in the newest head of a topic; what is past its timeout is aborted.
@@ -117,6 +127,10 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
     gone: set[str] = set()
     for _ in range(MAX_ROUNDS):
         _read_decisions(logs, raw, known)
+        if _behind(raw, known):
+            # A cache hides for a while what exists; the next look finds it.
+            logs.wait()
+            continue
         again: set[str] = set()
         seen: dict[str, list[Resolved]] = {}
         for name, snapshot in raw.items():
@@ -134,8 +148,8 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
                 del raw[name]
                 gone.add(name)
     raise Unavailable(
-        f"{', '.join(sorted(again))}: a transaction names versions that cannot be seen; try again later (restored or "
-        "copied alone, topics that shared transactions no longer fit together)"
+        f"{', '.join(sorted(raw))}: a transaction names versions that cannot be seen; try again later (restored or "
+        "copied alone, topics that shared transactions fit together no longer)"
     )
 
 
@@ -157,9 +171,31 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], known: _Rou
         try:
             known.states[name] = logs.log(name).deciding(n)
         except (Corrupt, BadRequest) as error:
-            # What lies below the open slices can be read all the same; they stay open for everybody alike.
+            if len(raw) > 1:
+                # Another topic may have recorded what this one cannot know: shown together they would be torn.
+                raise
+            # What lies below the open slices can be read all the same.
             _LOG.warning("the transactions of '%s' count as open: %s", name, error)
             known.states[name] = None
+
+
+def _behind(raw: Mapping[str, Snapshot], known: _Round) -> bool:
+    """Whether a topic has recorded a COMMIT that the decisions as read know nothing of, and another one needs."""
+    undecided = {
+        (item.txn.id, item.txn.n)
+        for snapshot in raw.values()
+        for item in snapshot.head.open
+        if (state := known.states.get(item.txn.id)) is not None and not state.decided(item.txn.n)
+    }
+    if not undecided or len(raw) < 2:
+        return False
+    for snapshot in raw.values():
+        rows = snapshot.slices.all()
+        numbers = [n for _, n in undecided]
+        for row in np.flatnonzero((rows.status == COMMITTED) & np.isin(rows.txn_n, numbers)).tolist():
+            if (rows.txn_id(row), int(rows.txn_n[row])) in undecided:
+                return True
+    return False
 
 
 def _outcomes(name: str, head: Head, known: _Round, again: set[str]) -> list[Resolved]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.errors import NotFound
+from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.log.conflicts import LogStartIntent
 from sparklog.log.decision_log import DecisionLog
 from sparklog.log.names import commit_key
@@ -12,6 +12,7 @@ from sparklog.log.root_view import RootView
 from sparklog.log.scan import read_parts
 from sparklog.log.tail import Tail
 from sparklog.log.view import OffsetRange
+from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions import transactional
 from sparklog.transactions.completion import resolve_topic
 from tests.transactions.house import READ_COMMITTED, House, rows
@@ -159,6 +160,34 @@ def test_a_forgotten_commit_is_no_abort_for_an_older_snapshot() -> None:
     assert values == [b"1"]
 
 
+def test_a_cache_that_hides_a_decision_which_another_topic_has_recorded() -> None:
+    house = House()
+    store = FaultyStore(house.store, lambda call: None, lambda seconds: None)
+    view = RootView(house.root(store))
+    transaction = house.hold(house.producer(), a=["1"], b=["1"])
+    view.refresh(["a", "b"])
+    transaction.commit()
+    resolve_topic(house.topic("b"))
+    hidden: list[str] = []
+
+    def hides(call: Call) -> Fault | None:
+        if "_transactions" not in call.key or len(hidden) > 3:
+            return None
+        hidden.append(call.key)
+        return Fault(FaultKind.ABSENT)
+
+    store.decide = hides
+    view.refresh(["a", "b"])
+    assert hidden
+    assert read(view, "a", "b") == {"a": ["1"], "b": ["1"]}
+    transaction = house.hold(house.producer(), a=["2"], b=["2"])
+    transaction.commit()
+    resolve_topic(house.topic("b"))
+    store.decide = lambda call: Fault(FaultKind.ABSENT) if "_transactions" in call.key else None
+    with pytest.raises(Unavailable, match="a transaction names versions that cannot be seen"):
+        view.refresh(["a", "b"])
+
+
 def test_a_damaged_decision_log_leaves_what_lies_below_readable() -> None:
     house = House()
     house.topic("a").append(rows("below"))
@@ -168,6 +197,9 @@ def test_a_damaged_decision_log_leaves_what_lies_below_readable() -> None:
     house.topic("a").append(rows("more"))
     assert house.values("a") == ["below"]
     assert house.held("a") == [2]
+    view = RootView(house.root())
+    with pytest.raises(Corrupt, match=r"_transactions/job/_log/00000000000000000000.json"):
+        view.refresh(["a", "b"])
 
 
 def test_a_topic_of_a_view_that_is_deleted() -> None:
