@@ -9,14 +9,16 @@ an end back below one that was given before for the same topics: what lay wholly
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from sparklog.log.head import Head, Offsets
+from sparklog.log.commit import Txn
+from sparklog.log.head import Head, Offsets, Prepare
 from sparklog.log.slice_table import COMMITTED, Slices
 from sparklog.log.snapshot import Snapshot
 
-__all__ = ["own_whole_ends", "whole_ends"]
+__all__ = ["held_back", "own_whole_ends", "whole_ends"]
 
 Cut = tuple[str, int]
 
@@ -32,6 +34,18 @@ def whole_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
 def own_whole_ends(head: Head, slices: Slices) -> Offsets:
     """The same of one topic, from all its slices: what maintenance leaves alone, so that readers go on seeing it so."""
     return _whole({"": head}, {"": _committed(slices)})[""] if head.open else head.last_stable()
+
+
+def held_back(snapshot: Snapshot, ends: Offsets) -> Snapshot:
+    """The snapshot as if something were open from these ends on: for planning, which leaves that alone."""
+    head = snapshot.head
+    below = np.flatnonzero(ends < head.last_stable()).tolist()
+    if not below:
+        return snapshot
+    first = {partition: int(ends[partition]) for partition in below}
+    last = {partition: int(head.log_end[partition]) for partition in below}
+    hidden = Prepare(Txn("", 0), head.version, "", head.time_ms, first, last)
+    return replace(snapshot, head=replace(head, open=(*head.open, hidden)))
 
 
 def _whole(heads: Mapping[str, Head], rows: Mapping[str, Slices]) -> dict[str, Offsets]:

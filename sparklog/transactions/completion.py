@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.log.all_or_none import held_back, whole_ends
 from sparklog.log.commit import Resolved
 from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.decision import Decisions, Prepared, decode_decisions, forget
@@ -24,6 +25,7 @@ from sparklog.log.names import (
     id_folder,
 )
 from sparklog.log.root import Root
+from sparklog.log.snapshot import Snapshot
 from sparklog.log.topic import Topic
 from sparklog.storage.store import Store
 
@@ -32,6 +34,7 @@ __all__ = [
     "Collected",
     "check_not_one_write",
     "collect",
+    "for_planning",
     "forget_recorded",
     "recorded_everywhere",
     "resolve_topic",
@@ -65,6 +68,23 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
     if resolved:
         topic.commit(MaintainIntent(resolved=resolved), head)
     return resolved
+
+
+def for_planning(topic: Topic, snapshot: Snapshot) -> Snapshot:
+    """The snapshot of a topic with what an open transaction hides from readers, also through other topics, left alone.
+
+    Rewritten slices no longer say which transaction they are of: one that is hidden in another topic would then be
+    shown in this one. Costs a request per topic that shared transactions with this one, directly or not.
+    """
+    found = {topic.name: snapshot}
+    waiting = list(snapshot.head.siblings)
+    while waiting:
+        name = waiting.pop()
+        log = topic.root.topic_handle(name).log
+        if name not in found and log.refresh().head.exists:
+            found[name] = topic.root.topic_handle(name).snapshot(refresh=False)
+            waiting += found[name].head.siblings
+    return held_back(snapshot, whole_ends(found)[topic.name])
 
 
 # -- forgetting COMMITs

@@ -12,7 +12,10 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.log import decision_log
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.names import commit_key
+from sparklog.log.root_view import RootView
+from sparklog.log.scan import read_parts
 from sparklog.log.slice_table import ABORTED, OPEN
+from sparklog.log.view import READ_COMMITTED, OffsetRange
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import retain_root
@@ -155,6 +158,37 @@ def test_the_retention_job_records_and_times_out() -> None:
     assert "a: the outcome of 1 transaction was recorded" in summary(reports)
     found = document(reports, root="r", now_ms=0, dry_run=False)
     assert [topic["resolvedTransactions"] for topic in json.loads(json.dumps(found))["topics"]][:2] == [1, 1]
+
+
+def test_what_is_hidden_in_another_topic_is_not_merged_away(tmp_path: Path) -> None:
+    house = House(store=LocalStore(str(tmp_path), durable=False))
+    house.now_ms = house.store.now_ms()
+    house.topic("c").append(rows("below"))
+    blocker = house.hold(house.producer("blocker"), a=["open"])
+    for names in ("ab", "bc"):
+        with house.producer(names).begin() as transaction:
+            for name in names:
+                transaction.append(name, rows(names))
+
+    def seen() -> dict[str, list[bytes]]:
+        view = RootView(house.root())
+        view.refresh(["a", "b", "c"])
+        found = {}
+        for name in ("a", "b", "c"):
+            ranges = [OffsetRange(name, p, own.log_start, own.last_stable) for p, own in view.bounds(name).items()]
+            batches = read_parts(view.plan(ranges, READ_COMMITTED), ("value",))
+            found[name] = [value for batch in batches for value in batch["value"].to_pylist()]
+        return found
+
+    before = seen()
+    assert before == {"a": [], "b": [], "c": [b"below"]}
+    reports = compact_root(house.root(), Settings(house.now_ms), InProcess(), roll=True)
+    assert not any(report.failures for report in reports)
+    assert seen() == before
+    blocker.commit()
+    compact_root(house.root(), Settings(house.now_ms), InProcess(), roll=True)
+    assert seen() == {"a": [b"open", b"ab"], "b": [b"ab", b"bc"], "c": [b"below", b"bc"]}
+    assert all(house.topic(name).snapshot().slices.all().sealed().all() for name in "abc")
 
 
 @pytest.mark.parametrize("roll", [False, True])
