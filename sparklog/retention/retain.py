@@ -244,12 +244,13 @@ def retain_root(
 def _own_folder(root: Root, dry_run: bool) -> list[RetainReport]:
     """What is no topic's: temporary files in the root's own folder, and decisions of transactions nobody needs."""
     try:
-        limit_ms = store_clock_ms(root.store, root.env, dry_run=dry_run) - 24 * LEAST_DELETE_DELAY_MS
+        store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
+        limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS
         own = [remove_temporaries(root.store, ROOT_FILES, limit_ms, dry_run=dry_run)]
         if any(True for _ in root.store.list_folders(f"{TRANSACTIONS_FOLDER}/")):
             folder = f"{TRANSACTIONS_FOLDER}/"
             own.append(remove_temporaries(root.store, ROOT_FILES, limit_ms, folder=folder, dry_run=dry_run))
-            own.append(_decisions(root, dry_run))
+            own.append(_decisions(root, store_ms, dry_run))
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]
     found = replace(
@@ -262,8 +263,8 @@ def _own_folder(root: Root, dry_run: bool) -> list[RetainReport]:
     return [RetainReport(ROOT_FILES, vacuum=found, failures=_failures(ROOT_FILES, found))]
 
 
-def _decisions(root: Root, dry_run: bool) -> VacuumReport:
-    found = collect(root, dry_run=dry_run)
+def _decisions(root: Root, store_ms: int, dry_run: bool) -> VacuumReport:
+    found = collect(root, now_ms=store_ms, dry_run=dry_run)
     gone = Removed(
         "decision", "older than 7 days, and a checkpoint has what is left of it", found.objects, found.nbytes
     )

@@ -185,14 +185,16 @@ def _id_of(store: Store, prefix: str) -> str | None:
     return None
 
 
-def collect(root: Root, *, dry_run: bool = False) -> Collected:
+def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> Collected:
     """Forget what all topics have recorded, then delete entries that nobody needs any more.
+
+    `now_ms`: the store's clock, which is asked if it is not given.
 
     An entry goes when it lies below the second newest checkpoint that can be read, and the store has had it for seven
     days; checkpoints below that one go too. Of an id that was for one write everything goes, once its topics have
     recorded it and its newest entry is that old.
     """
-    now_ms = root.store.now_ms()
+    now_ms = root.store.now_ms() if now_ms is None else now_ms
     ids = forgotten = objects = nbytes = 0
     failures: list[SparklogError] = []
     for transactional_id in transactional_ids(root.store, failures):
