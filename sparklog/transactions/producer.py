@@ -224,8 +224,9 @@ class Transaction:
         """Commit: all of it is visible, in all topics, when this returns.
 
         `Fenced`: a newer instance took over. `Conflict`: it was aborted, by its timeout or an operator, or a topic was
-        deleted. `BadRequest`: rows that a topic refuses. `Unavailable`: its outcome is not known. But in the last case
-        nothing of it is ever visible. With `key` the batch is entered in the replay rule of the id.
+        deleted. `BadRequest`: rows that a topic refuses. In these cases nothing of it is ever visible. `Unavailable`:
+        the store failed; the message says whether the outcome is known. With `key` the batch is entered in the replay
+        rule of the id.
         """
         if self.state != PREPARED:
             self._check_open()
