@@ -26,14 +26,19 @@ Cut = tuple[str, int]
 def whole_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
     """Per topic and partition, where a read_committed read of all these snapshots ends."""
     heads = {name: snapshot.head for name, snapshot in snapshots.items()}
-    if not any(head.open for head in heads.values()):
+    if not any(_hides(head) for head in heads.values()):
         return {name: head.last_stable() for name, head in heads.items()}
     return _whole(heads, {name: _committed(snapshot.slices.all()) for name, snapshot in snapshots.items()})
 
 
 def own_whole_ends(head: Head, slices: Slices) -> Offsets:
     """The same of one topic, from all its slices: what maintenance leaves alone, so that readers go on seeing it so."""
-    return _whole({"": head}, {"": _committed(slices)})[""] if head.open else head.last_stable()
+    return _whole({"": head}, {"": _committed(slices)})[""] if _hides(head) else head.last_stable()
+
+
+def _hides(head: Head) -> bool:
+    """Whether something is open, a transaction that Kafka left open in an import too."""
+    return bool((head.last_stable() < head.log_end).any())
 
 
 def held_back(snapshot: Snapshot, ends: Offsets) -> Snapshot:
