@@ -1,69 +1,28 @@
-"""The task that seals: unsealed slices in, Kafka segments out, nothing decompressed.
+"""The task that seals: unsealed slices in, Kafka segments out, as `sparklog.compaction.segment_output` writes them.
 
-Batches are taken as they are. What their headers lack, because it was not known when they were written, is patched
-in: absolute offsets, the leader epoch and, under LogAppendTime, the time (which alone changes the batch's CRC-32C).
-Each slice is checked against its own CRC-32C first. Within a segment that the plan cut at slice ends, a new file
-begins where an index is full or where one slice alone is larger than `segment.bytes`.
-
-The slices of several partitions come interleaved, in the order in which their files hold them, so each partition has
-its own output. That the storage is the driver's needs no check here: its files and their checksums are the proof.
+That the storage is the driver's needs no check here: its files and their checksums are the proof.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from sparklog.errors import BadRequest, Conflict
+from sparklog.compaction.segment_output import SealPart, SegmentOutput, write_segments
+from sparklog.errors import BadRequest
 from sparklog.log.commit import SEAL, Edit
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.conflicts import Rewrite
 from sparklog.log.env import SYSTEM, Env
-from sparklog.log.planned import PlannedSlices
-from sparklog.log.slices import FileSlices, SliceFlag
-from sparklog.log.source_slices import SourceSlice, SourceSlices
-from sparklog.log.view import OffsetRange
+from sparklog.log.slices import FileSlices
 from sparklog.maintenance.work import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from sparklog.format.record_batch import BatchHeaders
     from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.fetch import Cursor, Piece
 
 __all__ = ["SealPart", "SealWork"]
-
-HELD_BYTES = 512 << 10
-"""Small slices of a partition are written together: what a header costs would be paid for each of them."""
-MANY_OUTPUTS = 8
-CLOSING_THREADS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class SealPart:
-    """What is sealed of one partition: the slices of each segment, `segments`, in offset order.
-
-    `history`: all slices of the partition, where some of them hold Kafka's own transactions (whose aborted ones the
-    segments' `.txnindex` must name), else None. `log_end`: the log end offset when it was planned.
-    """
-
-    partition: int
-    segments: tuple[SourceSlices, ...]
-    history: SourceSlices | None
-    log_end: int
-
-    @property
-    def nbytes(self) -> int:
-        """Stored bytes of all slices, those included that are dropped."""
-        return sum(sources.nbytes for sources in self.segments)
-
-    def extended(self, sources: SourceSlices, history: SourceSlices | None) -> SealPart:
-        """With one more segment, the next."""
-        return replace(self, segments=(*self.segments, sources), history=self.history or history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +57,9 @@ class SealWork:
 
     def run(self, progress: Progress = silent) -> Done:
         """Write the segments. `Corrupt` names a damaged slice, `Conflict` says that a file was replaced meanwhile."""
-        from sparklog.log.fetch import Fetcher
-
         started = self.env.now()
         unique = self.env.new_id()
-        outputs = [_Output(self, part, unique) for part in self.parts]
-        try:
-            cursors = [cursor for output in outputs if (cursor := output.cursor()) is not None]
-            by_partition = {output.part.partition: output for output in outputs}
-            for piece in Fetcher(cursors):
-                records = by_partition[piece.slice.partition].take(piece)
-                progress(records, len(piece.data))
-            files = _closed(outputs)
-        except BaseException:
-            for output in outputs:
-                output.discard()
-            raise
+        files = write_segments([self._output(part, unique) for part in self.parts], progress)
         seconds, nbytes = self.env.now().elapsed_ms(started) / 1000, self.nbytes
         return Done(
             tuple(rewrite for part in self.parts for rewrite in _rewrites(part)),
@@ -124,167 +70,21 @@ class SealWork:
             ),
         )
 
-
-class _Output:
-    """One partition of the work: its slices as they come, and the segments being written."""
-
-    def __init__(self, work: SealWork, part: SealPart, unique: str) -> None:
+    def _output(self, part: SealPart, unique: str) -> SegmentOutput:
         from sparklog.compaction.segment_writer import SegmentWriter
 
-        self.part = part
-        self._work = work
-        self._rows = [row for sources in part.segments for row in sources.rows() if not row.aborted]
-        self._begins = [int(sources.base[0]) for sources in part.segments]
-        """Base offsets of segments not begun yet."""
-        self._at = -1
-        self._reached = 0
-        self._held = bytearray()
-        self._held_rows: list[SourceSlice] = []
-        self._held_starts: list[int] = []
-        self._segment_bytes = work.configs.segment_bytes
-        self._writer = SegmentWriter(work.store, work.topic, part.partition, work.read_version, unique, work.configs)
-        self._aborted: AbortedTransactions | None = None
-
-    def cursor(self) -> Cursor | None:
-        """What to fetch, None where all slices were aborted."""
-        from sparklog.log.fetch import Cursor
-
-        if not self._rows:
-            return None
-        planned = _planned(self._work.topic, self.part.partition, self._rows)
-        wanted = OffsetRange(self._work.topic, self.part.partition, self._rows[0].base, self._rows[-1].end)
-        return Cursor(self._work.store, wanted, planned, self._gone, wanted.start)
-
-    def take(self, piece: Piece) -> int:
-        """The next piece of this partition; how many records it holds."""
-        if self._at < 0 or piece.slice.base != self._rows[self._at].base:
-            self._at += 1
-            self._begin(piece.slice.base)
-        row = self._rows[self._at]
-        if piece.verified and len(piece.data) < HELD_BYTES // 4:
-            self._held_rows.append(row)
-            self._held_starts.append(len(self._held))
-            self._held += piece.data
-            if len(self._held) >= HELD_BYTES:
-                self._flush()
-            return row.records
-        self._flush()
-        return self._write(bytearray(piece.data), [row], [row.position - piece.position])
-
-    def close(self) -> tuple[FileSlices, ...]:
-        """All segments, durable."""
-        self._flush()
-        return self._writer.close()
-
-    def discard(self) -> None:
-        """Leave no segment half written."""
-        self._writer.discard()
-
-    def _begin(self, offset: int) -> None:
-        """Begin the segment that the slice at this offset is the first one of, if it is."""
-        while self._begins and self._begins[0] <= offset:
-            self._flush()
-            # Of a segment whose slices were all aborted nothing is written: the next one begins in its place.
-            self._writer.begin(self._begins.pop(0))
-
-    def _flush(self) -> None:
-        """Write the small slices held so far."""
-        if self._held_rows:
-            data, rows, starts = self._held, self._held_rows, self._held_starts
-            self._held, self._held_rows, self._held_starts = bytearray(), [], []
-            self._write(data, rows, starts)
-
-    def _write(self, data: bytearray, rows: Sequence[SourceSlice], starts: Sequence[int]) -> int:
-        """Check, patch and write whole batches of slices that begin at `starts` in `data`; how many records."""
-        from sparklog.compaction.slice_batches import patch_batches, scan_slices
-
-        headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._reached)
-        headers = patch_batches(data, headers, rows, row_of, np.zeros(len(rows), np.int64))
-        records = done = 0
-        while done < len(headers):
-            left = headers[done:] if done else headers
-            many = self._writer.fits(left, self._segment_bytes)
-            if many == 0:
-                self._writer.begin(int(left.base_offset[0]))
-                continue
-            own = rows[int(row_of[done]) : int(row_of[done + many - 1]) + 1]
-            records += self._append(data, left if many == len(left) else left[:many], own)
-            done += many
-        self._reached = int(headers.next_offset[-1])
-        return records
-
-    def _append(self, data: bytearray, headers: BatchHeaders, rows: Sequence[SourceSlice]) -> int:
-        """Add batches of these slices to the current segment."""
-        records = int(headers.count[~headers.is_control].sum())
-        flags = 0
-        for row in rows:
-            flags |= row.flags
-        self._writer.append(
-            data,
-            headers,
-            records=records,
-            min_ts=min((row.min_ts for row in rows if row.min_ts >= 0), default=-1),
-            flags=flags,
-            modified_ms=max(row.max_ts for row in rows),
-        )
-        if flags & SliceFlag.KAFKA_PRODUCERS:
-            aborted = self._transactions()
-            first, end = int(headers.base_offset[0]), int(headers.next_offset[-1])
-            marked = (aborted.last_offsets >= first) & (aborted.last_offsets < end)
-            self._writer.aborted(aborted.select(marked))
-        return records
-
-    def _transactions(self) -> AbortedTransactions:
-        """Kafka's own aborted transactions of the partition."""
-        if self._aborted is None:
-            from sparklog.compaction.producer_state import replay
-
-            history = self.part.history
-            if history is None:
-                raise BadRequest("slices with Kafka's transactions are sealed with the partition's history")
-            self._aborted = replay(self._work.store, self._work.topic, history, self.part.log_end).aborted
-        return self._aborted
-
-    def _gone(self, offset: int) -> NoReturn:
-        raise Conflict(
-            f"a file of {self._work.topic}-{self.part.partition} that holds offset {offset} is gone: it was replaced "
-            "since this was planned; plan again"
+        writer = SegmentWriter(self.store, self.topic, part.partition, self.read_version, unique, self.configs)
+        return SegmentOutput(
+            self.store, self.topic, part, writer, self.configs.segment_bytes, lambda: self._aborted(part)
         )
 
+    def _aborted(self, part: SealPart) -> AbortedTransactions:
+        """Kafka's own aborted transactions of a partition."""
+        from sparklog.compaction.producer_state import replay
 
-def _closed(outputs: Sequence[_Output]) -> list[tuple[FileSlices, ...]]:
-    """The segments of each output. Files wait for the disk together: one after the other takes ten times as long."""
-    if len(outputs) < MANY_OUTPUTS:
-        return [output.close() for output in outputs]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(CLOSING_THREADS) as pool:
-        return list(pool.map(_Output.close, outputs))
-
-
-def _planned(topic: str, partition: int, rows: Sequence[SourceSlice]) -> PlannedSlices:
-    """The slices as `sparklog.log.fetch` reads them."""
-    codes = {file: code for code, file in enumerate(dict.fromkeys(row.file for row in rows))}
-
-    def column(name: str) -> npt.NDArray[np.int64]:
-        return np.array([getattr(row, name) for row in rows], np.int64)
-
-    return PlannedSlices(
-        topic=topic,
-        partition=partition,
-        files=tuple(codes),
-        file=np.array([codes[row.file] for row in rows], np.int64),
-        file_size=column("file_size"),
-        footer_length=column("footer_length"),
-        position=column("position"),
-        size=column("size"),
-        base=column("base"),
-        end=column("end"),
-        shift=column("shift"),
-        records=column("records"),
-        crc=column("crc"),
-        append_time=column("append_time"),
-    )
+        if part.history is None:
+            raise BadRequest("slices with Kafka's transactions are sealed with the partition's history")
+        return replay(self.store, self.topic, part.history, part.log_end).aborted
 
 
 def _rewrites(part: SealPart) -> list[Rewrite]:

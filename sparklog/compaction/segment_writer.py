@@ -15,7 +15,7 @@ be empty, and nothing needs one here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -52,14 +52,23 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, store: Store, topic: str, partition: int, read_version: int, unique: str, configs: TopicConfigs
+        self,
+        store: Store,
+        topic: str,
+        partition: int,
+        read_version: int,
+        unique: str,
+        configs: TopicConfigs,
+        *,
+        place: Callable[[int], str] | None = None,
     ) -> None:
-        """`read_version`: version the plan was made at; `unique`: an id of this run (`Env.new_id`)."""
+        """`read_version`: version the plan was made at; `unique`: an id of this run (`Env.new_id`); both name the
+        folder, unless `place` gives the path (below the folder `topic`) of the `.log` with a base offset.
+        """
         self._store = store
         self._topic = topic
         self._partition = partition
-        self._read_version = read_version
-        self._unique = unique
+        self._place = place or (lambda base: sealed_path(partition, read_version, unique, base))
         self._interval = configs.index_interval_bytes
         index_bytes = configs.integer("segment.index.bytes")
         self._offset_entries = offset_index.max_entries(index_bytes)
@@ -129,7 +138,7 @@ class SegmentWriter:
         body = memoryview(data).cast("B")[start:end]
         self._check(current, headers, end - start)
         if current.writer is None:
-            current.path = sealed_path(self._partition, self._read_version, self._unique, current.base)
+            current.path = self._place(current.base)
             current.writer = self._store.writer(f"{self._topic}/{current.path}")
         current.writer.write(body)
         current.indexes.add(*_places(headers, current.size))

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt
-from sparklog.format.record_batch import BatchHeaders, BytesLike, scan_headers
+from sparklog.format.record_batch import BatchHeaders, BytesLike, crc_failures, scan_headers
 from sparklog.format.rewrite_headers import rewrite_headers
 from sparklog.log.source_slices import SourceSlice
 
-__all__ = ["check_offsets", "patch_batches", "scan_slices"]
+__all__ = ["check_batches", "check_offsets", "patch_batches", "scan_slices"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -69,6 +69,19 @@ def check_offsets(
             file=row.file,
             position=row.position + int(headers.position[at] - starts[row_of[at]]),
             offset=int(least[at]),
+        )
+
+
+def check_batches(data: BytesLike, headers: BatchHeaders, row: SourceSlice, start: int) -> None:
+    """`Corrupt` unless the CRC-32C of each of these batches of one slice is right; `start` as in `scan_slices`."""
+    wrong = crc_failures(data, headers)
+    if len(wrong):
+        at = int(wrong[0])
+        raise Corrupt(
+            "the batch's CRC-32C does not match its bytes: restore the file",
+            file=row.file,
+            position=row.position + int(headers.position[at]) - start,
+            offset=int(headers.base_offset[at]) + row.shift,
         )
 
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
-from sparklog.compaction import seal_work, sealing
+from sparklog.compaction import sealing, segment_output
 from sparklog.compaction.seal_work import SealWork
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import Conflict, Corrupt, SparklogError
@@ -238,7 +238,7 @@ def test_a_slice_larger_than_a_segment_is_cut_between_batches(memory: Place, mon
 
 
 def test_small_and_large_slices_keep_their_order(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seal_work, "HELD_BYTES", 8000)
+    monkeypatch.setattr(segment_output, "HELD_BYTES", 8000)
     topic = memory.topic(1, {"segment.bytes": 100_000})
     for i, n in enumerate((3, 100, 3, 3, 100, 100, 3)):
         topic.append(rows(n, first=i * 100, seed=i), options=small(batch_bytes=900))
@@ -667,7 +667,7 @@ def test_work_runs_in_another_process(tmp_path: Path) -> None:
 
 
 def test_an_error_leaves_no_half_written_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seal_work, "HELD_BYTES", 100)
+    monkeypatch.setattr(segment_output, "HELD_BYTES", 100)
     place = Place("local", tmp_path)
     topic = place.topic(1)
     appended(topic, 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction import clean_work, merge_work, seal_work, sealing
+from sparklog.compaction import clean_work, merge_work, sealing, segment_output
 from sparklog.errors import SparklogError
 from sparklog.log import commit_log
 from sparklog.log.commit import COMPACT, Removal
@@ -115,7 +115,7 @@ def open_slices_are_sealed(patch: Patch) -> None:
 def aborted_slices_are_sealed(patch: Patch) -> None:
     """Sealing and merging take aborted slices for others."""
     patch.setattr(SourceSlice, "aborted", property(lambda self: False))
-    assert seal_work.SourceSlice is merge_work.SourceSlice is SourceSlice
+    assert segment_output.SourceSlice is merge_work.SourceSlice is SourceSlice
 
 
 def tombstones_go_too_early(patch: Patch) -> None:

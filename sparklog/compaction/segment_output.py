@@ -1,0 +1,263 @@
+"""Slices become Kafka segments, nothing decompressed: what sealing and exporting share.
+
+Batches are taken as they are. What their headers lack, because it was not known when they were written, is patched
+in: absolute offsets, the leader epoch and, under LogAppendTime, the time (which alone changes the batch's CRC-32C).
+Each slice is checked against its own CRC-32C first. Within a segment that the plan cut at slice ends, a new file
+begins where an index is full or where one slice alone is larger than `segment.bytes`.
+
+The slices of several partitions come interleaved, in the order in which their files hold them, so each partition has
+its own output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import Conflict
+from sparklog.log.planned import PlannedSlices
+from sparklog.log.slices import FileSlices, SliceFlag
+from sparklog.log.source_slices import SourceSlice, SourceSlices
+from sparklog.log.view import OffsetRange
+from sparklog.maintenance.work import Progress, silent
+from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from sparklog.compaction.segment_writer import SegmentWriter
+    from sparklog.format.record_batch import BatchHeaders
+    from sparklog.format.transaction_index import AbortedTransactions
+    from sparklog.log.fetch import Cursor, Piece
+
+__all__ = ["SealPart", "SegmentOutput", "write_segments"]
+
+HELD_BYTES = 512 << 10
+"""Small slices of a partition are written together: what a header costs would be paid for each of them."""
+MANY_OUTPUTS = 8
+CLOSING_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SealPart:
+    """What is sealed of one partition: the slices of each segment, `segments`, in offset order.
+
+    `history`: all slices of the partition, where some of them hold Kafka's own transactions (whose aborted ones the
+    segments' `.txnindex` must name), else None. `log_end`: the log end offset when it was planned.
+    """
+
+    partition: int
+    segments: tuple[SourceSlices, ...]
+    history: SourceSlices | None
+    log_end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes of all slices, those included that are dropped."""
+        return sum(sources.nbytes for sources in self.segments)
+
+    def extended(self, sources: SourceSlices, history: SourceSlices | None) -> SealPart:
+        """With one more segment, the next."""
+        return replace(self, segments=(*self.segments, sources), history=self.history or history)
+
+
+def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent) -> list[tuple[FileSlices, ...]]:
+    """Read the slices of all outputs and write their segments; those of each output, durable, with their bases.
+
+    `Corrupt` names a damaged slice, `Conflict` says that a file was replaced meanwhile; no segment is half there then.
+    """
+    from sparklog.log.fetch import Fetcher
+
+    try:
+        cursors = [cursor for output in outputs if (cursor := output.cursor()) is not None]
+        by_partition = {output.part.partition: output for output in outputs}
+        for piece in Fetcher(cursors):
+            records = by_partition[piece.slice.partition].take(piece)
+            progress(records, len(piece.data))
+        return _closed(outputs)
+    except BaseException:
+        for output in outputs:
+            output.discard()
+        raise
+
+
+class SegmentOutput:
+    """One partition of the work: its slices as they come, and the segments being written."""
+
+    def __init__(
+        self,
+        store: Store,
+        topic: str,
+        part: SealPart,
+        writer: SegmentWriter,
+        segment_bytes: int,
+        transactions: Callable[[], AbortedTransactions],
+        end: int | None = None,
+    ) -> None:
+        """`store`, `topic`: where the slices are; `transactions`: all that Kafka's producers aborted in the partition,
+        asked for where a slice is theirs; `end`: batches from this offset on are left out.
+        """
+        self.part = part
+        self._store = store
+        self._topic = topic
+        self._end = end
+        self._rows = [row for sources in part.segments for row in sources.rows() if not row.aborted]
+        self._begins = [int(sources.base[0]) for sources in part.segments]
+        """Base offsets of segments not begun yet."""
+        self._at = -1
+        self._reached = 0
+        self._held = bytearray()
+        self._held_rows: list[SourceSlice] = []
+        self._held_starts: list[int] = []
+        self._segment_bytes = segment_bytes
+        self._writer = writer
+        self._find_aborted = transactions
+        self._aborted: AbortedTransactions | None = None
+
+    def cursor(self) -> Cursor | None:
+        """What to fetch, None where all slices were aborted."""
+        from sparklog.log.fetch import Cursor
+
+        if not self._rows:
+            return None
+        planned = _planned(self._topic, self.part.partition, self._rows)
+        end = self._rows[-1].end if self._end is None else self._end
+        wanted = OffsetRange(self._topic, self.part.partition, self._rows[0].base, end)
+        return Cursor(self._store, wanted, planned, self._gone, wanted.start)
+
+    def take(self, piece: Piece) -> int:
+        """The next piece of this partition; how many records it holds."""
+        if self._at < 0 or piece.slice.base != self._rows[self._at].base:
+            self._at += 1
+            self._begin(piece.slice.base)
+        row = self._rows[self._at]
+        if piece.verified and len(piece.data) < HELD_BYTES // 4:
+            self._held_rows.append(row)
+            self._held_starts.append(len(self._held))
+            self._held += piece.data
+            if len(self._held) >= HELD_BYTES:
+                self._flush()
+            return row.records
+        self._flush()
+        return self._write(bytearray(piece.data), [row], [row.position - piece.position], piece.cut)
+
+    def close(self) -> tuple[FileSlices, ...]:
+        """All segments, durable."""
+        self._flush()
+        return self._writer.close()
+
+    def discard(self) -> None:
+        """Leave no segment half written."""
+        self._writer.discard()
+
+    def _begin(self, offset: int) -> None:
+        """Begin the segment that the slice at this offset is the first one of, if it is."""
+        while self._begins and self._begins[0] <= offset:
+            self._flush()
+            # Of a segment whose slices were all aborted nothing is written: the next one begins in its place.
+            self._writer.begin(self._begins.pop(0))
+
+    def _flush(self) -> None:
+        """Write the small slices held so far."""
+        if self._held_rows:
+            data, rows, starts = self._held, self._held_rows, self._held_starts
+            self._held, self._held_rows, self._held_starts = bytearray(), [], []
+            self._write(data, rows, starts)
+
+    def _write(
+        self, data: bytearray, rows: Sequence[SourceSlice], starts: Sequence[int], unchecked: bool = False
+    ) -> int:
+        """Check, patch and write whole batches of slices that begin at `starts` in `data`; how many records.
+
+        `unchecked`: a part of a slice, which the slice's checksum says nothing of; the batches' own are looked at.
+        """
+        from sparklog.compaction.slice_batches import check_batches, patch_batches, scan_slices
+
+        headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._reached)
+        if unchecked:
+            check_batches(data, headers, rows[0], starts[0])
+        if self._end is not None:
+            shift = np.array([row.shift for row in rows], np.int64)[row_of]
+            headers = headers[: int(np.searchsorted(headers.base_offset + shift, self._end))]
+            row_of = row_of[: len(headers)]
+            if not len(headers):
+                return 0
+        headers = patch_batches(data, headers, rows, row_of, np.zeros(len(rows), np.int64))
+        records = done = 0
+        while done < len(headers):
+            left = headers[done:] if done else headers
+            many = self._writer.fits(left, self._segment_bytes)
+            if many == 0:
+                self._writer.begin(int(left.base_offset[0]))
+                continue
+            own = rows[int(row_of[done]) : int(row_of[done + many - 1]) + 1]
+            records += self._append(data, left if many == len(left) else left[:many], own)
+            done += many
+        self._reached = int(headers.next_offset[-1])
+        return records
+
+    def _append(self, data: bytearray, headers: BatchHeaders, rows: Sequence[SourceSlice]) -> int:
+        """Add batches of these slices to the current segment."""
+        records = int(headers.count[~headers.is_control].sum())
+        flags = 0
+        for row in rows:
+            flags |= row.flags
+        self._writer.append(
+            data,
+            headers,
+            records=records,
+            min_ts=min((row.min_ts for row in rows if row.min_ts >= 0), default=-1),
+            flags=flags,
+            modified_ms=max(row.max_ts for row in rows),
+        )
+        if flags & SliceFlag.KAFKA_PRODUCERS:
+            if self._aborted is None:
+                self._aborted = self._find_aborted()
+            aborted = self._aborted
+            first, end = int(headers.base_offset[0]), int(headers.next_offset[-1])
+            marked = (aborted.last_offsets >= first) & (aborted.last_offsets < end)
+            self._writer.aborted(aborted.select(marked))
+        return records
+
+    def _gone(self, offset: int) -> NoReturn:
+        raise Conflict(
+            f"a file of {self._topic}-{self.part.partition} that holds offset {offset} is gone: it was replaced "
+            "since this was planned; plan again"
+        )
+
+
+def _closed(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
+    """The segments of each output. Files wait for the disk together: one after the other takes ten times as long."""
+    if len(outputs) < MANY_OUTPUTS:
+        return [output.close() for output in outputs]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(CLOSING_THREADS) as pool:
+        return list(pool.map(SegmentOutput.close, outputs))
+
+
+def _planned(topic: str, partition: int, rows: Sequence[SourceSlice]) -> PlannedSlices:
+    """The slices as `sparklog.log.fetch` reads them."""
+    codes = {file: code for code, file in enumerate(dict.fromkeys(row.file for row in rows))}
+
+    def column(name: str) -> npt.NDArray[np.int64]:
+        return np.array([getattr(row, name) for row in rows], np.int64)
+
+    return PlannedSlices(
+        topic=topic,
+        partition=partition,
+        files=tuple(codes),
+        file=np.array([codes[row.file] for row in rows], np.int64),
+        file_size=column("file_size"),
+        footer_length=column("footer_length"),
+        position=column("position"),
+        size=column("size"),
+        base=column("base"),
+        end=column("end"),
+        shift=column("shift"),
+        records=column("records"),
+        crc=column("crc"),
+        append_time=column("append_time"),
+    )
