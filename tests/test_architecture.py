@@ -31,6 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"groups", "transactions", "kafka"}),
     frozenset({"maintenance"}),
     frozenset({"compaction", "retention"}),
+    frozenset({"export"}),
     frozenset({"datasource"}),
     frozenset({"cli"}),
 )
@@ -39,7 +40,7 @@ NEVER = {("format", "storage")}
 # The package itself, its `__main__`, the command line and what Spark finds by name are doors: they may import anything.
 DOORS = frozenset({"", "__main__", "cli", "pyspark_sparklog", "jobs"})
 
-NO_SPARK = ("errors", "storage", "format", "log", "groups", "transactions", "kafka", "cli")
+NO_SPARK = ("errors", "storage", "format", "log", "groups", "transactions", "kafka", "export", "cli")
 FORBIDDEN_BELOW_SPARK = ("pyspark", "pandas")
 
 # What a Spark planner process, a shell prompt or a notebook imports: none of it may cost a compiler or pandas.

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparklog import __version__
-from sparklog.cli import consume, offsets, produce, topics, transactions
+from sparklog.cli import consume, export, offsets, produce, topics, transactions
 from sparklog.cli.options import SHORT_HELP
 from sparklog.errors import SparklogError
 
@@ -100,3 +100,4 @@ app.add_typer(transactions.app, name="transactions")
 produce.register(app)
 consume.register(app)
 offsets.register(app)
+export.register(app)

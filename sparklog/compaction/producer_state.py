@@ -22,7 +22,8 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.abort_markers import AbortMarker, fits, united
-from sparklog.format.control import ABORT, COMMIT, control_types
+from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
+from sparklog.format.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, scan_headers
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
@@ -43,12 +44,30 @@ class Producer:
     * `epoch` of the last batch or marker; a new one forgets the data of the old (`last_data_offset` -1)
     * `last_data_offset`: last offset of its last data batch; `last_timestamp`: ms, of its last batch or marker
     * `open_since`: base offset of the first batch of its open transaction
+    * `last_sequence`, `offset_delta` of its last data batch: -1 and 0 without one; `coordinator_epoch` of its last
+      marker (left out where producers are compared: only Kafka's snapshots need them)
     """
 
     epoch: int
     last_data_offset: int
     last_timestamp: int
     open_since: int
+    last_sequence: int = field(default=NONE, compare=False)
+    offset_delta: int = field(default=0, compare=False)
+    coordinator_epoch: int = field(default=NONE, compare=False)
+
+    def entry(self, producer_id: int) -> ProducerEntry:
+        """As a `.snapshot` file holds it."""
+        return ProducerEntry(
+            producer_id,
+            self.epoch,
+            self.last_sequence,
+            self.last_data_offset,
+            self.offset_delta,
+            self.last_timestamp,
+            self.coordinator_epoch,
+            self.open_since,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,9 +116,7 @@ def replay(store: Store, topic: str, sources: SourceSlices, log_end: int) -> Par
     return PartitionProducers(
         last_stable=min(open_since, default=log_end),
         aborted=united(indexed, state.aborts),
-        producers={
-            key: Producer(s.epoch, s.last_data, s.timestamp, s.open_since) for key, s in state.producers.items()
-        },
+        producers={key: running.producer() for key, running in state.producers.items()},
     )
 
 
@@ -126,10 +143,18 @@ class _Running:
     timestamp: int = NONE
     open_since: int = NONE
     marker: int = NONE
+    sequence: int = NONE
+    delta: int = 0
+    coordinator: int = NONE
 
     def at_epoch(self, epoch: int) -> None:
         if self.epoch != epoch:
-            self.epoch, self.last_data = epoch, NONE
+            self.epoch, self.last_data, self.sequence, self.delta = epoch, NONE, NONE, 0
+
+    def producer(self) -> Producer:
+        return Producer(
+            self.epoch, self.last_data, self.timestamp, self.open_since, self.sequence, self.delta, self.coordinator
+        )
 
 
 @dataclass(slots=True)
@@ -158,22 +183,29 @@ class _State:
             control[kept],
             chosen.is_transactional,
             chosen.count,
+            chosen.base_sequence,
         )
-        batches = zip(*(column.tolist() for column in columns), types, strict=True)
-        for producer_id, epoch, base, last, timestamp, is_control, transactional, count, kind in batches:
+        coordinators = coordinator_epochs(data, chosen, file=file, file_position=position).tolist()
+        batches = zip(*(column.tolist() for column in columns), types, coordinators, strict=True)
+        for batch in batches:
+            producer_id, epoch, base, last, timestamp, is_control, transactional, count, sequence, kind, by = batch
             if not is_control:
-                self._data(producer_id, epoch, base, last, timestamp, transactional)
+                self._data(producer_id, epoch, base, last, timestamp, transactional, sequence)
             elif kind in (ABORT, COMMIT) or count == 0:
-                self._marker(producer_id, epoch, last, timestamp, kind == ABORT)
+                self._marker(producer_id, epoch, last, timestamp, kind == ABORT, by)
 
-    def _data(self, producer_id: int, epoch: int, base: int, last: int, timestamp: int, transactional: bool) -> None:
+    def _data(
+        self, producer_id: int, epoch: int, base: int, last: int, timestamp: int, transactional: bool, sequence: int
+    ) -> None:
         producer = self.producers.setdefault(producer_id, _Running())
         producer.at_epoch(epoch)
-        producer.last_data, producer.timestamp = last, timestamp
+        producer.last_data, producer.timestamp, producer.delta = last, timestamp, last - base
+        # Sequences begin again at 0 behind the greatest int32.
+        producer.sequence = (sequence + last - base) % 2**31 if sequence >= 0 else NONE
         if transactional and producer.open_since == NONE:
             producer.open_since = self._open[producer_id] = base
 
-    def _marker(self, producer_id: int, epoch: int, last: int, timestamp: int, abort: bool) -> None:
+    def _marker(self, producer_id: int, epoch: int, last: int, timestamp: int, abort: bool, coordinator: int) -> None:
         producer = self.producers.setdefault(producer_id, _Running())
         producer.at_epoch(epoch)
         self._open.pop(producer_id, None)
@@ -182,6 +214,8 @@ class _State:
             stable = next(iter(self._open.values()), last + 1)
             self.aborts.append(AbortMarker(producer_id, producer.open_since, last, stable, producer.marker))
         producer.timestamp, producer.open_since, producer.marker = timestamp, NONE, last
+        # Of an emptied marker the epoch is gone; the one before was no greater.
+        producer.coordinator = max(producer.coordinator, coordinator)
 
 
 def _windows(store: Store, found: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders, int]]:

@@ -125,6 +125,39 @@ def control_types(
     return types
 
 
+def coordinator_epochs(
+    data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
+) -> npt.NDArray[np.int64]:
+    """int64 per batch: the coordinator's epoch in an ABORT or COMMIT marker, -1 for everything else.
+
+    `Corrupt`, naming the batch, for a marker that cannot be read; CRCs are not checked.
+    """
+    epochs = np.full(len(headers), -1, np.int64)
+    view = memoryview(data)
+    rows = np.flatnonzero(headers.is_control & (headers.count > 0))
+    plain = (headers.codec[rows] == 0) & (headers.size[rows] == MARKER_BYTES)
+    if plain.any():
+        places = headers.position[rows[plain]]
+        _, known = _plain_types(view, places)
+        windows = np.lib.stride_tricks.sliding_window_view(as_bytes_array(data), MARKER_BYTES - HEADER_BYTES)
+        values = windows[places + HEADER_BYTES][:, _PLAIN_MARKER : _PLAIN_MARKER + 1 + _VALUE.size]
+        known &= (values[:, 0] == 2 * _VALUE.size) & (values[:, 1] == 0) & (values[:, 2] == 0)
+        epochs[rows[plain]] = np.ascontiguousarray(values[:, 3:]).view(">i4")[:, 0]
+        plain[np.flatnonzero(plain)[~known]] = False
+        rows = rows[~plain]
+        epochs[rows] = -1
+    columns = (rows, headers.position[rows], headers.size[rows], headers.codec[rows])
+    for index, position, size, number in zip(*(column.tolist() for column in columns), strict=True):
+        try:
+            record = parse_control_record(*_first_record(view[position + HEADER_BYTES : position + size], number))
+        except Corrupt as error:
+            offset = int(headers.base_offset[index])
+            raise Corrupt(error.message, file=file, position=file_position + position, offset=offset) from None
+        if record.coordinator_epoch is not None:
+            epochs[index] = record.coordinator_epoch
+    return epochs
+
+
 def _plain_types(
     data: memoryview, positions: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
@@ -141,6 +174,11 @@ def _plain_types(
 
 
 def _first_key(payload: memoryview, codec: int) -> bytes | None:
+    return _first_record(payload, codec)[0]
+
+
+def _first_record(payload: memoryview, codec: int) -> tuple[bytes | None, bytes | None]:
+    """Key and value of the first record of a batch."""
     if codec:
         if codec >= len(CODECS):
             raise Corrupt(f"the batch names an unknown compression codec ({codec})")
@@ -148,10 +186,17 @@ def _first_key(payload: memoryview, codec: int) -> bytes | None:
     _, position = _read_varint(payload, 0)
     _, position = _read_varint(payload, position + 1, most=10)
     _, position = _read_varint(payload, position)
+    key, position = _read_bytes(payload, position)
+    if position == len(payload):
+        return key, None
+    return key, _read_bytes(payload, position)[0]
+
+
+def _read_bytes(payload: memoryview, position: int) -> tuple[bytes | None, int]:
     length, position = _read_varint(payload, position)
     if length > len(payload) - position:
         raise Corrupt("a record's fields do not end where its length says")
-    return None if length < 0 else bytes(payload[position : position + length])
+    return (None, position) if length < 0 else (bytes(payload[position : position + length]), position + length)
 
 
 def _read_varint(data: memoryview, position: int, most: int = 5) -> tuple[int, int]:

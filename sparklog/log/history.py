@@ -157,6 +157,26 @@ class History:
             raise Corrupt(f"checkpoint {base} is not sound", file=checkpoint_key(self.topic, base))
         return found
 
+    def version_at(self, time_ms: int) -> int:
+        """The newest version whose commit was not made after a time (ms, of the writers' clocks).
+
+        `NotFound` if there was none, or if the log no longer goes back so far.
+        """
+        found = self.commits.version
+        # Each commit's time is at least that of the one before.
+        low, high = 0, len(found)
+        while low < high:
+            middle = (low + high) // 2
+            if self.commit(int(found[middle])).time_ms <= time_ms:
+                low = middle + 1
+            else:
+                high = middle
+        if low:
+            return int(found[low - 1])
+        first = int(found[0]) if len(found) else 0
+        reason = "it was created later" if first == 0 else f"its log goes back to version {first}, which is newer"
+        raise NotFound(f"there is no version of topic '{self.topic}' at {time_ms} ms: {reason}")
+
     def walk(self, head: Head, last: int) -> Iterator[tuple[Head, Commit]]:
         """The commits after `head` up to version `last`, each with the head after it: along the chain.
 

@@ -32,7 +32,7 @@ from sparklog.storage.local_errors import refuse, store_error
 from sparklog.storage.store import ObjectInfo, ObjectWriter
 from sparklog.storage.writeback import start_writeback
 
-__all__ = ["TEMPORARY_PREFIX", "LocalStore"]
+__all__ = ["TEMPORARY_PREFIX", "LocalStore", "sync_folder"]
 
 TEMPORARY_PREFIX = "~"
 _WRITE_BUFFER = 1 << 20
@@ -410,6 +410,15 @@ class _LocalWriter:
         if not self._file.closed:
             _quietly(self._file.close)
             _unlink(self._temporary)
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a directory durable: for who has renamed something in it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        full_fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def full_fsync(fd: int) -> None:

@@ -15,6 +15,7 @@ from sparklog.compaction import producer_state
 from sparklog.compaction.producer_state import PartitionProducers, Producer, active, replay, turns
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.control import end_txn_marker
+from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.log import fetch
 from sparklog.log.source_slices import SourceSlices
 from sparklog.storage.memory import MemoryStore
@@ -96,6 +97,18 @@ def test_a_brokers_transactions(fixtures: Path, fixture: str, partition: str) ->
     assert found.aborted.to_bytes() == b"".join(each.transaction_index for each in files)
     assert found.last_stable == told["lastStableOffset"]
     assert found.producers == snapshot(sorted(folder.glob("*.snapshot"))[-1])
+
+
+@pytest.mark.parametrize("partition", ["txn-a-0", "txn-a-1", "txn-b-0", "txn-b-1"])
+@pytest.mark.parametrize("fixture", ["transactions", "transactions-tv0"])
+def test_the_entries_of_a_snapshot_are_kafkas(fixtures: Path, fixture: str, partition: str) -> None:
+    """Sequences, offset deltas and coordinator epochs as well."""
+    folder = fixtures / fixture / "data" / partition
+    found = replay_files(partition_files(folder), expected_offsets(fixtures / fixture)[partition]["logEndOffset"])
+    told = parse_snapshot(sorted(folder.glob("*.snapshot"))[-1].read_bytes())
+    assert len(told) > 1
+    entries = [producer.entry(producer_id) for producer_id, producer in found.producers.items()]
+    assert sorted(entries, key=repr) == sorted(told, key=repr)
 
 
 @pytest.mark.parametrize("seed", range(10))

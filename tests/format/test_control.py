@@ -14,6 +14,7 @@ from sparklog.format.control import (
     UNKNOWN,
     ControlRecord,
     control_types,
+    coordinator_epochs,
     end_txn_marker,
     parse_control_record,
     parse_control_type,
@@ -121,3 +122,24 @@ def test_damaged_control_batches_name_their_place(payload: str) -> None:
     with pytest.raises(Corrupt) as raised:
         control_types(data, scan_headers(data), file="x.log", file_position=10)
     assert (raised.value.file, raised.value.position, raised.value.offset) == ("x.log", 107, 104)
+
+
+def test_coordinator_epochs_of_markers() -> None:
+    """Of plain markers, of one with fields behind the known ones, and of what is no marker."""
+    plain = [
+        end_txn_marker(
+            commit=n % 2 == 0,
+            offset=n,
+            timestamp=5,
+            producer_id=7,
+            producer_epoch=0,
+            coordinator_epoch=epoch,
+        )
+        for n, epoch in enumerate((0, 7, 2**31 - 1, 3))
+    ]
+    key, value = ControlRecord(COMMIT, 9).key(), ControlRecord(COMMIT, 9).value() + b"more"
+    body = bytes((0, 0, 0, 2 * len(key))) + key + bytes((2 * len(value),)) + value + b"\x00"
+    longer = replace(MARKER_HEADER, base_offset=4).pack(bytes((2 * len(body),)) + body)
+    emptied = replace(MARKER_HEADER, base_offset=5, count=0).pack(b"")
+    data = b"".join([*plain, longer, emptied])
+    assert coordinator_epochs(data, scan_headers(data)).tolist() == [0, 7, 2**31 - 1, 3, 9, -1]

@@ -1,0 +1,158 @@
+"""`sparklog export`: topics as a directory that a Kafka broker opens as its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.options import JsonOption, RootOption, example
+
+if TYPE_CHECKING:
+    from sparklog.export import ExportedTopic
+
+HELP = """Write topics as Kafka log directories: segments, indexes, checkpoints, topic ids, leader epochs, configs.
+
+The directory must be empty or not there; it is there whole or not at all. Only what lies below the last stable offset
+goes out, and no record of an aborted transaction. What is printed, and written beside the partitions as
+<topic>.properties, are the configs to create the topic with.
+"""
+EXAMPLES = example("sparklog export orders --root /data/log --to /data/kafka-logs")
+
+VERSIONS = 10**10
+"""A number below is a version, from it on a time: 10^10 ms after 1970 is April 1970."""
+
+
+def _as_of(text: str | None) -> tuple[int | None, int | None]:
+    """Version and time, at most one of them."""
+    from sparklog.cli.times import parse_time
+
+    if text is None:
+        return None, None
+    if text.isdecimal() and int(text) < VERSIONS:
+        return int(text), None
+    return None, parse_time(text, "--as-of")
+
+
+def _partitions(text: str | None) -> list[int] | None:
+    """`0,2-4` -> [0, 2, 3, 4]."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise typer.BadParameter(f"expected numbers such as 0,2-4, found {text!r}", param_hint="'--partitions'")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, int]:
+    """`100` is for each of the partitions, `0:100,3:50` names them."""
+    if text is None:
+        return {}
+    if text.isdecimal():
+        return dict.fromkeys(partitions, int(text))
+    found: dict[int, int] = {}
+    for part in text.split(","):
+        partition, _, offset = part.strip().partition(":")
+        if not partition.isdecimal() or not offset.isdecimal():
+            raise typer.BadParameter(
+                f"expected an offset, or PARTITION:OFFSET,..., found {text!r}", param_hint=f"'{option}'"
+            )
+        found[int(partition)] = int(offset)
+    return found
+
+
+def export(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics.")],
+    root: RootOption,
+    to: Annotated[str, typer.Option("--to", metavar="PATH", help="Directory to make.", show_default=False)],
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of",
+            metavar="VERSION|TIME",
+            help="As the topic was: a version, or milliseconds or 2026-01-31T12:00:00 (UTC unless it says).",
+        ),
+    ] = None,
+    partitions: Annotated[
+        str | None, typer.Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--start", metavar="N|P:N,...", help="First offset, of all partitions or by partition."),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("--end", metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole."),
+    ] = None,
+    topic_id: Annotated[
+        str | None,
+        typer.Option("--topic-id", metavar="ID", help="Instead of the topic's own: the id it has in a Kafka cluster."),
+    ] = None,
+    link: Annotated[
+        bool, typer.Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    from sparklog.cli.places import open_root
+    from sparklog.export import export_topics
+
+    version, time_ms = _as_of(as_of)
+    chosen = _partitions(partitions)
+    log = open_root(root)
+    named = chosen
+    if named is None and any(text is not None and text.isdecimal() for text in (start, end)):
+        if len(topics) > 1:
+            raise typer.BadParameter("one offset for all partitions is of one topic: name the partitions")
+        named = list(range(log.topic(topics[0]).head().partitions))
+    found = export_topics(
+        log,
+        to,
+        topics,
+        partitions=chosen,
+        starts=_offsets(start, "--start", named or []),
+        ends=_offsets(end, "--end", named or []),
+        version=version,
+        time_ms=time_ms,
+        topic_id=topic_id,
+        link=link,
+    )
+    if as_json:
+        print(json.dumps([asdict(topic) for topic in found]))
+        return
+    for topic in found:
+        _show(topic)
+
+
+def _show(topic: ExportedTopic) -> None:
+    """The first line as `topics describe` has it, then a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sparklog.export.properties import broker_configs
+    from sparklog.log.configs import TopicConfigs
+
+    taken, refused = broker_configs(TopicConfigs(topic.configs))
+    configs = ",".join(f"{name}={value}" for name, value in taken.items())
+    print(
+        f"Topic: {topic.topic}\tTopicId: {topic.topic_id}\tPartitionCount: {topic.partition_count}\tConfigs: {configs}"
+    )
+    for name, reason in refused.items():
+        print(f"Not for a broker: {name}={topic.configs[name]} ({reason})")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for part in topic.partitions:
+        numbers = (part.log_start, part.last_stable, part.log_end, part.segments, part.nbytes, part.linked)
+        table.add_row(*map(str, (part.partition, *numbers)))
+    console = Console(highlight=False)
+    console.print(table, width=None if console.is_terminal else 1000)
+
+
+def register(app: typer.Typer) -> None:
+    """Put the command into the tree."""
+    app.command(name="export", help=HELP, epilog=EXAMPLES)(export)

@@ -1,0 +1,291 @@
+"""Topics of a root become a directory with the files that a Kafka broker keeps in a log dir.
+
+    <path>/orders-0/00000000000000000000.log .index .timeindex [.txnindex]     segments, the last one active
+                    <log end, 20 digits>.snapshot                               what producers did up to there
+                    leader-epoch-checkpoint, partition.metadata
+    <path>/orders.properties                                                    the topic's configs
+    <path>/recovery-point-, replication-, log-start-, cleaner-offset-checkpoint
+
+The directory is there whole or not at all: all is written, durably, into a folder beside it, which takes its name in
+the end, and only if nothing has come to lie there meanwhile. `.kafka_cleanshutdown` and `meta.properties` are not
+written: they belong to a broker, and without the first one it looks at the files before it believes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sparklog.errors import BadRequest, Conflict, Corrupt
+from sparklog.export.plan import ExportRange, PartitionPlan, plan_export
+from sparklog.export.properties import properties_file
+from sparklog.format.checkpoint_files import (
+    CLEANER_OFFSETS_FILE,
+    HIGH_WATERMARKS_FILE,
+    LEADER_EPOCHS_FILE,
+    LOG_STARTS_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINTS_FILE,
+    leader_epochs_to_bytes,
+    offsets_to_bytes,
+    parse_partition_metadata,
+    partition_metadata_to_bytes,
+)
+from sparklog.log.env import Env
+from sparklog.log.history import History
+from sparklog.log.names import check_topic_name
+from sparklog.log.root import Root
+from sparklog.log.snapshot import Snapshot
+from sparklog.maintenance.work import Progress, silent
+from sparklog.storage import local_path
+from sparklog.storage.local import LocalStore, sync_folder
+from sparklog.storage.local_errors import store_error
+
+__all__ = ["ExportedPartition", "ExportedTopic", "export_topics"]
+
+PARTITIONS_AT_ONCE = 128
+"""Each may have a file open."""
+
+Checkpoint = dict[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedPartition:
+    """One partition as it was exported.
+
+    * `log_start`, `log_end`: as the broker will show them; `last_stable`: lower where a transaction of Kafka's is open
+    * `segments`: how many, empty ones included; `nbytes`: of their `.log` files, `linked` of which are shared with the
+      root
+    """
+
+    partition: int
+    log_start: int
+    log_end: int
+    last_stable: int
+    segments: int
+    nbytes: int
+    linked: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedTopic:
+    """One topic as it was exported: `version` of its log, `topic_id` in its files, `configs` that were set on it."""
+
+    topic: str
+    version: int
+    topic_id: str
+    partition_count: int
+    configs: Mapping[str, str]
+    partitions: tuple[ExportedPartition, ...]
+
+
+def export_topics(
+    root: Root,
+    path: str | os.PathLike[str],
+    topics: Sequence[str],
+    *,
+    partitions: Sequence[int] | None = None,
+    starts: Mapping[int, int] | None = None,
+    ends: Mapping[int, int] | None = None,
+    version: int | None = None,
+    time_ms: int | None = None,
+    topic_id: str | None = None,
+    link: bool = False,
+    durable: bool = True,
+    progress: Progress = silent,
+) -> list[ExportedTopic]:
+    """Export topics to the directory `path`, which must be empty or not there; what was exported, in the order given.
+
+    `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes out
+    whole) apply to each topic. `version` or `time_ms`: as the topic was then. `topic_id`: to write instead of the
+    topic's own, for a broker that knows the topic under another. `link`: sealed segments become hard links to the
+    root's files where both are on one disk. `durable=False` skips every fsync.
+
+    `NotFound` for a topic, partition, offset, version or time that is not there; `Conflict` if the directory is not
+    empty or a file was replaced meanwhile; `BadRequest` for a place or an id that cannot be; `Corrupt` for damage.
+    Nothing is left at `path` then.
+    """
+    if version is not None and time_ms is not None:
+        raise BadRequest("an export is of a version or of a time: give one of both")
+    if not topics or len(set(topics)) < len(topics):
+        raise BadRequest(f"expected one or more different topics to export, found {', '.join(topics) or 'none'}")
+    if topic_id is not None:
+        _check_topic_id(topic_id, topics)
+    place = _checked_place(root, local_path(path))
+    wanted = ExportRange(None if partitions is None else tuple(partitions), starts or {}, ends or {})
+    snapshots = [_snapshot(root, name, version, time_ms) for name in topics]
+    plans = [plan_export(snapshot, wanted) for snapshot in snapshots]
+    with_id = [topic_id or snapshot.head.topic_id for snapshot in snapshots]
+    stage = _Stage(place, root.env, durable)
+    try:
+        run = _Export(root, stage.store, link, progress)
+        found = [run.topic(*each) for each in zip(snapshots, plans, with_id, strict=True)]
+        run.finish()
+        stage.publish()
+    except BaseException:
+        stage.discard()
+        raise
+    return found
+
+
+def _check_topic_id(topic_id: str, topics: Sequence[str]) -> None:
+    if len(topics) > 1:
+        raise BadRequest(f"a topic id is of one topic, found {len(topics)}: export them one by one")
+    try:
+        parse_partition_metadata(partition_metadata_to_bytes(topic_id))
+    except Corrupt as error:
+        raise BadRequest(f"{error.message}: give the id that kafka-topics.sh --describe shows") from None
+
+
+def _checked_place(root: Root, path: str) -> str:
+    """Where to export to, as far as can be said before: nothing is there yet, and it is no part of the root."""
+    real = os.path.realpath(path)
+    store = root.store
+    if isinstance(store, LocalStore):
+        inside = os.path.realpath(store.location)
+        if os.path.commonpath([real, inside]) in (inside, real):
+            raise BadRequest(f"{path} lies within the root {store.location} or around it: choose another directory")
+    if os.path.lexists(real) and not os.path.isdir(real):
+        raise BadRequest(f"{path} is a file; expected a directory that is empty or not there")
+    if os.path.isdir(real) and os.listdir(real):
+        raise _not_empty(path)
+    return real
+
+
+def _not_empty(path: str) -> Conflict:
+    return Conflict(f"{path} is not empty: an export goes to a directory of its own; choose another or empty it")
+
+
+def _snapshot(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:
+    if version is None and time_ms is None:
+        return root.topic(name).snapshot()
+    check_topic_name(name)
+    history = History(root.store, name)
+    if not len(history.commits):
+        root.topic(name)
+    at = version if version is not None else history.version_at(time_ms or 0)
+    newest = int(history.commits.version[-1]) if len(history.commits) else -1
+    if not 0 <= at <= newest:
+        raise BadRequest(f"topic '{name}' has versions up to {newest}, found {at}")
+    found = history.at(at)
+    if not found.head.exists:
+        raise BadRequest(f"topic '{name}' was deleted at version {at}: name an earlier one")
+    return found
+
+
+class _Export:
+    """Writes topics into a stage, and what they add up to."""
+
+    def __init__(self, root: Root, target: LocalStore, link: bool, progress: Progress) -> None:
+        self._root = root
+        self._target = target
+        self._link = link
+        self._progress = progress
+        self._log_ends: Checkpoint = {}
+        self._log_starts: Checkpoint = {}
+        self._cleaned: Checkpoint = {}
+
+    def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan], topic_id: str) -> ExportedTopic:
+        """Write one topic's partitions and its configs."""
+        head = snapshot.head
+        exported = [
+            partition
+            for at in range(0, len(plans), PARTITIONS_AT_ONCE)
+            for partition in self._partitions(snapshot, plans[at : at + PARTITIONS_AT_ONCE], topic_id)
+        ]
+        self._target.create(
+            f"{snapshot.topic}.properties", properties_file(snapshot.topic, head.partitions, head.configs)
+        )
+        return ExportedTopic(
+            topic=snapshot.topic,
+            version=snapshot.version,
+            topic_id=topic_id,
+            partition_count=head.partitions,
+            configs=dict(head.configs.explicit),
+            partitions=tuple(exported),
+        )
+
+    def finish(self) -> None:
+        """The checkpoints, last of all."""
+        for name, offsets in (
+            (LOG_STARTS_FILE, self._log_starts),
+            (CLEANER_OFFSETS_FILE, self._cleaned),
+            (RECOVERY_POINTS_FILE, self._log_ends),
+            (HIGH_WATERMARKS_FILE, self._log_ends),
+        ):
+            self._target.create(name, offsets_to_bytes(offsets))
+
+    def _partitions(
+        self, snapshot: Snapshot, plans: Sequence[PartitionPlan], topic_id: str
+    ) -> Iterator[ExportedPartition]:
+        from sparklog.compaction.segment_output import write_segments
+        from sparklog.export.partition_files import PartitionFiles
+
+        topic, configs = snapshot.topic, snapshot.head.configs
+        files = [
+            PartitionFiles(
+                plan, self._root.store, topic, configs, self._target, f"{topic}-{plan.partition}", self._link
+            )
+            for plan in plans
+        ]
+        written = write_segments([each.output() for each in files], self._progress)
+        for each, segments in zip(files, written, strict=True):
+            plan = each.plan
+            each.copy(self._progress)
+            log_end = each.finish(segments)
+            self._target.create(f"{each.folder}/{LEADER_EPOCHS_FILE}", leader_epochs_to_bytes(each.epochs()))
+            self._target.create(f"{each.folder}/{PARTITION_METADATA_FILE}", partition_metadata_to_bytes(topic_id))
+            key = (topic, plan.partition)
+            self._log_ends[key] = log_end
+            if plan.log_start > each.first_base:
+                self._log_starts[key] = plan.log_start
+            if plan.cleaned_through is not None:
+                self._cleaned[key] = plan.cleaned_through
+            yield ExportedPartition(
+                partition=plan.partition,
+                log_start=plan.log_start,
+                log_end=log_end,
+                last_stable=min(max(each.last_stable(), plan.log_start), log_end),
+                segments=each.segments,
+                nbytes=each.nbytes,
+                linked=each.linked,
+            )
+
+
+class _Stage:
+    """The folder beside `place` in which the export comes to be."""
+
+    def __init__(self, place: str, env: Env, durable: bool) -> None:
+        self._place = place
+        self._parent, name = os.path.split(place)
+        self._path = os.path.join(self._parent, f".{name}.partial-{env.new_id()}")
+        try:
+            os.makedirs(self._path)
+        except OSError as error:
+            raise store_error(error, "create", "", self._path) from None
+        self.store = LocalStore(self._path, durable=durable)
+        self._durable = durable
+
+    def publish(self) -> None:
+        """Give it its name, at once; `Conflict` if something lies there by now."""
+        try:
+            # Onto an empty directory this is atomic, too; one that is not empty stays as it is.
+            os.rename(self._path, self._place)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise _not_empty(self._place) from None
+            if error.errno in (errno.EBUSY, errno.EXDEV, errno.EPERM):
+                raise BadRequest(
+                    f"{self._place} cannot be replaced, it is a mount point or kept otherwise: name a new directory"
+                    " below it"
+                ) from None
+            raise store_error(error, "create", "", self._place) from None
+        if self._durable:
+            sync_folder(self._parent)
+
+    def discard(self) -> None:
+        """Leave nothing."""
+        shutil.rmtree(self._path, ignore_errors=True)

@@ -1,0 +1,252 @@
+"""The files of one exported partition: segments copied and written, the empty ones that say where the log ends.
+
+Every batch that goes out is looked at: copies are checked against the slice's CRC-32C, and their headers say which
+leader epochs there were. Indexes are copied where each entry is right and built anew where not: they have no checksum,
+and a broker believes them.
+
+The last segment is the one that a broker appends to, so it is never a copy that may be a link to a file of the root:
+behind a copy comes an empty segment at the log end, as a broker leaves it when it rolls. So does one where the log
+ends behind its last batch, and one at the log start where the first segment begins above it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from sparklog.compaction.producer_state import PartitionProducers, replay
+from sparklog.compaction.segment_output import SegmentOutput
+from sparklog.compaction.segment_writer import SegmentWriter
+from sparklog.errors import Conflict, Corrupt, NotFound
+from sparklog.export.plan import PartitionPlan
+from sparklog.format.checkpoint_files import LeaderEpoch
+from sparklog.format.producer_snapshot import snapshot_to_bytes
+from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike
+from sparklog.format.transaction_index import none
+from sparklog.kafka.import_segment import Batches, offset_index_of, time_index_of
+from sparklog.kafka.view import KafkaView
+from sparklog.log.configs import TopicConfigs
+from sparklog.log.fetch import MissingFile, read_window
+from sparklog.log.slices import FileSlices
+from sparklog.log.source_slices import SourceSlice
+from sparklog.maintenance.work import Progress
+from sparklog.storage.local import LocalStore
+from sparklog.storage.store import Store
+
+__all__ = ["PartitionFiles", "leader_epochs"]
+
+SUFFIXES = ("log", "index", "timeindex")
+
+
+@dataclass(slots=True)
+class PartitionFiles:
+    """Writes the partition of `plan` into `folder` of `target`; `source` and `topic` are where it comes from.
+
+    In this order: `output` (whose slices `write_segments` brings), `copy`, `finish`.
+    """
+
+    plan: PartitionPlan
+    source: Store
+    topic: str
+    configs: TopicConfigs
+    target: LocalStore
+    folder: str
+    link: bool
+    segments: int = 0
+    nbytes: int = 0
+    linked: int = 0
+    _epochs: list[tuple[int, int]] = field(default_factory=list)
+    _producers: PartitionProducers | None = None
+    _bases: list[int] = field(default_factory=list)
+
+    def output(self) -> SegmentOutput:
+        """What takes the slices that are written."""
+        plan = self.plan
+        writer = _NotingWriter(
+            self.target, self.folder, plan.partition, 0, "", self.configs, place=lambda base: f"{base:020d}.log"
+        )
+        writer.noted = self._epochs
+        return SegmentOutput(
+            self.source,
+            self.topic,
+            plan.written,
+            writer,
+            self.configs.segment_bytes,
+            lambda: self.producers().aborted,
+            plan.log_end if plan.cut else None,
+        )
+
+    def copy(self, progress: Progress) -> None:
+        """Copy or link the sealed segments."""
+        for row in self.plan.copied:
+            self._copy(row)
+            self._bases.append(int(_stem(row.path)))
+            self.segments += 1
+            self.nbytes += row.size
+            progress(row.records, row.size)
+
+    def finish(self, written: Iterable[FileSlices]) -> int:
+        """After all else: the empty segments and the producers' snapshot; the log end offset."""
+        plan, log_end, active = self.plan, self.plan.log_end, False
+        for file in written:
+            end = file.base[0] + file.offsets[0]
+            log_end = max(log_end, end)
+            active = end == log_end
+            self._bases.append(file.base[0])
+            self.segments += 1
+            self.nbytes += file.size
+        if not active:
+            self._empty(log_end)
+        if min(self._bases) > plan.log_start:
+            self._empty(plan.log_start)
+        if not plan.cut and log_end > plan.log_start:
+            entries = [each.entry(producer_id) for producer_id, each in self.producers().producers.items()]
+            self.target.create(f"{self.folder}/{log_end:020d}.snapshot", snapshot_to_bytes(entries))
+        return log_end
+
+    def epochs(self) -> list[LeaderEpoch]:
+        """What `leader-epoch-checkpoint` says."""
+        return leader_epochs(self._epochs, self.plan.log_start)
+
+    @property
+    def first_base(self) -> int:
+        """Base offset of the first segment."""
+        return min(self._bases)
+
+    def last_stable(self) -> int:
+        """The last stable offset of what was exported: lower than the log end where Kafka's transactions are open."""
+        if self.plan.history is None or not self.plan.cut:
+            return self.producers().last_stable
+        # The slice that was cut is not in the replay as it went out: what was written tells.
+        view = KafkaView(os.path.join(self.target.location, self.folder))
+        return view.bounds(self.topic)[self.plan.partition].last_stable
+
+    def producers(self) -> PartitionProducers:
+        """What Kafka's producers did up to the log end: nothing, where none of them wrote."""
+        if self._producers is None:
+            history, end = self.plan.history, self.plan.log_end
+            if history is None:
+                self._producers = PartitionProducers(end, none(), {})
+            else:
+                self._producers = replay(self.source, self.topic, history, end)
+        return self._producers
+
+    def _empty(self, base: int) -> None:
+        for suffix in SUFFIXES:
+            self.target.create(f"{self.folder}/{base:020d}.{suffix}", b"")
+        self._bases.append(base)
+        self.segments += 1
+
+    def _copy(self, row: SourceSlice) -> None:
+        stem = f"{self.folder}/{_stem(row.path)}"
+        linked = self.link and _linked(self.source, row.file, self.target, f"{stem}.log")
+        try:
+            batches = self._copy_log(row, None if linked else f"{stem}.log")
+            base = int(_stem(row.path))
+            raw = {suffix: self._beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
+        except MissingFile as missing:
+            raise Conflict(f"{missing.file} is gone: it was replaced since this was planned; export again") from None
+        if linked:
+            self.linked += row.size
+        interval = self.configs.index_interval_bytes
+        self.target.create(f"{stem}.index", offset_index_of(raw["index"], base, batches, interval))
+        self.target.create(f"{stem}.timeindex", time_index_of(raw["timeindex"], base, batches, interval))
+        if raw["txnindex"]:
+            self.target.create(f"{stem}.txnindex", raw["txnindex"])
+
+    def _copy_log(self, row: SourceSlice, key: str | None) -> Batches:
+        """Read and check a sealed segment, and write it to `key` if it is not there as a link."""
+        found = row.planned(self.topic, self.plan.partition)
+        writer = self.target.writer(key) if key is not None else None
+        columns: list[tuple[npt.NDArray[np.int64], ...]] = []
+        low = crc = 0
+        try:
+            while low < row.size:
+                data, headers = read_window(self.source, found, low, row.size)
+                columns.append(
+                    (headers.position + low, headers.base_offset, headers.last_offset, headers.max_timestamp)
+                )
+                note_epochs(self._epochs, headers)
+                crc = crc32c(data, crc)
+                low += len(data)
+                if writer is not None:
+                    writer.write(data)
+            if crc != row.crc:
+                raise Corrupt("the segment's CRC-32C is wrong: restore it", file=row.file, position=0, offset=row.base)
+        except BaseException:
+            if writer is not None:
+                writer.discard()
+            raise
+        if writer is not None:
+            writer.close()
+        return Batches(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+    def _beside(self, row: SourceSlice, suffix: str) -> bytes | None:
+        try:
+            return self.source.get(f"{row.file.removesuffix('log')}{suffix}")
+        except NotFound:
+            return None
+
+
+class _NotingWriter(SegmentWriter):
+    """Writes segments and notes the leader epochs of what it writes."""
+
+    noted: list[tuple[int, int]]
+
+    def append(
+        self,
+        data: BytesLike,
+        headers: BatchHeaders,
+        *,
+        records: int,
+        min_ts: int,
+        flags: int = 0,
+        modified_ms: int = NO_TIMESTAMP,
+    ) -> None:
+        super().append(data, headers, records=records, min_ts=min_ts, flags=flags, modified_ms=modified_ms)
+        note_epochs(self.noted, headers)
+
+
+def note_epochs(noted: list[tuple[int, int]], headers: BatchHeaders) -> None:
+    """Add (base offset, leader epoch) of each batch whose epoch is not that of the one before."""
+    changes = np.flatnonzero(np.diff(headers.leader_epoch, prepend=NO_LEADER_EPOCH - 1))
+    noted += zip(headers.base_offset[changes].tolist(), headers.leader_epoch[changes].tolist(), strict=True)
+
+
+def leader_epochs(noted: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:
+    """The entries of a `leader-epoch-checkpoint` from (base offset, epoch) of batches, in any order.
+
+    Kafka's rules: a batch of another epoch begins an entry and drops those that are not below it; the first entry
+    begins at the log start, also where the batches that began it are gone.
+    """
+    found: list[LeaderEpoch] = []
+    for offset, epoch in sorted(noted):
+        if epoch <= NO_LEADER_EPOCH or (found and found[-1].epoch == epoch):
+            continue
+        while found and (found[-1].epoch >= epoch or found[-1].start_offset >= offset):
+            found.pop()
+        found.append(LeaderEpoch(epoch, offset))
+    below = [entry for entry in found if entry.start_offset <= log_start] or found[:1]
+    return [LeaderEpoch(entry.epoch, log_start) for entry in below[-1:]] + found[len(below) :]
+
+
+def _stem(path: str) -> str:
+    return path.rsplit("/", 1)[-1].removesuffix(".log")
+
+
+def _linked(source: Store, file: str, target: LocalStore, key: str) -> bool:
+    """Whether the file is there now as a second name of the source's; not where they are on different disks."""
+    if not isinstance(source, LocalStore):
+        return False
+    path = os.path.join(target.location, key)
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.link(os.path.join(source.location, file), path)
+    except OSError:
+        return False
+    return True

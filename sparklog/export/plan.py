@@ -1,0 +1,124 @@
+"""Plans an export, from a snapshot alone: of each partition, which files are copied and which slices are written.
+
+A sealed slice is Kafka's segment already and is copied, whole, if what is wanted does not end inside it. All other
+slices are cut into segments by the same rule as sealing cuts them (`sparklog.log.segments`) and written by the same
+code. Nothing at or above the last stable offset goes out: in Kafka's files an open transaction of ours would be
+records like any others. Slices of aborted transactions are left out, which leaves a gap in the offsets.
+
+What is wanted may begin anywhere: the first file is kept whole and the log start says where records begin. It ends
+with the batch that holds the last wanted offset, as batches are not taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sparklog.compaction.segment_output import SealPart
+from sparklog.errors import NotFound
+from sparklog.log.configs import TopicConfigs
+from sparklog.log.segments import RollRule, segments_of
+from sparklog.log.slice_table import ABORTED
+from sparklog.log.slices import SliceFlag
+from sparklog.log.snapshot import Snapshot
+from sparklog.log.source_slices import SourceSlice, SourceSlices, source_slices
+
+__all__ = ["ExportRange", "PartitionPlan", "plan_export"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRange:
+    """What is wanted: partitions (None: all), first offset and offset behind the last, per partition.
+
+    A partition missing in `starts` begins at its log start, one missing in `ends` ends at its last stable offset.
+    """
+
+    partitions: tuple[int, ...] | None
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """One partition of an export.
+
+    * `log_start`, `log_end`: the offsets that go out; `cut`: batches from `log_end` on are left out of the last slice
+    * `copied`: sealed segments to copy; `written`: slices to write as segments, by segment
+    * `history`: all slices up to `log_end` where some hold batches of Kafka's producers, else None
+    * `cleaned_through`: Kafka's cleaner checkpoint, None for topics that are not compacted
+    """
+
+    partition: int
+    log_start: int
+    log_end: int
+    cut: bool
+    copied: tuple[SourceSlice, ...]
+    written: SealPart
+    history: SourceSlices | None
+    cleaned_through: int | None
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes of all that goes out, as they are now."""
+        return self.written.nbytes + sum(row.size for row in self.copied)
+
+
+def plan_export(snapshot: Snapshot, wanted: ExportRange) -> list[PartitionPlan]:
+    """The partitions in order. `NotFound` for a partition or an offset that is not there, or that is not stable."""
+    head = snapshot.head
+    known = range(head.partitions)
+    named = known if wanted.partitions is None else sorted({*wanted.partitions})
+    for partition in {*named, *wanted.starts, *wanted.ends}:
+        if partition not in known:
+            raise NotFound(f"topic '{snapshot.topic}' has partitions 0 to {len(known) - 1}, found {partition}")
+        if partition not in named:
+            raise NotFound(f"offsets are given for partition {partition}, which is not among those to export")
+    return [_planned(snapshot, partition, *_bounds(snapshot, partition, wanted)) for partition in named]
+
+
+def _bounds(snapshot: Snapshot, partition: int, wanted: ExportRange) -> tuple[int, int]:
+    head = snapshot.head
+    log_start, stable = int(head.log_start[partition]), int(head.last_stable()[partition])
+    start, end = wanted.starts.get(partition, log_start), wanted.ends.get(partition, stable)
+    if not log_start <= start <= end <= stable:
+        held = f", held back by an open transaction below {int(head.log_end[partition])}"
+        raise NotFound(
+            f"offsets {start} to {end} of {snapshot.topic}-{partition} are out of range: expected a part of "
+            f"{log_start} to {stable}{held if stable < head.log_end[partition] else ''}"
+        )
+    return start, end
+
+
+def _planned(snapshot: Snapshot, partition: int, start: int, end: int) -> PartitionPlan:
+    topic, configs = snapshot.topic, snapshot.head.configs
+    below = snapshot.slices.select(partition, 0, end)
+    below = below[below.status != ABORTED]
+    rows = below[below.end > start]
+    copied: list[SourceSlice] = []
+    segments: list[SourceSlices] = []
+    for segment in segments_of(rows, partition, end, RollRule.of(configs, snapshot.head.topic_id)):
+        if segment.rows == 0:
+            continue
+        sources = source_slices(topic, partition, rows[segment.first_row : segment.first_row + segment.rows])
+        first = sources.row(0)
+        if segment.sealed and first.end <= end and first.position == 0 and first.size == first.file_size:
+            copied.append(first)
+        else:
+            segments.append(sources)
+    kafkas = bool((below.flags & int(SliceFlag.KAFKA_PRODUCERS)).any())
+    history = source_slices(topic, partition, below) if kafkas else None
+    return PartitionPlan(
+        partition=partition,
+        log_start=start,
+        log_end=end,
+        cut=len(rows) > 0 and int(rows.end[-1]) > end,
+        copied=tuple(copied),
+        written=SealPart(partition, tuple(segments), history, end),
+        history=history,
+        cleaned_through=_cleaned_through(snapshot, configs, partition, end),
+    )
+
+
+def _cleaned_through(snapshot: Snapshot, configs: TopicConfigs, partition: int, end: int) -> int | None:
+    cleaned = min(int(snapshot.head.cleaned_through[partition]), end)
+    return cleaned if configs.is_compacted and cleaned > 0 else None
