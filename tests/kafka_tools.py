@@ -87,6 +87,8 @@ class KafkaTools:
     """DumpLogSegments; each call starts a JVM (half a second), so hand it many files at once."""
 
     def __init__(self, java: str, jars: Path) -> None:
+        self.java = java
+        self.jars = jars
         options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
         self._command = [java, *options, quiet, "-cp", f"{jars}{os.sep}*", "kafka.tools.DumpLogSegments"]

@@ -248,7 +248,7 @@ class _Export:
                 partition=plan.partition,
                 log_start=plan.log_start,
                 log_end=log_end,
-                last_stable=min(max(each.last_stable(), plan.log_start), log_end),
+                last_stable=each.last_stable(log_end),
                 segments=each.segments,
                 nbytes=each.nbytes,
                 linked=each.linked,

@@ -118,13 +118,16 @@ class PartitionFiles:
         """Base offset of the first segment."""
         return min(self._bases)
 
-    def last_stable(self) -> int:
-        """The last stable offset of what was exported: lower than the log end where Kafka's transactions are open."""
-        if self.plan.history is None or not self.plan.cut:
-            return self.producers().last_stable
+    def last_stable(self, log_end: int) -> int:
+        """The last stable offset of what was exported: below its log end where a transaction of Kafka's is open."""
+        plan = self.plan
+        if plan.history is None:
+            return log_end
+        if not plan.cut:
+            return min(max(self.producers().last_stable, plan.log_start), log_end)
         # The slice that was cut is not in the replay as it went out: what was written tells.
         view = KafkaView(os.path.join(self.target.location, self.folder))
-        return view.bounds(self.topic)[self.plan.partition].last_stable
+        return max(view.bounds(self.topic)[plan.partition].last_stable, plan.log_start)
 
     def producers(self) -> PartitionProducers:
         """What Kafka's producers did up to the log end: nothing, where none of them wrote."""

@@ -1,0 +1,90 @@
+"""`sparklog export`: what it writes, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import sparklog as package
+from sparklog.kafka import KafkaView
+from tests.cli.conftest import Sparklog
+from tests.compaction.test_kafka_tools import some_rows
+from tests.kafka.logs import read
+
+
+@pytest.fixture
+def orders(root: Path) -> Path:
+    """A topic of three partitions and three appends."""
+    topic = package.open(root, create=True).create_topic(
+        "orders", partitions=3, configs={"retention.ms": -1, "segment.bytes": 5000}
+    )
+    for seed in range(3):
+        topic.append(some_rows(120, seed))
+    return root
+
+
+def test_a_topic(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+    said = sparklog("export", "orders", "--to", tmp_path / "out")
+    topic = package.open(orders).topic("orders")
+    assert said.lines[0] == (
+        f"Topic: orders\tTopicId: {topic.head().topic_id}\tPartitionCount: 3\tConfigs: retention.ms=-1"
+    )
+    assert said.lines[1] == "Not for a broker: segment.bytes=5000 (Kafka takes no less than 1048576)"
+    assert said.lines[2].split() == ["PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED"]
+    assert [line.split()[:4] for line in said.lines[3:]] == [
+        [str(n), "0", str(end), str(end)] for n, end in enumerate(topic.head().log_end.tolist())
+    ]
+    view = KafkaView(tmp_path / "out")
+    assert sum(len(read(view, "orders", n)) for n in range(3)) == 360
+    assert "retention.ms=-1\n" in (tmp_path / "out" / "orders.properties").read_text()
+
+
+def test_parts_as_json(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+    identity = "kphX_vFrTMuzYXwDXyxQYA"
+    arguments = ("--partitions", "0,2", "--start", "0:5,2:7", "--topic-id", identity, "--link", "--json")
+    (said,) = json.loads(sparklog("export", "orders", "--to", tmp_path / "out", *arguments).out)
+    assert said["topic_id"] == identity
+    assert [(part["partition"], part["log_start"]) for part in said["partitions"]] == [(0, 5), (2, 7)]
+    assert f"topic_id: {identity}" in (tmp_path / "out" / "orders-2" / "partition.metadata").read_text()
+    (said,) = json.loads(sparklog("export", "orders", "--to", tmp_path / "every", "--start", "3", "--json").out)
+    assert [part["log_start"] for part in said["partitions"]] == [3, 3, 3]
+
+
+def test_older_versions(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+    sparklog("export", "orders", "--to", tmp_path / "one", "--as-of", "1")
+    view = KafkaView(tmp_path / "one")
+    assert sum(len(read(view, "orders", n)) for n in range(3)) == 120
+    said = sparklog("export", "orders", "--to", tmp_path / "none", "--as-of", "2001-01-01", code=1)
+    assert "created later" in said.err
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("orders", "--partitions", "x"), 2, "expected numbers such as 0,2-4, found 'x'"),
+        (("orders", "--end", "a:b"), 2, "PARTITION:OFFSET"),
+        (("orders", "--as-of", "yesterday"), 2, "2026-01-31T12:00:00"),
+        (("orders", "other", "--start", "1"), 2, "name the partitions"),
+        (("ordres",), 1, "did you mean 'orders'?"),
+        (("orders", "--partitions", "1-3"), 1, "partitions 0 to 2, found 3"),
+        (("orders", "--end", "0:100000"), 1, "out of range"),
+    ],
+)
+def test_what_it_refuses(
+    orders: Path, sparklog: Sparklog, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    assert words in sparklog("export", *arguments, "--to", tmp_path / "out", code=code).err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_that_is_not_empty(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+    sparklog("export", "orders", "--to", tmp_path / "out")
+    before = sorted(path.name for path in (tmp_path / "out").iterdir())
+    said = sparklog("export", "orders", "--to", tmp_path / "out", code=1)
+    assert said.err.endswith(
+        "is not empty: an export goes to a directory of its own; choose another or empty it [SPARKLOG_CONFLICT]\n"
+    )
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before

@@ -1,0 +1,196 @@
+"""A real broker opens what was exported: its consumers read what was there, under both isolation levels."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sparklog.compaction.run import compact_topic
+from sparklog.export import ExportedTopic, export_topics
+from sparklog.export.properties import broker_configs
+from sparklog.kafka.importing import import_log_dir
+from sparklog.log.append_writer import WriteOptions
+from sparklog.log.root import Root
+from sparklog.log.topic import Topic
+from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.maintenance.work import InProcess, Settings
+from tests.fixture_data import expected_offsets, expected_records
+from tests.kafka_broker import Broker, Consumed
+from tests.kafka_tools import Missing
+from tests.log.data_plane import START_MS, Place
+from tests.log.rewriting import prepared, resolve
+
+pytestmark = pytest.mark.slow
+
+DAY_MS = 86_400_000
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
+FIXTURES = (
+    *(("transactions", "data"), ("transactions-tv0", "data"), ("codecs", "data"), ("timestamps", "data")),
+    *(("segments", "data"), ("retention/delete-records", "start-moved")),
+    *((f"compaction/{name}", "after") for name in ("plain", "compressed", "transactions", "log-append-time")),
+    *(("compaction/tombstones-day", "pass-2"), ("compaction/producer-state", "after")),
+)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    """One that was started once and has an empty log dir."""
+    try:
+        found = Broker(tmp_path / "broker")
+    except Missing as missing:
+        pytest.skip(str(missing))
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def taken_in(broker: Broker, root: Root, folder: Path, topics: dict[str, Topic]) -> dict[str, ExportedTopic]:
+    """Create the topics, stop the broker, replace its files by those of exports, start it."""
+    found = {}
+    with broker:
+        ids = {
+            name: broker.create(name, topic.head().partitions, broker_configs(topic.head().configs)[0])
+            for name, topic in topics.items()
+        }
+    for name in topics:
+        (found[name],) = export_topics(root, folder / name, [name], topic_id=ids[name], link=True)
+        broker.replace(folder / name)
+    broker.start()
+    said = broker.said().rpartition("STARTING THE BROKER")[2]
+    assert "Loaded " in said or "Completed load of log" in said, said[-2000:]
+    for trouble in ("Corrupt", "orrupted", "ERROR", "stray", "Inconsistent"):
+        assert trouble not in said, [line for line in said.splitlines() if trouble in line][:5]
+    return found
+
+
+def scanned(topic: Topic, partition: int) -> list[Consumed]:
+    table = topic.scan(partitions=[partition], columns=COLUMNS).to_table()
+    times = table["timestamp"].cast(pa.int64()).to_pylist()
+    return [
+        Consumed(
+            row["offset"],
+            time,
+            row["timestampType"],
+            row["key"],
+            row["value"],
+            tuple((header["key"], header["value"]) for header in row["headers"] or ()),
+        )
+        for row, time in zip(table.drop_columns(["timestamp"]).to_pylist(), times, strict=True)
+    ]
+
+
+def rows(n: int, seed: int) -> pa.Table:
+    chance = random.Random(seed)
+    return pa.table(
+        {
+            "key": pa.array([b"k%d" % chance.randrange(30) for _ in range(n)], pa.binary()),
+            "value": pa.array([None if i % 9 == 0 else chance.randbytes(60) for i in range(n)], pa.binary()),
+            "timestamp": pa.array([START_MS + seed * 1000 + i for i in range(n)], pa.int64()),
+        }
+    )
+
+
+def fill(topic: Topic, seeds: range) -> None:
+    for seed in seeds:
+        topic.append(rows(100, seed), options=WriteOptions(codec=CODECS[seed % 5], batch_bytes=1500))
+
+
+def test_native_topics(broker: Broker, tmp_path: Path) -> None:
+    place = Place("local", tmp_path / "root")
+    small = {"segment.bytes": 15_000, "retention.ms": -1}
+    dirty = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
+    topics = {
+        "plain": place.topic(2, {"retention.ms": -1}, "plain"),
+        "sealed": place.topic(2, small, "sealed"),
+        "stamped": place.topic(2, {**small, "message.timestamp.type": "LogAppendTime"}, "stamped"),
+        "compacted": place.topic(2, {**small, **dirty}, "compacted"),
+        "gaps": place.topic(1, small, "gaps"),
+        "moved": place.topic(1, small, "moved"),
+        "empty": place.topic(1, {}, "empty"),
+    }
+    for name in ("plain", "sealed", "stamped", "compacted", "moved"):
+        fill(topics[name], range(12))
+    for number in range(5):
+        prepared(place, topics["gaps"], rows(40, 50 + number), "tx", number)
+        resolve(place, topics["gaps"], "tx", number, committed=number % 2 == 1)
+    prepared(place, topics["gaps"], rows(40, 60), "open", 1)
+    topics["moved"].delete_records({0: 555})
+    for name in ("sealed", "stamped", "compacted", "moved"):
+        report = compact_topic(
+            topics[name], Settings(now_ms=place.clock.now_ms + 2 * DAY_MS), InProcess(), roll=name == "compacted"
+        )
+        assert not report.failures
+    fill(topics["compacted"], range(20, 22))
+    found = taken_in(broker, place.root, tmp_path / "out", topics)
+    assert any(part.linked for part in found["sealed"].partitions)
+    for name, topic in topics.items():
+        for part in found[name].partitions:
+            expected = scanned(topic, part.partition)
+            assert len(expected) > 50 or name == "empty"
+            for level in LEVELS:
+                answer = broker.consume(name, part.partition, level)
+                assert answer == (part.log_start, part.log_end, expected), (name, part.partition, level)
+    assert found["moved"].partitions[0].log_start == 555
+    assert found["gaps"].partitions[0].log_end == 200
+    lines = broker.console("compacted", READ_COMMITTED)
+    assert len(lines) == sum(len(scanned(topics["compacted"], partition)) for partition in (0, 1))
+    # Somebody goes on writing there, and the broker rolls, restarts and reads it all again.
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=broker.address, acks="all", linger_ms=0)
+    sent = [producer.send("sealed", b"after", partition=0).get(30).offset for _ in range(3)]
+    producer.close()
+    end = found["sealed"].partitions[0].log_end
+    assert sent == [end, end + 1, end + 2]
+    broker.stop()
+    broker.start()
+    start, last, records = broker.consume("sealed", 0, READ_COMMITTED)
+    assert (start, last) == (0, end + 3)
+    assert records[:-3] == scanned(topics["sealed"], 0)
+    # The files that were linked are what they were.
+    assert scanned(place.reopened("sealed"), 0) == records[:-3]
+
+
+def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> None:
+    place = Place("local", tmp_path / "root")
+    topics: dict[str, Topic] = {}
+    told: dict[str, tuple[Path, str]] = {}
+    for fixture, stage in FIXTURES:
+        folder = fixtures / fixture
+        configs = {"retention.ms": -1, "cleanup.policy": "delete"}
+        if fixture.startswith("compaction"):
+            kafkas = json.loads((folder / "fixture.json").read_text())["configs"]
+            configs = {"cleanup.policy": "compact", "delete.retention.ms": kafkas.get("delete.retention.ms", DAY_MS)}
+        place = Place("local", tmp_path / "roots" / fixture.replace("/", "-"))
+        for name in import_log_dir(place.root, folder / stage, configs=configs):
+            if name not in topics:
+                topics[name] = place.root.topic(name)
+                told[name] = (folder, stage)
+    assert len(topics) > 8
+    with broker:
+        ids = {
+            name: broker.create(name, topic.head().partitions, broker_configs(topic.head().configs)[0])
+            for name, topic in topics.items()
+        }
+    for name, topic in topics.items():
+        export_topics(topic.root, tmp_path / "out" / name, [name], topic_id=ids[name])
+        broker.replace(tmp_path / "out" / name)
+    broker.start()
+    for name, (folder, stage) in told.items():
+        for partition in range(topics[name].head().partitions):
+            bounds = expected_offsets(folder, stage)[f"{name}-{partition}"]
+            for level, last in zip(LEVELS, ("highWatermark", "lastStableOffset"), strict=True):
+                expected = [
+                    Consumed(r.offset, r.timestamp, r.timestamp_type, r.key, r.value, r.headers)
+                    for r in expected_records(folder, f"{name}-{partition}", level, stage)
+                ]
+                start, end, records = broker.consume(name, partition, level)
+                assert (start, end) == (bounds["logStartOffset"], bounds[last]), (name, partition, level)
+                assert records == expected, (name, partition, level)

@@ -1,0 +1,155 @@
+"""Kafka's log dirs imported and exported again: Kafka's bytes, and what Kafka's consumer and tools say of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparklog.export import ExportedTopic, export_topics
+from sparklog.format.checkpoint_files import (
+    CLEANER_OFFSETS_FILE,
+    HIGH_WATERMARKS_FILE,
+    LEADER_EPOCHS_FILE,
+    LOG_STARTS_FILE,
+    RECOVERY_POINTS_FILE,
+    parse_leader_epochs,
+    parse_offsets,
+)
+from sparklog.format.producer_snapshot import ProducerEntry, parse_snapshot
+from sparklog.kafka import KafkaView, is_internal
+from sparklog.kafka.importing import import_log_dir
+from sparklog.log.root import Root, open_root
+from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.storage.memory import MemoryStore
+from tests.fixture_data import expected_offsets, expected_records, fixture_tree, partitions, split_partition
+from tests.kafka.logs import read, without_epochs
+from tests.kafka.test_importing import STAGES, keeps
+from tests.kafka_tools import KafkaTools
+from tests.log.data_plane import Clock
+
+DAMAGED_INDEXES = ("indexes-missing", "indexes-wrong")
+# The cleaner expired these producers by a clock of its own, or their batches are gone: Kafka has them from before.
+REMEMBERED = ("compaction", "retention")
+
+
+def imported_from(folder: Path) -> Root:
+    """A root with the topics of a log dir, under the configs that it was written with."""
+    facts = json.loads((folder.parent / "fixture.json").read_text())
+    configs = {k: v for k, v in (facts.get("configs") or {}).items() if k != "cleanup.policy"}
+    if folder.parent.parent.name == "compaction":
+        configs["cleanup.policy"] = facts["configs"].get("cleanup.policy", "compact")
+    root = open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    import_log_dir(root, folder, configs=configs, force=True)
+    return root
+
+
+def exported(root: Root, folder: Path) -> list[ExportedTopic]:
+    return export_topics(root, folder, root.topics(), durable=False)
+
+
+def names_in(folder: Path) -> list[str]:
+    return [name for name in partitions(folder) if not is_internal(split_partition(name)[0])]
+
+
+@pytest.mark.parametrize(("fixture", "stage"), STAGES)
+def test_a_round_trip_reads_as_kafkas_consumer_reads_it(
+    fixtures: Path, tmp_path: Path, fixture: str, stage: str
+) -> None:
+    found = exported(imported_from(fixtures / fixture / stage), tmp_path / "out")
+    view = KafkaView(tmp_path / "out")
+    told = stage if stage != "data-after-clean-shutdown" else "data"
+    expected = expected_offsets(fixtures / fixture, told)
+    said = {(topic.topic, part.partition): part for topic in found for part in topic.partitions}
+    assert partitions(tmp_path / "out") == names_in(fixtures / fixture / stage)
+    for name in names_in(fixtures / fixture / stage):
+        topic, number = split_partition(name)
+        for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
+            records = without_epochs(expected_records(fixtures / fixture, name, isolation, told))
+            assert read(view, topic, number, isolation) == records, (name, isolation)
+        bounds, part, kafka = view.bounds(topic)[number], said[topic, number], expected[name]
+        assert bounds.log_start == part.log_start == kafka["logStartOffset"]
+        assert bounds.log_end == part.log_end == kafka["logEndOffset"]
+        assert bounds.last_stable == part.last_stable == kafka["lastStableOffset"]
+        assert view.topic_id(topic) == next(each.topic_id for each in found if each.topic == topic)
+
+
+@pytest.mark.parametrize(("fixture", "stage"), STAGES)
+def test_the_files_are_kafkas(fixtures: Path, tmp_path: Path, fixture: str, stage: str) -> None:
+    source, target = fixtures / fixture / stage, tmp_path / "out"
+    root = imported_from(source)
+    exported(root, target)
+    for name in names_in(source):
+        topic, number = split_partition(name)
+        log_start = int(root.topic(topic).head().log_start[number])
+        logs = sorted((source / name).glob("*.log"))
+        for log, after in zip(logs, [*logs[1:], None], strict=True):
+            copy = target / name / log.name
+            if keeps(log, after, log_start):
+                same_segment(log, copy, active=after is None)
+        mine = parse_leader_epochs((target / name / LEADER_EPOCHS_FILE).read_bytes())
+        kafkas = parse_leader_epochs((source / name / LEADER_EPOCHS_FILE).read_bytes())
+        # Kafka knows more: epochs without batches, and where an epoch began before its batches were cleaned away.
+        known = {entry.epoch: entry.start_offset for entry in kafkas}
+        assert bool(mine) == any(log.read_bytes() for log in (target / name).glob("*.log"))
+        for entry in mine:
+            assert entry.start_offset >= max(log_start, known[entry.epoch])
+
+
+def same_segment(kafkas: Path, copy: Path, *, active: bool) -> None:
+    """Byte for byte, but for zeros behind the last batch and indexes of a kind that the import builds anew."""
+    log = copy.read_bytes()
+    data = kafkas.read_bytes()
+    assert data[: len(log)] == log
+    assert log == data or (active and not data[len(log) :].strip(b"\0"))
+    if not log:
+        return
+    told = kafkas.with_suffix(".txnindex")
+    mine = copy.with_suffix(".txnindex")
+    assert (told.read_bytes() if told.exists() else b"") == (mine.read_bytes() if mine.exists() else b"")
+    if not active:
+        for suffix in (".index", ".timeindex"):
+            assert copy.with_suffix(suffix).read_bytes() == kafkas.with_suffix(suffix).read_bytes(), copy
+
+
+@pytest.mark.parametrize(("fixture", "stage"), STAGES)
+def test_checkpoints_and_snapshots_are_kafkas(fixtures: Path, tmp_path: Path, fixture: str, stage: str) -> None:
+    source, target = fixtures / fixture / stage, tmp_path / "out"
+    exported(imported_from(source), target)
+    told = stage if stage != "data-after-clean-shutdown" else "data"
+    expected = expected_offsets(fixtures / fixture, told)
+    ends = {split_partition(name): expected[name]["logEndOffset"] for name in names_in(source)}
+    for name in (HIGH_WATERMARKS_FILE, RECOVERY_POINTS_FILE):
+        assert parse_offsets((target / name).read_bytes()) == ends
+    starts = parse_offsets((target / LOG_STARTS_FILE).read_bytes())
+    for name in names_in(source):
+        first = min(int(log.stem) for log in (target / name).glob("*.log"))
+        start = expected[name]["logStartOffset"]
+        assert starts.get(split_partition(name), first) == start
+        assert (split_partition(name) in starts) == (start > first)
+        kafkas = sorted((source / name).glob("*.snapshot"))
+        mine = sorted((target / name).glob("*.snapshot"))
+        if mine and kafkas and kafkas[-1].name == mine[-1].name and not fixture.startswith(REMEMBERED):
+            assert entries(mine[-1]) == entries(kafkas[-1])
+    cleaned = source / CLEANER_OFFSETS_FILE
+    if cleaned.exists() and fixture.startswith("compaction/"):
+        assert parse_offsets((target / CLEANER_OFFSETS_FILE).read_bytes()) == {
+            key: offset for key, offset in parse_offsets(cleaned.read_bytes()).items() if offset and key in ends
+        }
+
+
+def entries(path: Path) -> list[ProducerEntry]:
+    return sorted(parse_snapshot(path.read_bytes()), key=lambda entry: entry.producer_id)
+
+
+def test_dump_log_segments_finds_no_fault(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:
+    chosen = [each for each in STAGES if each[1] in ("data", "before", "after", "pass-2", "start-moved")]
+    logs: list[Path] = []
+    for fixture, stage in [*chosen, *((f"damaged/{name}", "data") for name in DAMAGED_INDEXES)]:
+        folder = tmp_path / fixture.replace("/", "_") / stage
+        folder.parent.mkdir(exist_ok=True)
+        exported(imported_from(fixture_tree() / fixture / stage), folder)
+        logs += folder.glob("*/*.log")
+    assert len(logs) > 300
+    assert kafka_tools.complaints(sorted(logs), emptied=True) == []
