@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyspark
+
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     LOG_STARTS_FILE,
@@ -25,8 +27,16 @@ from sparklog.format.checkpoint_files import (
     offsets_to_bytes,
     parse_offsets,
 )
-from tests.kafka_tools import find_tools
+from tests.kafka_tools import KAFKA_VERSION, fetched_jars, find_java, kafka_jars
 
+_IVY = f"""<ivy-module version="2.0">
+  <info organisation="sparklog" module="kafka-console"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+    <dependency org="org.apache.kafka" name="kafka-tools" rev="{KAFKA_VERSION}" conf="default->master(*)"/>
+  </dependencies>
+</ivy-module>
+"""
 START_SECONDS = 90
 STOP_SECONDS = 60
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
@@ -49,11 +59,12 @@ class Broker:
 
     def __init__(self, folder: Path) -> None:
         """`Missing` (of `tests.kafka_tools`) where it cannot be run."""
-        tools = find_tools()
         self.folder = folder
         self.data = folder / "data"
-        self._java = tools.java
-        self._classes = f"{tools.jars}{os.sep}*"
+        self._java = find_java()
+        # Kafka's Scala code needs reflection, which its own jars leave to the installation.
+        scala = (Path(pyspark.__file__).parent / "jars").glob("scala-reflect-*.jar")
+        self._classes = os.pathsep.join([f"{kafka_jars()}{os.sep}*", *map(str, scala)])
         self._log = folder / "broker.log"
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,23 +176,24 @@ class Broker:
 
     def console(self, topic: str, isolation: str, timeout_ms: int = 4000) -> list[str]:
         """Lines `Partition:<n>\\tOffset:<n>\\t<value>` of Java's console consumer, from the beginning."""
+        tools = fetched_jars(f"kafka-tools-{KAFKA_VERSION}", _IVY, f"kafka-tools-{KAFKA_VERSION}.jar")
         answer = self._run(
             "org.apache.kafka.tools.consumer.ConsoleConsumer",
             *("--bootstrap-server", self.address, "--topic", topic, "--from-beginning"),
             *("--isolation-level", isolation, "--timeout-ms", str(timeout_ms)),
             *("--formatter-property", "print.partition=true", "--formatter-property", "print.offset=true"),
+            classes=f"{tools}{os.sep}*",
         )
         return answer.splitlines()
 
-    def _command(self, name: str, *arguments: str) -> list[str]:
+    def _command(self, name: str, *arguments: str, classes: str = "") -> list[str]:
         options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
         quiet = "-Dorg.slf4j.simpleLogger.log.org.apache.kafka=info"
-        return [self._java, *options, quiet, "-cp", self._classes, name, *arguments]
+        return [self._java, *options, quiet, "-cp", f"{self._classes}{os.pathsep}{classes}", name, *arguments]
 
-    def _run(self, name: str, *arguments: str) -> str:
-        answer = subprocess.run(
-            self._command(name, *arguments), capture_output=True, text=True, timeout=120, check=False
-        )
+    def _run(self, name: str, *arguments: str, classes: str = "") -> str:
+        command = self._command(name, *arguments, classes=classes)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert answer.returncode == 0, (answer.stdout + answer.stderr)[-2000:]
         return answer.stdout
 

@@ -87,8 +87,6 @@ class KafkaTools:
     """DumpLogSegments; each call starts a JVM (half a second), so hand it many files at once."""
 
     def __init__(self, java: str, jars: Path) -> None:
-        self.java = java
-        self.jars = jars
         options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
         self._command = [java, *options, quiet, "-cp", f"{jars}{os.sep}*", "kafka.tools.DumpLogSegments"]
@@ -151,14 +149,24 @@ class KafkaTools:
 
 def find_tools() -> KafkaTools:
     """The tools, jars fetched at first use. `Missing` without Java, Spark's Ivy or a network."""
-    java = _java()
+    return KafkaTools(find_java(), kafka_jars())
+
+
+def kafka_jars() -> Path:
+    """The folder of Kafka's jars, broker included, fetched at first use. `Missing` as above."""
     given = os.environ.get(JARS_VARIABLE)
     if given:
-        return KafkaTools(java, Path(given))
-    folder = cache_folder() / f"kafka-{KAFKA_VERSION}"
+        return Path(given)
+    return fetched_jars(f"kafka-{KAFKA_VERSION}", _IVY, f"kafka_2.13-{KAFKA_VERSION}.jar")
+
+
+def fetched_jars(name: str, ivy: str, proof: str) -> Path:
+    """The folder of what an Ivy file names, fetched at first use; the jar `proof` must be among it. `Missing` as
+    above."""
+    folder = cache_folder() / name
     if not (folder / COMPLETE).exists():
-        _resolve(java, folder)
-    return KafkaTools(java, folder)
+        _resolve(find_java(), folder, ivy, proof)
+    return folder
 
 
 def cache_folder() -> Path:
@@ -212,7 +220,8 @@ def _wrong(lines: list[str] | None) -> Iterator[str]:
         yield f"{count} records are missing at the end"
 
 
-def _java() -> str:
+def find_java() -> str:
+    """The `java` of JAVA_HOME or the PATH, else `Missing`."""
     home = os.environ.get("JAVA_HOME")
     candidates = [shutil.which("java", path=f"{home}/bin")] if home else []
     found = next(filter(None, [*candidates, shutil.which("java")]), None)
@@ -221,7 +230,7 @@ def _java() -> str:
     return found
 
 
-def _resolve(java: str, folder: Path) -> None:
+def _resolve(java: str, folder: Path, ivy_file: str, proof: str) -> None:
     """Fetch the jars to `folder`: whole or not there, however many runs begin at once."""
     try:
         import pyspark
@@ -233,7 +242,7 @@ def _resolve(java: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=folder.name + "-", dir=folder.parent))
     try:
-        (work / "ivy.xml").write_text(_IVY)
+        (work / "ivy.xml").write_text(ivy_file)
         (work / "settings.xml").write_text(_SETTINGS)
         command = [
             *(java, "-Xmx256m", "-jar", str(ivy), "-warn", "-cache", str(work / "cache")),
@@ -241,7 +250,7 @@ def _resolve(java: str, folder: Path) -> None:
             *("-types", "jar", "bundle", "-retrieve", f"{work}/jars/[artifact]-[revision](-[classifier]).[ext]"),
         ]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS, check=False)
-        if answer.returncode or not (work / "jars" / f"kafka_2.13-{KAFKA_VERSION}.jar").exists():
+        if answer.returncode or not (work / "jars" / proof).exists():
             said = " | ".join(line.strip() for line in (answer.stdout + answer.stderr).splitlines() if line.strip())
             raise Missing(f"Kafka's jars cannot be fetched (set {JARS_VARIABLE} to a folder of them): {said[-300:]}")
         (work / "jars" / COMPLETE).touch()
