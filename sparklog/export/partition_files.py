@@ -24,9 +24,10 @@ from sparklog.compaction.segment_output import SegmentOutput
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, Corrupt, NotFound
 from sparklog.export.plan import PartitionPlan
+from sparklog.format import transaction_index
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.producer_snapshot import snapshot_to_bytes
-from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike
+from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike, crc_failures
 from sparklog.format.transaction_index import none
 from sparklog.kafka.import_segment import Batches, offset_index_of, time_index_of
 from sparklog.kafka.view import KafkaView
@@ -63,6 +64,7 @@ class PartitionFiles:
     _epochs: list[tuple[int, int]] = field(default_factory=list)
     _producers: PartitionProducers | None = None
     _bases: list[int] = field(default_factory=list)
+    _copied_end: int = 0
 
     def output(self) -> SegmentOutput:
         """What takes the slices that are written."""
@@ -85,14 +87,11 @@ class PartitionFiles:
         """Copy or link the sealed segments."""
         for row in self.plan.copied:
             self._copy(row)
-            self._bases.append(int(_stem(row.path)))
-            self.segments += 1
-            self.nbytes += row.size
             progress(row.records, row.size)
 
     def finish(self, written: Iterable[FileSlices]) -> int:
         """After all else: the empty segments and the producers' snapshot; the log end offset."""
-        plan, log_end, active = self.plan, self.plan.log_end, False
+        plan, log_end, active = self.plan, max(self.plan.log_end, self._copied_end), False
         for file in written:
             end = file.base[0] + file.offsets[0]
             log_end = max(log_end, end)
@@ -147,23 +146,38 @@ class PartitionFiles:
 
     def _copy(self, row: SourceSlice) -> None:
         stem = f"{self.folder}/{_stem(row.path)}"
-        linked = self.link and _linked(self.source, row.file, self.target, f"{stem}.log")
+        whole = row.end <= self.plan.log_end
+        linked = self.link and whole and _linked(self.source, row.file, self.target, f"{stem}.log")
         try:
-            batches = self._copy_log(row, None if linked else f"{stem}.log")
-            base = int(_stem(row.path))
-            raw = {suffix: self._beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
+            copied = self._copy_log(row, whole, None if linked else f"{stem}.log")
         except MissingFile as missing:
             raise Conflict(f"{missing.file} is gone: it was replaced since this was planned; export again") from None
-        if linked:
-            self.linked += row.size
-        interval = self.configs.index_interval_bytes
+        if copied is None:
+            return
+        base, interval, batches = int(_stem(row.path)), self.configs.index_interval_bytes, copied.batches
+        raw = {suffix: self._beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
+        if not whole:
+            # Of a part the time index would end with a time that may not be in it.
+            raw["index"] = raw["timeindex"] = None
         self.target.create(f"{stem}.index", offset_index_of(raw["index"], base, batches, interval))
         self.target.create(f"{stem}.timeindex", time_index_of(raw["timeindex"], base, batches, interval))
-        if raw["txnindex"]:
-            self.target.create(f"{stem}.txnindex", raw["txnindex"])
+        aborted = raw["txnindex"]
+        if aborted and not whole:
+            found = transaction_index.parse(aborted, base, file=row.file)
+            aborted = found.select(found.last_offsets <= batches.last_offset[-1]).to_bytes()
+        if aborted:
+            self.target.create(f"{stem}.txnindex", aborted)
+        self._bases.append(base)
+        self._copied_end = int(batches.last_offset[-1]) + 1
+        self.segments += 1
+        self.nbytes += copied.nbytes
+        self.linked += copied.nbytes if linked else 0
 
-    def _copy_log(self, row: SourceSlice, key: str | None) -> Batches:
-        """Read and check a sealed segment, and write it to `key` if it is not there as a link."""
+    def _copy_log(self, row: SourceSlice, whole: bool, key: str | None) -> _Copied | None:
+        """Read and check a sealed segment, or the wanted part of it, and write it to `key` if it is no link already.
+
+        None: nothing of it is wanted.
+        """
         found = row.planned(self.topic, self.plan.partition)
         writer = self.target.writer(key) if key is not None else None
         columns: list[tuple[npt.NDArray[np.int64], ...]] = []
@@ -171,29 +185,47 @@ class PartitionFiles:
         try:
             while low < row.size:
                 data, headers = read_window(self.source, found, low, row.size)
-                columns.append(
-                    (headers.position + low, headers.base_offset, headers.last_offset, headers.max_timestamp)
-                )
-                note_epochs(self._epochs, headers)
+                kept = headers if whole else headers[: _wanted(headers, self.plan.log_end)]
+                if len(kept) < len(headers):
+                    data = data[: int(kept.position[-1] + kept.size[-1]) if len(kept) else 0]
+                if not whole:
+                    _check_batches(data, kept, row, low)
+                columns.append((kept.position + low, kept.base_offset, kept.last_offset, kept.max_timestamp))
+                note_epochs(self._epochs, kept)
                 crc = crc32c(data, crc)
                 low += len(data)
                 if writer is not None:
                     writer.write(data)
-            if crc != row.crc:
+                if len(kept) < len(headers):
+                    break
+            if whole and crc != row.crc:
                 raise Corrupt("the segment's CRC-32C is wrong: restore it", file=row.file, position=0, offset=row.base)
         except BaseException:
             if writer is not None:
                 writer.discard()
             raise
         if writer is not None:
-            writer.close()
-        return Batches(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+            if low:
+                writer.close()
+            else:
+                writer.discard()
+        return (
+            _Copied(Batches(*(np.concatenate(column) for column in zip(*columns, strict=True))), low) if low else None
+        )
 
     def _beside(self, row: SourceSlice, suffix: str) -> bytes | None:
         try:
             return self.source.get(f"{row.file.removesuffix('log')}{suffix}")
         except NotFound:
             return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What was copied of a sealed segment: its batches, and their bytes."""
+
+    batches: Batches
+    nbytes: int
 
 
 class _NotingWriter(SegmentWriter):
@@ -225,17 +257,44 @@ def leader_epochs(noted: Iterable[tuple[int, int]], log_start: int) -> list[Lead
     """The entries of a `leader-epoch-checkpoint` from (base offset, epoch) of batches, in any order.
 
     Kafka's rules: a batch of another epoch begins an entry and drops those that are not below it; the first entry
-    begins at the log start, also where the batches that began it are gone.
+    begins at the log start, also where the batches that began it are gone. Messages of formats v0 and v1 have no epoch.
     """
     found: list[LeaderEpoch] = []
-    for offset, epoch in sorted(noted):
+    batches = sorted(noted)
+    for offset, epoch in batches:
         if epoch <= NO_LEADER_EPOCH or (found and found[-1].epoch == epoch):
             continue
         while found and (found[-1].epoch >= epoch or found[-1].start_offset >= offset):
             found.pop()
         found.append(LeaderEpoch(epoch, offset))
-    below = [entry for entry in found if entry.start_offset <= log_start] or found[:1]
+    below = [entry for entry in found if entry.start_offset <= log_start]
+    if not below and batches and batches[0][1] > NO_LEADER_EPOCH:
+        below = found[:1]
     return [LeaderEpoch(entry.epoch, log_start) for entry in below[-1:]] + found[len(below) :]
+
+
+def _wanted(headers: BatchHeaders, end: int) -> int:
+    """How many of these batches, from the first on, may hold offsets below `end`.
+
+    Where a wrapper of message format v0 or v1 begins only its messages tell: behind the batch before it, at least.
+    """
+    begins = np.where(
+        headers.is_legacy, np.append(headers.base_offset[:1], headers.next_offset[:-1]), headers.base_offset
+    )
+    return int(np.searchsorted(begins, end))
+
+
+def _check_batches(data: memoryview, headers: BatchHeaders, row: SourceSlice, low: int) -> None:
+    """`Corrupt` unless each batch's checksum is right; `data` begins at byte `low` of the segment."""
+    wrong = crc_failures(data, headers)
+    if len(wrong):
+        position, offset = int(headers.position[wrong[0]]), int(headers.base_offset[wrong[0]])
+        raise Corrupt(
+            "the batch's checksum does not match its bytes: restore it",
+            file=row.file,
+            position=low + position,
+            offset=offset,
+        )
 
 
 def _stem(path: str) -> str:

@@ -1,6 +1,6 @@
 """Plans an export, from a snapshot alone: of each partition, which files are copied and which slices are written.
 
-A sealed slice is Kafka's segment already and is copied, whole, if what is wanted does not end inside it. All other
+A sealed slice is Kafka's segment already and is copied, as far as it is wanted. All other
 slices are cut into segments by the same rule as sealing cuts them (`sparklog.log.segments`) and written by the same
 code. Nothing at or above the last stable offset goes out: in Kafka's files an open transaction of ours would be
 records like any others. Slices of aborted transactions are left out, which leaves a gap in the offsets.
@@ -42,7 +42,7 @@ class ExportRange:
 class PartitionPlan:
     """One partition of an export.
 
-    * `log_start`, `log_end`: the offsets that go out; `cut`: batches from `log_end` on are left out of the last slice
+    * `log_start`, `log_end`: the offsets that go out; `cut`: the last slice goes on behind them, and is not taken whole
     * `copied`: sealed segments to copy; `written`: slices to write as segments, by segment
     * `history`: all slices up to `log_end` where some hold batches of Kafka's producers, else None
     * `cleaned_through`: Kafka's cleaner checkpoint, None for topics that are not compacted
@@ -101,7 +101,7 @@ def _planned(snapshot: Snapshot, partition: int, start: int, end: int) -> Partit
             continue
         sources = source_slices(topic, partition, rows[segment.first_row : segment.first_row + segment.rows])
         first = sources.row(0)
-        if segment.sealed and first.end <= end and first.position == 0 and first.size == first.file_size:
+        if segment.sealed and first.position == 0 and first.size == first.file_size:
             copied.append(first)
         else:
             segments.append(sources)

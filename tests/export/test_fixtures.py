@@ -29,6 +29,7 @@ from tests.kafka.test_importing import STAGES, keeps
 from tests.kafka_tools import KafkaTools
 from tests.log.data_plane import Clock
 
+CONVERTED = ("compaction/old-formats", "compaction-by-broker")
 DAMAGED_INDEXES = ("indexes-missing", "indexes-wrong")
 # The cleaner expired these producers by a clock of its own, or their batches are gone: Kafka has them from before.
 REMEMBERED = ("compaction", "retention")
@@ -92,9 +93,12 @@ def test_the_files_are_kafkas(fixtures: Path, tmp_path: Path, fixture: str, stag
         kafkas = parse_leader_epochs((source / name / LEADER_EPOCHS_FILE).read_bytes())
         # Kafka knows more: epochs without batches, and where an epoch began before its batches were cleaned away.
         known = {entry.epoch: entry.start_offset for entry in kafkas}
-        assert bool(mine) == any(log.read_bytes() for log in (target / name).glob("*.log"))
+        assert (
+            mine or fixture.startswith("legacy/") or not any(log.read_bytes() for log in (target / name).glob("*.log"))
+        )
         for entry in mine:
-            assert entry.start_offset >= max(log_start, known[entry.epoch])
+            # Kafka's cleaner gives old messages that it converts an epoch, which a broker's recovery would enter.
+            assert entry.start_offset >= max(log_start, known[entry.epoch] if fixture not in CONVERTED else 0)
 
 
 def same_segment(kafkas: Path, copy: Path, *, active: bool) -> None:
@@ -104,6 +108,9 @@ def same_segment(kafkas: Path, copy: Path, *, active: bool) -> None:
     assert data[: len(log)] == log
     assert log == data or (active and not data[len(log) :].strip(b"\0"))
     if not log:
+        return
+    if "broker-2.8.2" in kafkas.parts:
+        # Of an append of several batches Kafka 2.8.2 indexed the last one.
         return
     told = kafkas.with_suffix(".txnindex")
     mine = copy.with_suffix(".txnindex")
