@@ -174,3 +174,27 @@ def test_dump_log_segments_finds_no_fault(fixtures: Path, kafka_tools: KafkaTool
         logs += folder.glob("*/*.log")
     assert len(logs) > 300
     assert kafka_tools.complaints(sorted(logs), emptied=True) == []
+
+
+@pytest.mark.parametrize(
+    "fixture", ["legacy/builder-v0", "legacy/builder-mixed", "legacy/builder-gaps", "transactions"]
+)
+def test_parts_end_with_whole_batches_in_every_format(fixtures: Path, tmp_path: Path, fixture: str) -> None:
+    root = imported_from(fixtures / fixture / "data")
+    cut = 0
+    for name in names_in(fixtures / fixture / "data"):
+        topic, number = split_partition(name)
+        records = without_epochs(expected_records(fixtures / fixture, name, READ_UNCOMMITTED))
+        log_end = expected_offsets(fixtures / fixture)[name]["logEndOffset"]
+        log_start = expected_offsets(fixtures / fixture)[name]["logStartOffset"]
+        for end in range(log_start, log_end, max((log_end - log_start) // 6, 1)):
+            out = tmp_path / f"{name}-{end}"
+            (found,) = export_topics(root, out, [topic], partitions=[number], ends={number: end}, durable=False)
+            (part,) = found.partitions
+            view = KafkaView(out)
+            bounds = view.bounds(topic)[number]
+            assert (bounds.log_end, bounds.last_stable) == (part.log_end, part.last_stable)
+            assert end <= part.log_end <= log_end
+            assert read(view, topic, number) == [record for record in records if record.offset < part.log_end]
+            cut += part.log_end > end
+    assert cut
