@@ -132,18 +132,25 @@ class Broker:
             time.sleep(0.1)
         return metadata.read_text().rpartition("topic_id: ")[2].strip()
 
-    def replace(self, exported: Path) -> None:
-        """Put the partition folders of an export in the place of the stopped broker's own, as the manual says."""
+    def replace(self, exported: Path, topic: str, name: str | None = None) -> None:
+        """Put the partitions of an exported topic in the place of the stopped broker's own, as the manual says.
+
+        `name`: what the topic is called there.
+        """
         assert self._process is None
-        for folder in sorted(path for path in exported.iterdir() if path.is_dir()):
-            shutil.rmtree(self.data / folder.name)
-            shutil.copytree(folder, self.data / folder.name)
-        for name in (LOG_STARTS_FILE, CLEANER_OFFSETS_FILE):
-            known = self.data / name
-            old = parse_offsets(known.read_bytes()) if known.exists() else {}
-            known.write_bytes(offsets_to_bytes({**old, **parse_offsets((exported / name).read_bytes())}))
-        for name in (RECOVERY_POINTS_FILE, CLEAN_SHUTDOWN_FILE):
-            (self.data / name).unlink(missing_ok=True)
+        there = name or topic
+        for folder in sorted(path for path in exported.glob(f"{topic}-*") if path.is_dir()):
+            own = self.data / f"{there}-{folder.name.rpartition('-')[2]}"
+            shutil.rmtree(own)
+            shutil.copytree(folder, own)
+        for file in (LOG_STARTS_FILE, CLEANER_OFFSETS_FILE):
+            known = self.data / file
+            offsets = parse_offsets(known.read_bytes()) if known.exists() else {}
+            for (_, partition), offset in parse_offsets((exported / file).read_bytes()).items():
+                offsets[there, partition] = offset
+            known.write_bytes(offsets_to_bytes(offsets))
+        for file in (RECOVERY_POINTS_FILE, CLEAN_SHUTDOWN_FILE):
+            (self.data / file).unlink(missing_ok=True)
 
     def consume(
         self, topic: str, partition: int, isolation: str, *, idle_ms: int = 20_000

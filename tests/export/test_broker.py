@@ -61,7 +61,7 @@ def taken_in(broker: Broker, root: Root, folder: Path, topics: dict[str, Topic])
         }
     for name in topics:
         (found[name],) = export_topics(root, folder / name, [name], topic_id=ids[name], link=True)
-        broker.replace(folder / name)
+        broker.replace(folder / name, name)
     broker.start()
     said = broker.said().rpartition("STARTING THE BROKER")[2]
     assert "Loaded " in said or "Completed load of log" in said, said[-2000:]
@@ -159,38 +159,37 @@ def test_native_topics(broker: Broker, tmp_path: Path) -> None:
 
 
 def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> None:
-    place = Place("local", tmp_path / "root")
     topics: dict[str, Topic] = {}
     told: dict[str, tuple[Path, str]] = {}
     for fixture, stage in FIXTURES:
-        folder = fixtures / fixture
+        folder, short = fixtures / fixture, fixture.replace("/", "-")
         configs = {"retention.ms": -1, "cleanup.policy": "delete"}
         if fixture.startswith("compaction"):
             kafkas = json.loads((folder / "fixture.json").read_text())["configs"]
             configs = {"cleanup.policy": "compact", "delete.retention.ms": kafkas.get("delete.retention.ms", DAY_MS)}
-        place = Place("local", tmp_path / "roots" / fixture.replace("/", "-"))
+        place = Place("local", tmp_path / "roots" / short)
         for name in import_log_dir(place.root, folder / stage, configs=configs):
-            if name not in topics:
-                topics[name] = place.root.topic(name)
-                told[name] = (folder, stage)
-    assert len(topics) > 8
+            topics[f"{short}.{name}"] = place.root.topic(name)
+            told[f"{short}.{name}"] = (folder, stage)
+    assert len(topics) > 12
     with broker:
         ids = {
-            name: broker.create(name, topic.head().partitions, broker_configs(topic.head().configs)[0])
-            for name, topic in topics.items()
+            called: broker.create(called, topic.head().partitions, broker_configs(topic.head().configs)[0])
+            for called, topic in topics.items()
         }
-    for name, topic in topics.items():
-        export_topics(topic.root, tmp_path / "out" / name, [name], topic_id=ids[name])
-        broker.replace(tmp_path / "out" / name)
+    for called, topic in topics.items():
+        export_topics(topic.root, tmp_path / "out" / called, [topic.name], topic_id=ids[called])
+        broker.replace(tmp_path / "out" / called, topic.name, called)
     broker.start()
-    for name, (folder, stage) in told.items():
-        for partition in range(topics[name].head().partitions):
-            bounds = expected_offsets(folder, stage)[f"{name}-{partition}"]
+    for called, (folder, stage) in told.items():
+        for partition in range(topics[called].head().partitions):
+            name = f"{topics[called].name}-{partition}"
+            bounds = expected_offsets(folder, stage)[name]
             for level, last in zip(LEVELS, ("highWatermark", "lastStableOffset"), strict=True):
                 expected = [
                     Consumed(r.offset, r.timestamp, r.timestamp_type, r.key, r.value, r.headers)
-                    for r in expected_records(folder, f"{name}-{partition}", level, stage)
+                    for r in expected_records(folder, name, level, stage)
                 ]
-                start, end, records = broker.consume(name, partition, level)
-                assert (start, end) == (bounds["logStartOffset"], bounds[last]), (name, partition, level)
-                assert records == expected, (name, partition, level)
+                start, end, records = broker.consume(called, partition, level)
+                assert (start, end) == (bounds["logStartOffset"], bounds[last]), (called, partition, level)
+                assert records == expected, (called, partition, level)
