@@ -15,7 +15,7 @@ from sparklog.export import ExportedTopic, export_topics
 from sparklog.export.properties import broker_configs
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.append_writer import WriteOptions
-from sparklog.log.root import Root
+from sparklog.log.root import Root, open_root
 from sparklog.log.topic import Topic
 from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.maintenance.work import InProcess, Settings
@@ -128,7 +128,7 @@ def test_native_topics(broker: Broker, tmp_path: Path) -> None:
         )
         assert not report.failures
     fill(topics["compacted"], range(20, 22))
-    found = taken_in(broker, place.root, tmp_path / "out", topics)
+    found = taken_in(broker, open_root(str(tmp_path / "root")), tmp_path / "out", topics)
     assert any(part.linked for part in found["sealed"].partitions)
     for name, topic in topics.items():
         for part in found[name].partitions:
