@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import compact, retain
+from jobs import compact, mirror, retain
 from sparklog.compaction.offset_map import slots_of
 from sparklog.log.topic import MANY_UNSEALED
 from sparklog.maintenance.work import Settings
@@ -21,7 +21,9 @@ GUIDE = REPOSITORY / "docs" / "operations.md"
 JOBS: dict[str, Callable[[list[str]], object]] = {
     "jobs/compact.py": compact.arguments,
     "jobs/retain.py": retain.arguments,
+    "jobs/mirror.py": mirror.arguments,
 }
+MAINTENANCE = {"jobs/compact.py", "jobs/retain.py"}
 FIELDS = re.compile(r"(\S+ +\S+ +\S+ +\S+ +\S+) +(.*)")
 
 
@@ -55,7 +57,7 @@ def test_the_crontab_runs_both_jobs_with_options_they_take() -> None:
         assert "%" not in match.group(2), "cron takes % for the end of the line"
         assert "flock -n -E 0 " in line, "a run that is still at work is no failure to be mailed"
         ran.add(check(match.group(2)))
-    assert ran == set(JOBS)
+    assert ran == MAINTENANCE
 
 
 def test_the_commands_of_the_guide_are_taken_too() -> None:

@@ -1,0 +1,183 @@
+"""The mirror without a broker: its command line, its plan, what it makes of rows (the rest: test_job_mirror_live)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from jobs import mirror
+from sparklog.errors import BadRequest, NotFound, SparklogError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KAFKA = "kafka://one:9092,two:9093"
+INTO_ROOT = ["--from", KAFKA, "--to", "root", "--checkpoint", "c"]
+
+
+class FakeKafka:
+    """A cluster's topics."""
+
+    location = KAFKA
+
+    def __init__(self, **topics: int) -> None:
+        self.topics = topics
+
+    def names(self) -> list[str]:
+        return sorted(self.topics)
+
+    def partitions(self, names: Collection[str]) -> dict[str, int]:
+        return {name: self.topics[name] for name in names if name in self.topics}
+
+    def create(self, name: str, partitions: int) -> None:
+        self.topics[name] = partitions
+
+    def grow(self, name: str, partitions: int) -> str:
+        return f"grow {name} to {partitions}"
+
+
+def test_what_a_command_line_means(tmp_path: Path) -> None:
+    config = tmp_path / "client.properties"
+    config.write_text("# as Kafka's tools take it\nsecurity.protocol=SASL_SSL\nsasl.mechanism: PLAIN\n")
+    given = [*INTO_ROOT, "--topics", "orders, clicks,orders", "--kafka-config", str(config), "--follow"]
+    given += ["--kafka-option", "kafka.sasl.mechanism=SCRAM-SHA-256", "--kafka-option", "sasl.jaas.config=a b=c;"]
+    found = mirror.arguments(given)
+    assert (found.source, found.target, found.servers, found.into_kafka) == (KAFKA, "root", KAFKA[8:], False)
+    assert (found.topics, found.pattern, found.follow) == (("orders", "clicks"), None, True)
+    assert (found.isolation, found.most, found.fail_on_data_loss) == ("read_committed", 1_000_000, True)
+    assert found.options == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": "a b=c;",
+    }
+    back = mirror.arguments(["--from", "root", "--to", "kafka://[::1]:9", "--checkpoint", "c", "--pattern", "o.*"])
+    assert (back.into_kafka, back.servers, back.pattern, back.topics) == (True, "[::1]:9", "o.*", ())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--topics", "a", "--pattern", "b"], "not allowed with"),
+        ([], "--topics"),
+        (["--topics", " ,"], "names no topic"),
+        (["--pattern", "("], "not a regular expression"),
+        (["--topics", "a", "--to", "kafka://b:1"], "--from or --to must be kafka://host:port"),
+        (["--topics", "a", "--from", "other"], "stream.py"),
+        (["--topics", "a", "--from", "kafka://broker"], "found 'kafka://broker'"),
+        (["--topics", "a", "--kafka-option", "security.protocol"], "NAME=VALUE"),
+        (["--topics", "a", "--kafka-option", "bootstrap.servers=b:1"], "kafka:// address"),
+        (["--topics", "a", "--kafka-option", "kafka.isolation.level=x"], "--isolation-level"),
+        (["--topics", "a", "--kafka-config", "nowhere.properties"], "nowhere.properties cannot be read"),
+        (["--topics", "a", "--max-offsets-per-trigger", "0"], "at least 1"),
+    ],
+)
+def test_wrong_usage_ends_with_2(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        mirror.arguments([*INTO_ROOT, *given])
+    assert stopped.value.code == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def planned(path: Path, kafka: FakeKafka, *what: str, back: bool = False) -> tuple[dict[str, int], list[str]]:
+    root = mirror.RootPlace(str(path), target=not back)
+    source, target = (root, kafka) if back else (kafka, root)
+    return mirror.plan(mirror.arguments([*INTO_ROOT, *what]), source, target)
+
+
+def test_topics_that_are_missing_get_the_partitions_of_the_source(tmp_path: Path) -> None:
+    kafka = FakeKafka(orders=3, clicks=5, other=1, __consumer_offsets=50)
+    assert planned(tmp_path / "new", kafka, "--topics", "orders,clicks") == (
+        {"orders": 3, "clicks": 5},
+        ["orders", "clicks"],
+    )
+    assert not (tmp_path / "new").exists()
+    place = mirror.RootPlace(str(tmp_path / "new"), target=True)
+    place.create("orders", 3)
+    assert sparklog.open(tmp_path / "new").topic("orders").head().partitions == 3
+    assert planned(tmp_path / "new", kafka, "--pattern", ".*r.*") == ({"orders": 3, "other": 1}, ["other"])
+    assert planned(tmp_path / "new", kafka, "--pattern", ".*")[0].keys() == {"orders", "clicks", "other"}
+    assert planned(tmp_path / "new", FakeKafka(), "--pattern", "o.*", back=True) == ({"orders": 3}, ["orders"])
+
+
+@pytest.mark.parametrize(
+    ("topics", "what", "kind", "says"),
+    [
+        ({"orders": 3}, "order", NotFound, "there is no topic 'order' at kafka://one:9092,two:9093; did you mean 'ord"),
+        ({"orders": 3}, "orders,gone", NotFound, "there is no topic 'gone'"),
+        ({"new": 1, "old": 3}, "new,old", BadRequest, "sparklog topics alter old --partitions 3 --root"),
+        ({"old": 1}, "old", BadRequest, "grow old to 2"),
+        ({"new": 1, "_schemas": 1}, "new,_schemas", BadRequest, "kept for sparklog itself"),
+    ],
+)
+def test_what_cannot_be_mirrored_is_said_and_changes_nothing(
+    tmp_path: Path, topics: dict[str, int], what: str, kind: type[SparklogError], says: str
+) -> None:
+    root = sparklog.open(tmp_path / "root", create=True)
+    root.create_topic("old", partitions=2)
+    with pytest.raises(kind, match=says) as error:
+        planned(tmp_path / "root", FakeKafka(**topics), "--topics", what)
+    assert "\n" not in str(error.value)
+    assert root.topics() == ["old"]
+
+
+def test_a_pattern_that_nothing_matches_and_paths_that_are_no_roots(tmp_path: Path, fixtures: Path) -> None:
+    with pytest.raises(NotFound, match=r"matches 'x\.'"):
+        planned(tmp_path, FakeKafka(orders=1), "--pattern", "x.")
+    with pytest.raises(BadRequest, match="found nothing yet"):
+        planned(tmp_path, FakeKafka(), "--topics", "a", back=True)
+    for target in (True, False):
+        with pytest.raises(BadRequest, match="found a Kafka log directory folder"):
+            mirror.RootPlace(str(fixtures / "transactions" / "data"), target=target)
+
+
+def test_without_the_connector_it_says_what_to_give(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = mirror.arguments([*INTO_ROOT, "--to", str(tmp_path / "root"), "--topics", "a"])
+    assert mirror.run(spark, given) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}" in said[0]
+    assert not (tmp_path / "root").exists()
+
+
+def test_rows_of_the_connector_become_rows_of_the_sink(spark: SparkSession) -> None:
+    """A record without a time (-1) must not be written as one of 1969."""
+    rows = spark.sql(
+        "SELECT CAST('k' AS BINARY) key, CAST(NULL AS BINARY) value, 't' topic, 1 partition, 7L offset, "
+        "timestamp_millis(ms) timestamp, 0 timestampType, "
+        "CAST(NULL AS array<struct<key:string,value:binary>>) headers FROM VALUES (-1L), (0L), (1500L) AS times(ms)"
+    )
+    found = mirror.into_root(rows).selectExpr("*", "unix_millis(timestamp) ms").collect()
+    assert [row.ms for row in found] == [None, 0, 1500]
+    assert {(bytes(row.key), row.value, row.topic, row.partition, row.headers) for row in found} == {
+        (b"k", None, "t", 1, None)
+    }
+
+
+def test_a_partition_that_is_read_in_pieces_is_sent_in_its_order(spark: SparkSession, tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "root", create=True)
+    for name in ("a", "b"):
+        topic = root.create_topic(name, partitions=3)
+        for start in (0, 500):
+            rows = list(range(start, start + 500))
+            topic.append(
+                pa.table(
+                    {"value": [str(row) for row in rows], "partition": pa.array([row % 3 for row in rows], pa.int32())}
+                )
+            )
+    reader = spark.read.format("sparklog").option("subscribe", "a,b").option("includeHeaders", True)
+    rows = mirror.into_kafka(reader.option("maxRecordsPerPartition", 20).load(str(tmp_path / "root")), 6)
+    assert rows.columns == ["topic", "partition", "key", "value", "headers"]
+    tasks: dict[tuple[str, int], set[int]] = {}
+    values: dict[tuple[str, int], list[int]] = {}
+    for row in rows.selectExpr("*", "spark_partition_id() task").collect():
+        tasks.setdefault((row.topic, row.partition), set()).add(row.task)
+        values.setdefault((row.topic, row.partition), []).append(int(row.value))
+    assert {len(found) for found in tasks.values()} == {1}
+    assert values == {(name, p): list(range(p, 1000, 3)) for name in ("a", "b") for p in range(3)}
