@@ -274,6 +274,14 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
     return (writer if mirror.follow else writer.trigger(availableNow=True)).start()
 
 
+def reason(text: str) -> str:
+    """One line of what Spark says of an error. Where a function of `foreachBatch` failed the first line only says so,
+    and the innermost cause is what to know."""
+    lines = text.splitlines()
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return causes[-1] if causes and "FOREACH_BATCH_USER_FUNCTION_ERROR" in lines[0] else lines[0]
+
+
 def run(spark: SparkSession, mirror: Mirror) -> int:
     """Run to the end; the exit code."""
     sparklog.register(spark)
@@ -292,7 +300,7 @@ def run(spark: SparkSession, mirror: Mirror) -> int:
         say(f"mirror.py: {error} [{error.code}]")
         return FAILED
     except PySparkException as error:
-        say(f"mirror.py: {str(error).splitlines()[0]}")
+        say(f"mirror.py: {reason(str(error))}")
         return FAILED
     finally:
         if kafka is not None:

@@ -146,6 +146,17 @@ def test_without_the_connector_it_says_what_to_give(
     assert not (tmp_path / "root").exists()
 
 
+def test_the_line_that_is_said_of_an_error() -> None:
+    lost = "[STREAM_FAILED] Query terminated with exception: Some data may have been lost\nCaused by: other"
+    assert mirror.reason(lost) == lost.splitlines()[0]
+    sent = (
+        "[STREAM_FAILED] Query terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: Traceback:\n"
+        "    raise e\n: org.apache.spark.SparkException: Job aborted\n\tat org.apache\nCaused by: a.B: c\n\tat a.B\n"
+        "Caused by: d.E: Invalid value bogus\n\t... 34 more\n"
+    )
+    assert mirror.reason(sent) == "d.E: Invalid value bogus"
+
+
 def test_rows_of_the_connector_become_rows_of_the_sink(spark: SparkSession) -> None:
     """A record without a time (-1) must not be written as one of 1969."""
     rows = spark.sql(

@@ -236,3 +236,13 @@ def test_what_cannot_be_done_is_one_line(servers: str, spark_folder: Path, tmp_p
         assert len(lines) == 1, runs.said()[-3000:]
         assert says in lines[0]
         assert not (tmp_path / "root").exists()
+
+
+def test_why_nothing_could_be_sent_is_one_line(servers: str, spark_folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "root"
+    sparklog.open(place, create=True).create_topic("refused").append(pa.table({"value": ["a"]}))
+    given = ["--from", str(place), "--to", f"kafka://{servers}", "--topics", "refused", "--kafka-option", "acks=bogus"]
+    runs = Runs(spark_folder, tmp_path, *given)
+    assert runs.finish() == 1
+    (line,) = [line for line in runs.said().splitlines() if line.startswith("mirror.py: ")]
+    assert "Invalid value bogus for configuration acks" in line
