@@ -12,7 +12,7 @@ with the batch that holds the last wanted offset, as batches are not taken apart
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparklog.compaction.segment_output import SealPart
 from sparklog.errors import NotFound
@@ -78,7 +78,9 @@ def plan_export(snapshot: Snapshot, wanted: ExportRange) -> list[PartitionPlan]:
 
 def _bounds(snapshot: Snapshot, partition: int, wanted: ExportRange) -> tuple[int, int]:
     head = snapshot.head
-    log_start, stable = int(head.log_start[partition]), int(head.last_stable()[partition])
+    # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
+    stable = int(replace(head, kafka_open=()).last_stable()[partition])
+    log_start = int(head.log_start[partition])
     start, end = wanted.starts.get(partition, log_start), wanted.ends.get(partition, stable)
     if not log_start <= start <= end <= stable:
         held = f", held back by an open transaction below {int(head.log_end[partition])}"
