@@ -184,13 +184,14 @@ class Broker:
             consumer.close()
 
     def console(self, topic: str, isolation: str, timeout_ms: int = 4000) -> list[str]:
-        """Lines `Partition:<n>\\tOffset:<n>\\t<value>` of Java's console consumer, from the beginning."""
+        """Lines `Partition:<n>\\tOffset:<n>\\t<key>` of Java's console consumer, from the beginning."""
         tools = fetched_jars(f"kafka-tools-{KAFKA_VERSION}", _IVY, f"kafka-tools-{KAFKA_VERSION}.jar")
         answer = self._run(
             "org.apache.kafka.tools.consumer.ConsoleConsumer",
             *("--bootstrap-server", self.address, "--topic", topic, "--from-beginning"),
             *("--isolation-level", isolation, "--timeout-ms", str(timeout_ms)),
-            *("--formatter-property", "print.partition=true", "--formatter-property", "print.offset=true"),
+            *("--property", "print.partition=true", "--property", "print.offset=true"),
+            *("--property", "print.key=true", "--property", "print.value=false"),
             classes=f"{tools}{os.sep}*",
         )
         return answer.splitlines()
