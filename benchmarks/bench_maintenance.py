@@ -39,7 +39,6 @@ import resource, sys, time
 import numpy as np
 from sparklog.compaction.offset_map import OffsetMap
 keys = int(sys.argv[1])
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = OffsetMap(int(keys / 0.9) + 2, 0.9)
 began, done, chosen = time.perf_counter(), 0, np.random.default_rng(1)
 while done < keys:
@@ -51,7 +50,7 @@ while done < keys:
     done += n
 spent = time.perf_counter() - began
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(peak / 2**20, (peak - base) / 2**20, keys / spent / 1e6)
+print(peak / 2**20, found.nbytes / 2**30, keys / spent / 1e6)
 """
 
 
@@ -192,29 +191,34 @@ def bench_big_map(keys: int) -> None:
     """Memory of a process whose map holds so many keys."""
     output = subprocess.run([sys.executable, "-c", MAP_PROGRAM, str(keys)], check=True, capture_output=True, text=True)
     whole, own, rate = (float(word) for word in output.stdout.split())
-    print(f"map      {keys:,} unique keys  {own:.2f} GB ({whole:.2f} GB the process)  {rate:.1f} M puts/s", flush=True)
+    print(f"map      {keys:,} unique keys  {own:.2f} GiB, {whole:.2f} GiB the process  {rate:.1f} M puts/s", flush=True)
 
 
 def bench_two_tasks(records: int) -> None:
-    """Two partitions in two Spark tasks against the same work in one after the other."""
+    """Two partitions in two Spark tasks at once, against the same two tasks one after the other."""
     from spark_session import benchmark_session
 
     from sparklog.maintenance.spark_runner import SparkRunner
 
     spark = benchmark_session()
     try:
-        seconds = {}
-        for tasks in (1, 2, 1, 2):
+        runner = SparkRunner(spark)
+        seconds: dict[bool, list[float]] = {False: [], True: []}
+        # The first round warms up Spark's Python workers.
+        for turn in range(6):
+            together = turn % 2 == 1
             with tempfile.TemporaryDirectory() as folder:
                 topic = filled(
                     Path(folder), "t", records, records // 10, codec="none", partitions=2, cleanup_policy="compact",
                     segment_bytes=256 << 20,
                 )  # fmt: skip
-                runner = SparkRunner(spark, tasks)
                 sealed(topic, runner)
-                spent, _ = run(topic, plan_cleaning(topic.store, topic.snapshot(), settings()), runner)
-                seconds.setdefault(tasks, []).append(spent)
-        one, two = (min(seconds[tasks]) for tasks in (1, 2))
+                works = plan_cleaning(topic.store, topic.snapshot(), settings())
+                batches = [works] if together else [[work] for work in works]
+                spent = sum(run(topic, batch, runner)[0] for batch in batches)
+                if turn > 1:
+                    seconds[together].append(spent)
+        one, two = statistics.median(seconds[False]), statistics.median(seconds[True])
         print(
             f"compact  2 partitions, Spark: {one:.2f} s one after the other, {two:.2f} s on 2 cores: {one / two:.2f}x"
         )
