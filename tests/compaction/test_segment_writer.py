@@ -366,19 +366,19 @@ def test_steps_give_what_one_build_gives_and_no_index_overflows(
         for length, stamp, payload in run:
             parts.append(batch(offset, length, stamp, payload))
             offset += length
-        data, todo = b"".join(parts), parts
+        data, waiting = b"".join(parts), parts
         headers = scan_headers(data)
         while len(headers):
             many = writer.fits(headers)
-            assert many == fitting(sizes[-1], todo, bounds[-1], interval, limit)
+            assert many == fitting(sizes[-1], waiting, bounds[-1], interval, limit)
             if many == 0:
                 bounds.append(int(headers.base_offset[0]))
                 writer.begin(bounds[-1])
                 sizes.append([])
                 continue
             add(writer, data, headers[:many])
-            sizes[-1] += todo[:many]
-            headers, todo = headers[many:], todo[many:]
+            sizes[-1] += waiting[:many]
+            headers, waiting = headers[many:], waiting[many:]
     made = writer.close()
     assert [file.base[0] for file in made] == bounds
     found = files(place)

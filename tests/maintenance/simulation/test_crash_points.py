@@ -201,5 +201,6 @@ def test_nothing_is_lost_whatever_request_a_process_dies_at(life: list[Point], n
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_lost_whatever_request_fails(life: list[Point], name: str, kind: FaultKind) -> None:
     (point,) = [each for each in life if each.name == name]
+    assert point.calls
     for call in point.calls:
         strike(point, call, kind)
