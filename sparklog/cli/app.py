@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparklog import __version__
-from sparklog.cli import consume, export, offsets, produce, topics, transactions
+from sparklog.cli import consume, export, imports, offsets, produce, topics, transactions
 from sparklog.cli.options import SHORT_HELP
 from sparklog.errors import SparklogError
 
@@ -100,4 +100,5 @@ app.add_typer(transactions.app, name="transactions")
 produce.register(app)
 consume.register(app)
 offsets.register(app)
+imports.register(app)
 export.register(app)

@@ -25,6 +25,14 @@ class CorruptRecords(str, Enum):
     truncate = "truncate"
 
 
+class OpenTransactions(str, Enum):
+    """What becomes of transactions that Kafka has left open."""
+
+    keep = "keep"
+    abort = "abort"
+    refuse = "refuse"
+
+
 RootOption = Annotated[
     str,
     typer.Option(
