@@ -47,6 +47,7 @@ _RECORD = re.compile(
     r" sequence: -?\d+ headerKeys: \[(.*?)\]( endTxnMarker: \w+ coordinatorEpoch: \d+)?"
 )
 _BATCH = re.compile(r"baseOffset: (\d+) lastOffset: (\d+) count: (\d+) .* isvalid: (\w+)$")
+_OLD_MESSAGE = re.compile(r"offset: \d+ position: \d+ .* magic: [01] .* isvalid: (\w+)$")
 
 
 class Missing(Exception):  # noqa: N818
@@ -204,16 +205,21 @@ def _wrong(lines: list[str] | None) -> Iterator[str]:
         yield "was not dumped"
         return
     count = 0
+    counted = True
     for line in lines:
-        batch = _BATCH.match(line)
-        if batch is not None:
+        batch, old = _BATCH.match(line), _OLD_MESSAGE.match(line)
+        if batch is not None or old is not None:
             if count:
                 yield f"{count} records are missing before: {line}"
-            count = int(batch[3])
-            if batch[4] != "true":
+            # Wrappers of formats v0 and v1 do not say how many messages they hold.
+            counted = batch is not None
+            count = int(batch[3]) if batch is not None else 0
+            if (batch[4] if batch is not None else old[1]) != "true":
                 yield line
         elif line.startswith("| "):
-            count -= 1
+            count -= counted
+            if "isValid: false" in line:
+                yield line
         elif not line.startswith("Log starting offset: "):
             yield line
     if count:
