@@ -31,7 +31,7 @@ from sparklog.errors import SparklogError
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
 from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.progress import Narrator, say
-from sparklog.maintenance.report import document, summary
+from sparklog.maintenance.report import document, summary, told
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work import Runner
 
@@ -76,15 +76,13 @@ def run(runner: Runner, compact: Compact) -> int:
     except SparklogError as error:
         say(f"compact.py: {error} [{error.code}]")
         return FAILED
-    for failure in (failure for report in reports for failure in report.failures):
-        say(f"compact.py: {failure.line()}")
-    if not reports:
-        say(f"compact.py: there are no topics in {root.location}: nothing to do")
+    failures = [failure for report in reports for failure in report.failures]
+    failed = told("compact.py", failures, root.location, len(reports))
     if chosen.as_json:
         print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=chosen.dry_run)))
     elif text := summary(reports, dry_run=chosen.dry_run):
         print(text)
-    return FAILED if any(report.failed for report in reports) else DONE
+    return FAILED if failed else DONE
 
 
 def main() -> int:

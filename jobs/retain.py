@@ -24,6 +24,7 @@ from sparklog.errors import SparklogError
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
 from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.progress import say
+from sparklog.maintenance.report import told
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work import Runner
 from sparklog.retention.report import document, progress, summary
@@ -53,15 +54,13 @@ def run(chosen: Common, runner: Runner | None = None) -> int:
     except SparklogError as error:
         say(f"retain.py: {error} [{error.code}]")
         return FAILED
-    for failure in (failure for report in reports for failure in report.failures):
-        say(f"retain.py: {failure.line()}")
-    if not reports:
-        say(f"retain.py: there are no topics in {root.location}: nothing to do")
+    failures = [failure for report in reports for failure in report.failures]
+    failed = told("retain.py", failures, root.location, len(reports))
     if chosen.as_json:
         print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=chosen.dry_run)))
     elif reports:
         print(summary(reports, dry_run=chosen.dry_run))
-    return FAILED if any(report.failed for report in reports) else DONE
+    return FAILED if failed else DONE
 
 
 def main() -> int:

@@ -111,10 +111,6 @@ class SegmentWriter:
             many = max(free, min(many, int(current.size == 0)))
         return many
 
-    def overflows(self, headers: BatchHeaders, segment_bytes: int = MAX_SEGMENT_BYTES) -> bool:
-        """Whether a new segment must begin before or within these batches: `fits` fewer than all."""
-        return self.fits(headers, segment_bytes) < len(headers)
-
     def append(
         self,
         data: BytesLike,

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.errors import SparklogError
-from sparklog.maintenance.progress import megabytes
+from sparklog.maintenance.progress import megabytes, say
 from sparklog.maintenance.work import PieceReport
 
-__all__ = ["Failure", "PartitionTotal", "Planned", "Size", "TopicReport", "document", "summary", "table"]
+__all__ = ["Failure", "PartitionTotal", "Planned", "Size", "TopicReport", "document", "summary", "table", "told"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,15 @@ class Failure:
     def line(self) -> str:
         """For stderr."""
         return f"{self.title}: {self.message} [{self.code}]"
+
+
+def told(program: str, failures: Sequence[Failure], place: str, topics: int) -> bool:
+    """Say on stderr what failed, or that a root has no topics, as every job does; whether anything failed."""
+    for failure in failures:
+        say(f"{program}: {failure.line()}")
+    if not topics:
+        say(f"{program}: there are no topics in {place}: nothing to do")
+    return bool(failures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from kafka.admin import KafkaAdminClient
 
 import sparklog
 from tests.datasource import spark_session
-from tests.datasource.live_kafka import broker, connector_jars
+from tests.datasource.live_kafka import connector_jars
 from tests.datasource.streams import forget_commit
+from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -41,8 +42,8 @@ Partitions = dict[tuple[str, int], list[tuple[Any, ...]]]
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         connector_jars()
-        with broker(tmp_path_factory.mktemp("kafka") / "broker") as at:
-            yield at
+        with Broker(tmp_path_factory.mktemp("kafka") / "broker") as kafka:
+            yield kafka.address
     except Missing as missing:
         pytest.skip(str(missing))
 
