@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import crc32c
 import numpy as np
@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format.index_crc import SUFFIXES, index_crc
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.time_index import TimeIndex
@@ -161,11 +162,15 @@ class SegmentWriter:
         current.writer.close()
         stem = f"{self._topic}/{current.path.removesuffix('.log')}"
         offsets, times = current.indexes.built()
-        self._create(f"{stem}.index", offsets.to_bytes())
-        self._create(f"{stem}.timeindex", times.to_bytes())
-        if current.aborted:
-            self._create(f"{stem}.txnindex", transaction_index.concatenate(current.aborted).to_bytes())
-        self._done.append(current.file(self._partition))
+        data = [
+            offsets.to_bytes(),
+            times.to_bytes(),
+            transaction_index.concatenate(current.aborted).to_bytes() if current.aborted else b"",
+        ]
+        for suffix, each in zip(SUFFIXES, data, strict=True):
+            if each or suffix != "txnindex":
+                self._create(f"{stem}.{suffix}", each)
+        self._done.append(replace(current.file(self._partition), index_crc=(index_crc(*data),)))
 
     def close(self) -> tuple[FileSlices, ...]:
         """End the current segment; all segments in the order written, with their bases, ready for a commit."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sparklog.errors import Corrupt, Unavailable
@@ -18,6 +18,7 @@ from sparklog.format import transaction_index
 from sparklog.format.abort_markers import AbortMarker, fits, united
 from sparklog.format.checkpoint_files import LEADER_EPOCHS_FILE, parse_leader_epochs
 from sparklog.format.control import ABORT, COMMIT
+from sparklog.format.index_crc import index_crc
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.damage import FAIL, TRUNCATE, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.directory import SegmentName, settled_segments
@@ -137,7 +138,8 @@ class _Copies:
             copied = self._copy(name, after)
         self._epochs.update(copied.epochs)
         if copied.file is not None and is_sealed(copied.file.path):
-            self._add_indexes(name, copied)
+            file = replace(copied.file, index_crc=(self._add_indexes(name, copied),))
+            copied = replace(copied, file=file)
         self.copied.append(copied)
         self.next_offset = max(self.next_offset, copied.next_offset)
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
@@ -210,18 +212,22 @@ class _Copies:
                 self._markers[producer] = offset
         return found
 
-    def _add_indexes(self, name: SegmentName, copied: CopiedSegment) -> None:
+    def _add_indexes(self, name: SegmentName, copied: CopiedSegment) -> int:
+        """Write the index files beside a sealed segment; their `index_crc`."""
         interval, batches = self._target.index_interval, copied.batches
-        made: tuple[tuple[str, Callable[[bytes | None], bytes | None]], ...] = (
+        made: tuple[tuple[str, Callable[[bytes | None], bytes]], ...] = (
             ("index", lambda raw: offset_index_of(raw, name.base, batches, interval)),
             ("timeindex", lambda raw: time_index_of(raw, name.base, batches, interval)),
-            ("txnindex", lambda _: copied.aborted.to_bytes() or None),
+            ("txnindex", lambda _: copied.aborted.to_bytes()),
         )
         path = sealed_path(self._partition, self._target.read_version, self._run, name.base)
+        found = []
         for suffix, make in made:
             data = make(_beside(name.path, suffix))
-            if data is not None:
+            found.append(data)
+            if data or suffix != "txnindex":
                 self._target.create(f"{path.removesuffix('log')}{suffix}", data)
+        return index_crc(*found)
 
 
 def _beside(log: str, suffix: str) -> bytes | None:

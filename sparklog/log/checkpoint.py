@@ -47,6 +47,7 @@ COLUMN_NAMES = {
     "flags": "flags",
     "append_time": "appendTime",
     "leader_epoch": "leaderEpoch",
+    "index_crc": "indexCrc",
     "status": "status",
     "txn": "txn",
     "txn_n": "txnN",

@@ -72,7 +72,7 @@ FILE_FIELDS = (
     *("path", "size", "footerLength", "partition", "base", "bytes", "offsets", "records", "minTs", "maxTs", "crc"),
     "flags",
 )
-FILE_OPTIONAL_FIELDS = ("position", "shift", "appendTime", "leaderEpoch")
+FILE_OPTIONAL_FIELDS = ("position", "shift", "appendTime", "leaderEpoch", "indexCrc")
 REMOVE_FIELDS = ("path", "partition", "base", "position")
 EDIT_FIELDS = ("partition", "start", "end", "cleanedThrough")
 TXN_FIELDS = ("id", "n", "siblings", "timeoutMs")
@@ -253,8 +253,11 @@ def _file_document(file: FileSlices) -> dict[str, object]:
         "crc": file.crc,
         "flags": file.flags,
     }
-    extra = (("position", file.position), ("shift", file.shift), ("appendTime", file.append_time))
-    document.update((name, values) for name, values in (*extra, ("leaderEpoch", file.leader_epoch)) if values)
+    extra = (
+        *(("position", file.position), ("shift", file.shift), ("appendTime", file.append_time)),
+        *(("leaderEpoch", file.leader_epoch), ("indexCrc", file.index_crc)),
+    )
+    document.update((name, values) for name, values in extra if values)
     return document
 
 
@@ -346,6 +349,7 @@ def _file(item: Fields) -> FileSlices:
         shift=item.integers("shift", n, 0) if item.has("shift") else (),
         append_time=item.integers("appendTime", n, -1) if item.has("appendTime") else (),
         leader_epoch=item.integers("leaderEpoch", n, -1, 2**31 - 1) if item.has("leaderEpoch") else (),
+        index_crc=item.integers("indexCrc", n, 0, 2**32 - 1) if item.has("indexCrc") else (),
     )
     if (file.footer_length == 0) != is_sealed(path):
         raise item.bad("footerLength", "0 in a sealed segment and more in any other file")

@@ -19,7 +19,7 @@ __all__ = ["Outputs"]
 
 _COLUMNS = (
     *("partition", "nbytes", "offsets", "records", "min_ts", "max_ts", "crc", "flags", "base"),
-    *("shift", "append_time", "leader_epoch"),
+    *("shift", "append_time", "leader_epoch", "index_crc"),
 )
 
 

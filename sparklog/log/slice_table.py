@@ -21,6 +21,7 @@ large the table is.
 | flags           | int32  | `SliceFlag`                                                                               |
 | append_time     | int64  | ms; the LogAppendTime of the slice's records, -1 where batches carry their own times      |
 | leader_epoch    | int32  | -1: the batches carry it                                                                  |
+| index_crc       | uint32 | of the index files beside a sealed segment; 0 in other files                              |
 | status          | int8   | PLAIN, OPEN, COMMITTED, ABORTED                                                           |
 | txn             | int32  | code of the transactional id, `txn_id(code)`; -1: none                                    |
 | txn_n           | int64  | number of the transaction, -1: none                                                       |
@@ -66,6 +67,7 @@ COLUMN_TYPES: dict[str, str] = {
     "flags": "int32",
     "append_time": "int64",
     "leader_epoch": "int32",
+    "index_crc": "uint32",
     "status": "int8",
     "txn": "int32",
     "txn_n": "int64",
@@ -399,6 +401,7 @@ def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, co
     values["crc"] += file.crc
     values["flags"] += file.flags
     values["leader_epoch"] += file.leader_epoch or [commit.leader_epoch] * n
+    values["index_crc"] += file.index_crc or [0] * n
     times = file.append_time or append_times(file, commit.time_ms)
     values["append_time"] += times
     values["min_ts"] += [own if time < 0 else time for own, time in zip(file.min_ts, times, strict=True)]

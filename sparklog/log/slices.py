@@ -60,6 +60,7 @@ class FileSlices:
     * `append_time`: LogAppendTime of slices whose batches do not carry it (the commit's time if LOG_APPEND_TIME is
       set and TIMES_IN_BATCHES is not; -1: none)
     * `leader_epoch`: -1 where the batches carry it (the commit's leader epoch)
+    * `index_crc`: of the index files beside a sealed segment, `sparklog.format.index_crc` (0: there are none)
     """
 
     path: str
@@ -78,6 +79,7 @@ class FileSlices:
     shift: tuple[int, ...] = ()
     append_time: tuple[int, ...] = ()
     leader_epoch: tuple[int, ...] = ()
+    index_crc: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.partition)

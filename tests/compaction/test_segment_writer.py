@@ -147,6 +147,8 @@ def test_what_a_commit_learns_of_a_segment() -> None:
     (made,) = writer.close()
     path = "sealed/3/00000000000000000007-run/00000000000000000100.log"
     kept = SliceFlag.HAS_NULL_KEYS | SliceFlag.KAFKA_PRODUCERS | SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES
+    beside = [place.get(f"t/{path.removesuffix('log')}{suffix}") for suffix in ("index", "timeindex")]
+    files = b"".join(len(each).to_bytes(8, "big") + each for each in (*beside, b""))
     assert made == FileSlices(
         path=path,
         size=len(data),
@@ -163,6 +165,7 @@ def test_what_a_commit_learns_of_a_segment() -> None:
         shift=(0,),
         append_time=(-1,),
         leader_epoch=(-1,),
+        index_crc=(crc32c(files),),
     )
     assert place.get(f"t/{path}") == data
     assert writer.segments == 1
