@@ -9,7 +9,7 @@ Keys, values, headers and partitions are kept, and the order of each partition; 
 with as many partitions as at the source. Into a root timestamps are kept, too, and run again with the same checkpoint
 nothing is lost or written twice. Into Kafka the connector writes at least once (a micro-batch that was cut off is
 written again) and cannot set timestamps: Kafka stamps records as they come. Without `--follow` the job ends when it has
-written what was there as it began.
+written what was there as it began; with it topics that come to match the pattern are taken in as they come.
 
 Exit codes: 0 done, 1 it failed (the reason on stderr), 2 wrong usage, 130 interrupted (Ctrl-C).
 """
@@ -51,6 +51,8 @@ MOST_OFFSETS = 1_000_000
 MOST_TASKS = 200
 PATIENCE = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
 """Of the admin client, where the user sets neither: brokers that are not there are said so in half a minute."""
+MAX_AGE = "metadata.max.age.ms"
+"""Kafka's option for how often a pattern is looked up; 5 minutes if it is not set."""
 OWN_OPTIONS = {"bootstrap.servers": "the kafka:// address", "isolation.level": "--isolation-level"}
 
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
@@ -82,6 +84,11 @@ class Mirror:
     def servers(self) -> str:
         """Kafka's `bootstrap.servers`."""
         return (self.target if self.into_kafka else self.source).removeprefix(SCHEME)
+
+    @property
+    def metadata_max_age_ms(self) -> int:
+        """How often a pattern is looked up: Kafka's option, with its default."""
+        return int(self.options.get(MAX_AGE, 300_000))
 
 
 class Place(Protocol):
@@ -133,6 +140,12 @@ class RootPlace:
         return f"sparklog topics alter {name} --partitions {partitions} --root {self.location}"
 
 
+def connector(version: str) -> str:
+    """The connector's coordinate for a Spark: that of the first release of its line, which runs with all of the line
+    and is where repositories have it, too, that lack the newest."""
+    return f"{CONNECTOR}:{'.'.join(version.split('.')[:2])}.0"
+
+
 class KafkaPlace:
     """A running cluster, through the admin client of the driver's own Kafka jars: no other client is needed."""
 
@@ -144,7 +157,7 @@ class KafkaPlace:
         if isinstance(clients.AdminClient, JavaPackage):
             raise BadRequest(
                 "Spark has no Kafka connector: start this job with spark-submit --packages "
-                f"{CONNECTOR}:{spark.version}, or give the connector's jars with --jars"
+                f"{connector(spark.version)}, or give the connector's jars with --jars"
             )
         patience = {} if options.keys() & PATIENCE.keys() else PATIENCE
         properties = self._jvm.java.util.Properties()
@@ -202,7 +215,7 @@ class KafkaPlace:
 def plan(mirror: Mirror, source: Place, target: Place) -> tuple[dict[str, int], list[str]]:
     """Topics to move with their numbers of partitions, and those that the target lacks. Changes nothing.
 
-    A pattern is looked up once, here: a topic that comes later waits for the next start. `NotFound` for a topic that is
+    A pattern is looked up here; `go_on` asks again while the job runs. `NotFound` for a topic that is
     not there, `BadRequest` for one that the target has with other partitions, or cannot have.
     """
     if mirror.pattern is not None:
@@ -274,6 +287,52 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
     return (writer if mirror.follow else writer.trigger(availableNow=True)).start()
 
 
+def create(target: Place, partitions: Mapping[str, int], missing: Sequence[str]) -> None:
+    """Create the topics that the target lacks, and say so."""
+    for name in missing:
+        target.create(name, partitions[name])
+        say(f"created topic {name} with {partitions[name]} partitions at {target.location}")
+
+
+def go_on(
+    spark: SparkSession,
+    mirror: Mirror,
+    source: Place,
+    target: Place,
+    partitions: Mapping[str, int],
+    query: StreamingQuery,
+) -> StreamingQuery:
+    """Wait for the query, and begin it anew, from the same checkpoint, when topics come that the pattern matches.
+
+    They are looked for as often as Kafka's consumers do, every `metadata.max.age.ms`. Topics that cannot be taken in
+    are said each time, and the others go on.
+    """
+    seconds = mirror.metadata_max_age_ms / 1000
+    while not query.awaitTermination(seconds):
+        try:
+            found, missing = plan(mirror, source, target)
+            new = sorted(found.keys() - partitions.keys())
+            if not new:
+                continue
+            create(target, found, missing)
+        except SparklogError as error:
+            say(f"mirror.py: {error} [{error.code}]; going on with the topics of before")
+            continue
+        say(f"new: {', '.join(new)}")
+        partitions = {**partitions, **found}
+        stop_between_batches(query)
+        query = start(spark, mirror, partitions)
+    return query
+
+
+def stop_between_batches(query: StreamingQuery) -> None:
+    """Stop a query when it has nothing in hand, or after a minute: what is cut off then is done again."""
+    for _ in range(120):
+        if not query.status["isTriggerActive"] or query.awaitTermination(0.5):
+            break
+    query.stop()
+
+
 def reason(text: str) -> str:
     """One line of what Spark says of an error. Where a function of `foreachBatch` failed the first line only says so,
     and the innermost cause is what to know."""
@@ -291,11 +350,12 @@ def run(spark: SparkSession, mirror: Mirror) -> int:
         kafka = KafkaPlace(spark, mirror.servers, mirror.options)
         source, target = (root, kafka) if mirror.into_kafka else (kafka, root)
         partitions, missing = plan(mirror, source, target)
-        for name in missing:
-            target.create(name, partitions[name])
-            say(f"created topic {name} with {partitions[name]} partitions at {target.location}")
+        create(target, partitions, missing)
         query = start(spark, mirror, partitions)
-        query.awaitTermination()
+        if mirror.follow and mirror.pattern is not None:
+            query = go_on(spark, mirror, source, target, partitions, query)
+        else:
+            query.awaitTermination()
     except SparklogError as error:
         say(f"mirror.py: {error} [{error.code}]")
         return FAILED
@@ -318,7 +378,7 @@ def arguments(given: Sequence[str]) -> Mirror:
     parser.add_argument("--to", required=True, dest="target", metavar="PLACE", help=f"{places}: one of each")
     topics = parser.add_mutually_exclusive_group(required=True)
     topics.add_argument("--topics", help="topics, with commas between them")
-    topics.add_argument("--pattern", help="regular expression of whole topic names, looked up when the job starts")
+    topics.add_argument("--pattern", help="regular expression of whole topic names")
     parser.add_argument("--checkpoint", required=True, help="the query's checkpoint: what makes it restartable")
     parser.add_argument("--follow", action="store_true", help="go on with what comes later")
     parser.add_argument(
@@ -390,6 +450,9 @@ def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
             raise BadRequest(f"--kafka-option expects NAME=VALUE, found '{pair}'")
         options[name.strip()] = value.strip()
     options = {name.removeprefix("kafka."): value for name, value in options.items()}
+    age = options.get(MAX_AGE, "1")
+    if not age.isdecimal() or int(age) < 1:
+        raise BadRequest(f"{MAX_AGE} is a whole number of milliseconds from 1 on, found '{age}'")
     for name, instead in OWN_OPTIONS.items():
         if name in options:
             raise BadRequest(f"{name} is not among Kafka's options here: give {instead}")

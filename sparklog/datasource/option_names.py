@@ -45,6 +45,7 @@ WRITE = (
     "txnAppId",
     "txnVersion",
     "replayMismatch",
+    "transaction.timeout.ms",
 )
 
 # Put there by Spark itself.
@@ -58,6 +59,7 @@ ALIASES = {
     "kafka.compression.type": "compression.type",
     "kafka.metadata.max.age.ms": "metadata.max.age.ms",
     "kafka.allow.auto.create.topics": "auto.create.topics.enable",
+    "kafka.transaction.timeout.ms": "transaction.timeout.ms",
 }
 
 # Levels under the names that Kafka's producer has for them; they count when that codec is the one chosen.
@@ -135,7 +137,6 @@ KAFKA_IGNORED = frozenset(
         "session.timeout.ms",
         "socket.connection.setup.timeout.max.ms",
         "socket.connection.setup.timeout.ms",
-        "transaction.timeout.ms",
     )
 )
 

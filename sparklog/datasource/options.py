@@ -16,6 +16,7 @@ from typing import overload
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
 from sparklog.datasource.option_names import CODEC_LEVELS, READ, WRITE, canonical
 from sparklog.errors import BadRequest
+from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -85,6 +86,7 @@ class SinkOptions:
     txn_app_id: str | None = None
     txn_version: int | None = None
     replay_mismatch: str = "error"
+    transaction_timeout_ms: int = DEFAULT_TIMEOUT_MS
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,18 @@ def _sink_options(values: Mapping[str, str]) -> SinkOptions:
         txn_app_id=app,
         txn_version=version,
         replay_mismatch=_choice(values, "replayMismatch", ("error", "accept"), "error"),
+        transaction_timeout_ms=_transaction_timeout(values),
     )
+
+
+def _transaction_timeout(values: Mapping[str, str]) -> int:
+    """Kafka's producer takes any, and its broker refuses what is above `transaction.max.timeout.ms`: ours is a day."""
+    timeout_ms = _number(values, "transaction.timeout.ms", 1, DEFAULT_TIMEOUT_MS)
+    if timeout_ms > MAX_TIMEOUT_MS:
+        raise BadRequest(
+            f"Option 'transaction.timeout.ms' must be at most {MAX_TIMEOUT_MS} (a day); found {timeout_ms}"
+        )
+    return timeout_ms
 
 
 def _topic(value: str | None) -> str | None:

@@ -54,7 +54,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Batc
     writer = _writer_key(plan, key)
     topics = collect(messages)
     if plan.topic is None:
-        _transaction(root, topics, writer)
+        _transaction(root, topics, writer, plan.options.transaction_timeout_ms)
         return
     for name, written in topics.items():
         _commit(root, name, written, writer)
@@ -102,11 +102,11 @@ def _commit(root: Root, name: str, written: Written, writer: WriterKey | None) -
     root.topic_handle(name).commit_append(written.files, written.target, writer=writer)
 
 
-def _transaction(root: Root, topics: dict[str, Written], writer: WriterKey | None) -> None:
+def _transaction(root: Root, topics: dict[str, Written], writer: WriterKey | None, timeout_ms: int) -> None:
     """All topics or none, in the order of their names."""
     from sparklog.transactions.publishing import publish as commit_together
 
     written = [(item.target, item.files) for item in topics.values()]
-    done = commit_together(root, None if writer is None else writer.id, written, key=writer)
+    done = commit_together(root, None if writer is None else writer.id, written, key=writer, timeout_ms=timeout_ms)
     if done.skipped and writer is not None and writer.mode == "txn":
         _LOG.warning("%s", done.note)

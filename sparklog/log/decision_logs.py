@@ -10,7 +10,8 @@ none of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,18 +71,38 @@ class DecisionLogs:
         Never raises for a log that fails: what is not recorded by this commit is recorded by a later one.
         """
         found = []
-        for (name, n), prepares in open_transactions(head).items():
+        opened = open_transactions(head)
+        for ((name, n), prepares), state in zip(opened.items(), self.deciding(list(opened)), strict=True):
             try:
-                log = self.log(name)
-                state = log.deciding(n)
+                if isinstance(state, Exception):
+                    raise state
                 if not state.decided(n) and self.overdue(topic, prepares):
-                    state = log.abort(n, BY_TIMEOUT)
+                    state = self.log(name).abort(n, BY_TIMEOUT)
             except (SparklogError, OSError) as error:
                 _LOG.warning("transaction %s of '%s' stays open in topic %s: %s", n, name, topic, error)
                 continue
             if state.decided(n):
                 found.append(state.resolved(topic, head.topic_id, n))
         return found
+
+    def deciding(self, wanted: Sequence[tuple[str, int]]) -> Iterator[Decisions | SparklogError | OSError]:
+        """Of each (id, n) the newest state, looked for where the one that is known does not decide `n`; or why not.
+
+        Several logs are asked at once where the store says `parallel_reads`: there each answer costs a round trip.
+        """
+
+        def look(item: tuple[str, int]) -> Decisions | SparklogError | OSError:
+            try:
+                return self.log(item[0]).deciding(item[1])
+            except (SparklogError, OSError) as error:
+                return error
+
+        at_once = min(getattr(self._store, "parallel_reads", 1), len({name for name, _ in wanted}))
+        if at_once <= 1:
+            yield from map(look, wanted)
+            return
+        with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
+            yield from pool.map(look, wanted)
 
     def overdue(self, topic: str, prepares: Sequence[Prepare]) -> bool:
         """Whether one of these prepares is older than its timeout, by the store's clock alone."""
@@ -167,16 +188,16 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], known: _Rou
     for snapshot in raw.values():
         for item in snapshot.head.open:
             highest[item.txn.id] = max(item.txn.n, highest.get(item.txn.id, -1))
-    for name, n in highest.items():
-        try:
-            known.states[name] = logs.log(name).deciding(n)
-        except (Corrupt, BadRequest) as error:
-            if len(raw) > 1:
-                # Another topic may have recorded what this one cannot know: shown together they would be torn.
-                raise
-            # What lies below the open slices can be read all the same.
-            _LOG.warning("the transactions of '%s' count as open: %s", name, error)
-            known.states[name] = None
+    for name, state in zip(highest, logs.deciding(list(highest.items())), strict=True):
+        if not isinstance(state, Exception):
+            known.states[name] = state
+            continue
+        if not isinstance(state, Corrupt | BadRequest) or len(raw) > 1:
+            # Another topic may have recorded what this one cannot know: shown together they would be torn.
+            raise state
+        # What lies below the open slices can be read all the same.
+        _LOG.warning("the transactions of '%s' count as open: %s", name, state)
+        known.states[name] = None
 
 
 def _behind(raw: Mapping[str, Snapshot], known: _Round) -> bool:

@@ -97,6 +97,10 @@ class TransactionalProducer:
         """Begin a transaction; an older instance is fenced, and what it has open aborted.
 
         `BadRequest` while one of this producer is open; `Fenced` if a newer instance has taken over.
+
+        As with Kafka, where a transaction is ongoing from its first partition on, one that was only begun is not listed
+        as such: the id is shown with how its last one ended. It is open from its first prepare on, and its timeout
+        counts from there.
         """
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
@@ -115,7 +119,8 @@ class TransactionalProducer:
         """Take part in transaction `n`, which another job began.
 
         `part` names this job's share of it: recorded again, by a job that was started again, it replaces what the first
-        attempt recorded. `Conflict` or `Fenced` if `n` is decided already.
+        attempt recorded. Each job's own `timeout_ms` counts for what it prepares; the first to pass aborts all of it.
+        `Conflict` or `Fenced` if `n` is decided already.
         """
         self.root.ensure_probed()
         check_undecided(self.log.refresh(), n)

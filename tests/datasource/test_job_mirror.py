@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -73,6 +73,7 @@ def test_what_a_command_line_means(tmp_path: Path) -> None:
         (["--topics", "a", "--kafka-option", "bootstrap.servers=b:1"], "kafka:// address"),
         (["--topics", "a", "--kafka-option", "kafka.isolation.level=x"], "--isolation-level"),
         (["--topics", "a", "--kafka-config", "nowhere.properties"], "nowhere.properties cannot be read"),
+        (["--topics", "a", "--kafka-option", "metadata.max.age.ms=soon"], "a whole number of milliseconds"),
         (["--topics", "a", "--max-offsets-per-trigger", "0"], "at least 1"),
     ],
 )
@@ -142,8 +143,68 @@ def test_without_the_connector_it_says_what_to_give(
     assert mirror.run(spark, given) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}" in said[0]
+    line = ".".join(spark.version.split(".")[:2])
+    assert f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{line}.0, or" in said[0]
     assert not (tmp_path / "root").exists()
+
+
+class FakeQuery:
+    """A running query: `awaitTermination` lets something happen each time, and is over after the last."""
+
+    def __init__(self, happens: list[Callable[[], object]]) -> None:
+        self.happens = happens
+        self.status = {"isTriggerActive": True}
+        self.waited: list[float] = []
+        self.stopped = 0
+
+    def awaitTermination(self, seconds: float) -> bool:  # noqa: N802
+        self.waited.append(seconds)
+        self.status["isTriggerActive"] = seconds != 0.5
+        if seconds != 0.5 and self.happens:
+            self.happens.pop(0)()
+            return False
+        return seconds != 0.5
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+def test_topics_that_come_while_the_job_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka = FakeKafka(o1=2)
+    place = mirror.RootPlace(str(tmp_path / "root"), target=True)
+    place.create("o1", 2)
+    root = sparklog.open(tmp_path / "root")
+
+    def wrong() -> None:
+        root.create_topic("o3", partitions=5)
+        kafka.create("o3", 1)
+
+    def away() -> None:
+        kafka.topics.pop("o3")
+        kafka.create("o4", 3)
+
+    query = FakeQuery([lambda: None, lambda: kafka.create("o2", 1), wrong, away])
+    started: list[dict[str, int]] = []
+
+    def start(spark: object, what: mirror.Mirror, partitions: dict[str, int]) -> FakeQuery:
+        assert partitions.keys() <= set(root.topics())
+        started.append(dict(partitions))
+        return query
+
+    monkeypatch.setattr(mirror, "start", start)
+    given = [*INTO_ROOT, "--pattern", "o.", "--follow", "--kafka-option", "metadata.max.age.ms=7000"]
+    done = mirror.go_on(Any, mirror.arguments(given), kafka, place, {"o1": 2}, query)  # type: ignore[arg-type]
+    assert done is query
+    assert started == [{"o1": 2, "o2": 1}, {"o1": 2, "o2": 1, "o4": 3}]
+    assert query.stopped == 2
+    assert query.waited.count(7.0) == 5
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == [f"created topic o2 with 1 partitions at {place.location}", "new: o2"]
+    assert said[2].startswith("mirror.py: topic 'o3' has 1 partitions at kafka://one:9092,two:9093 and 5 at")
+    assert said[2].endswith("going on with the topics of before")
+    assert said[-1] == "new: o4"
 
 
 def test_the_line_that_is_said_of_an_error() -> None:

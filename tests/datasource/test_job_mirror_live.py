@@ -193,6 +193,32 @@ def test_from_kafka_exactly_once(servers: str, spark_folder: Path, tmp_path: Pat
     assert {name: sparklog.open(root).topic(name).head().partitions for name in topics} == topics
 
 
+def test_a_topic_that_comes_while_the_job_runs(servers: str, spark_folder: Path, tmp_path: Path) -> None:
+    first, second, root = {"come-1": 2}, {"come-1": 2, "come-2": 3}, tmp_path / "root"
+    create(servers, first)
+    produce(servers, "come-1", 2, range(200))
+    given = ["--from", f"kafka://{servers}", "--to", str(root), "--pattern", "come-.*"]
+    runs = Runs(spark_folder, tmp_path, *given, "--kafka-option", "metadata.max.age.ms=2000")
+    process = runs.begin("--follow")
+    try:
+        for topics in (first, second):
+            if topics is second:
+                create(servers, {"come-2": 3})
+                produce(servers, "come-2", 3, range(300))
+                produce(servers, "come-1", 2, range(200, 400))
+            expected = of_kafka(servers, topics)
+            end = time.monotonic() + RUN_SECONDS
+            while (
+                not set(topics) <= set(sparklog.open(root, create=True).topics()) or of_root(root, topics) != expected
+            ):
+                assert process.poll() is None, runs.said()[-3000:]
+                assert time.monotonic() < end, runs.said()[-3000:]
+                time.sleep(0.5)
+    finally:
+        kill(process)
+    assert "new: come-2" in runs.said()
+
+
 def test_into_kafka_at_least_once_and_in_order(servers: str, spark_folder: Path, tmp_path: Path) -> None:
     topics, place = {"back": 3, "other": 1}, tmp_path / "root"
     root = sparklog.open(place, create=True)

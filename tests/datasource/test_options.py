@@ -58,6 +58,19 @@ def test_settings_with_our_meaning_under_kafkas_name() -> None:
     assert parse_options({"kafka.metadata.max.age.ms": "5"}).read.metadata_max_age_ms == 5
 
 
+def test_how_long_a_transaction_may_stay_open() -> None:
+    assert parse_options({}).write.transaction_timeout_ms == 60_000
+    for name in ("transaction.timeout.ms", "kafka.transaction.timeout.ms"):
+        assert parse_options({name: "5000"}).write.transaction_timeout_ms == 5000
+        assert "for writing" in message({name: "5000"}, "check_read")
+    assert parse_options({"transaction.timeout.ms": "86400000"}).write.transaction_timeout_ms == 86_400_000
+    assert message({"transaction.timeout.ms": "86400001"}) == (
+        "Option 'transaction.timeout.ms' must be at most 86400000 (a day); found 86400001"
+    )
+    assert message({"transaction.timeout.ms": "0"}).endswith("must be a whole number >= 1; found '0'")
+    assert message({"transaction.timeout": "1"}).endswith("did you mean 'transaction.timeout.ms'?")
+
+
 def test_our_own_name_beats_kafkas() -> None:
     for order in (("compression.type", "kafka.compression.type"), ("kafka.compression.type", "compression.type")):
         given = {name: "lz4" if name == "compression.type" else "gzip" for name in order}

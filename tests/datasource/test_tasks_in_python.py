@@ -19,6 +19,7 @@ from sparklog.datasource.options import parse_options
 from sparklog.datasource.user_errors import HIDE_TRACEBACK, guard_iterator, user_errors
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.append_writer import AppendWriter
+from sparklog.log.history import History
 from sparklog.log.topic import Topic
 from sparklog.log.view import OffsetRange
 from sparklog.transactions.listing import list_transactions
@@ -275,6 +276,15 @@ def test_a_topic_column_is_a_transaction(tmp_path: Path, monkeypatch: pytest.Mon
     assert [sorted(found) for found in read] == [list(range(0, 20, 2)), list(range(1, 20, 2))]
     with pytest.raises(sparklog.Fenced, match="was taken over by run r2"):
         publish(sink, [message], StreamKey("q", 1, "r1"))
+
+
+def test_the_timeout_of_a_transaction_is_an_option(tmp_path: Path) -> None:
+    root = str(tmp_path / "log")
+    for name, options in (("a", {}), ("b", {"kafka.transaction.timeout.ms": "7000"})):
+        sink = plan(root, "key string, value string, topic string", **options)
+        publish(sink, [write_task(sink, [rows(range(2), [name])], "x")], None)
+    found = [History(sparklog.open(root).store, name).commit(1).txn for name in ("a", "b")]
+    assert [None if txn is None else txn.timeout_ms for txn in found] == [60_000, 7000]
 
 
 def test_batch_writes_with_a_topic_column(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
 from sparklog.log import decision
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions import transactional
+from sparklog.transactions.listing import COMMITTED, EMPTY, ONGOING, list_transactions
 from tests.transactions.house import READ_UNCOMMITTED, House, rows
 
 
@@ -180,6 +181,25 @@ def test_an_empty_transaction_writes_nothing() -> None:
         transaction.append("a", rows())
     assert transaction.n == 0
     assert house.root().decisions.log("job").refresh() == before
+
+
+def test_what_was_only_begun_is_listed_as_its_last_transaction_left_it() -> None:
+    house = House()
+    producer = house.producer()
+
+    def state() -> tuple[str, int]:
+        (found,) = list_transactions(house.root())
+        return found.state, found.newest
+
+    producer.begin().append("a", rows("1"))
+    assert state() == (EMPTY, -1)
+    house.hold(house.producer(), a=["2"])
+    assert state() == (ONGOING, 0)
+    producer = house.producer()
+    with producer.begin() as transaction:
+        transaction.append("a", rows("3"))
+    producer.begin().append("b", rows("4"))
+    assert state() == (COMMITTED, 2)
 
 
 @pytest.mark.parametrize("timeout_ms", [0, 86_400_001, True, "5"])

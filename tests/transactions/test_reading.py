@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import pytest
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
@@ -13,6 +16,8 @@ from sparklog.log.scan import read_parts
 from sparklog.log.tail import Tail
 from sparklog.log.view import OffsetRange
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
+from sparklog.storage.memory import MemoryStore
+from sparklog.storage.store import ObjectInfo
 from sparklog.transactions import transactional
 from sparklog.transactions.completion import resolve_topic
 from tests.transactions.house import READ_COMMITTED, House, rows
@@ -200,6 +205,37 @@ def test_a_damaged_decision_log_leaves_what_lies_below_readable() -> None:
     view = RootView(house.root())
     with pytest.raises(Corrupt, match=r"_transactions/job/_log/00000000000000000000.json"):
         view.refresh(["a", "b"])
+
+
+class Distant(FaultyStore):
+    """A store that asks to be read in parallel, and answers for decisions only when three are asked at once."""
+
+    parallel_reads = 8
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner, lambda call: None)
+        self.meeting = threading.Barrier(3)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        if prefix.startswith("_transactions/"):
+            self.meeting.wait(20)
+        return super().list(prefix)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_several_decision_logs_are_asked_at_once_where_each_answer_takes_long(reads: bool) -> None:
+    house = House()
+    opened = [house.hold(house.producer(name), a=[name]) for name in ("x", "y", "z")]
+    opened[0].commit()
+    opened[1].abort()
+    topic = house.root(Distant(house.store)).topic("a")  # type: ignore[arg-type]
+    if reads:
+        assert topic.scan(columns=("value",)).to_table()["value"].to_pylist() == [b"x"]
+        assert topic.read_snapshot().head.last_stable().tolist() == [2]
+        return
+    topic.append(rows("next"))
+    head = house.topic("a").head()
+    assert [item.txn.id for item in head.open] == ["z"]
 
 
 def test_a_topic_of_a_view_that_is_deleted() -> None:
