@@ -1,15 +1,10 @@
 """Decisions of a transactional id: the entries of `_transactions/<id>/_log`, and what each step makes of the newest.
 
 An entry carries the whole state after it, so the newest alone says everything: state stays small, because a COMMIT goes
-once every topic it names has recorded it. Entries are created like commits, each number once, and chained by CRC.
+once every topic it names has recorded it. What entries of every kind begin with is in `sparklog.log.entry_log`; then
 
 | member        | meaning                                                                                            |
 |---------------|----------------------------------------------------------------------------------------------------|
-| number        | the number in its name, from 0                                                                     |
-| id            | the transactional id itself (the folder may be encoded or a hash)                                  |
-| commitId      | random, the same for all tries: after a lost answer it says "this is mine"                         |
-| prevCrc       | CRC-32C of all bytes of the entry before; null at 0                                                |
-| timeMs        | max(the writer's clock, the entry before)                                                          |
 | op            | init, prepare, commit, abort, forget                                                               |
 | n             | the transaction it is about, or null                                                               |
 | reason        | why the newest decision is ABORT (abort, fenced, timeout, operator), null if it is COMMIT          |
@@ -27,16 +22,15 @@ A decided n that is not among `commits` was aborted, or is recorded in every top
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import crc32c
-
-from sparklog.errors import Conflict, Corrupt, Fenced
-from sparklog.log import fields as json_fields
+from sparklog.errors import Conflict, Fenced
 from sparklog.log.commit import MAX_PARTITIONS, Resolved
-from sparklog.log.fields import FORMAT, Fields
-from sparklog.log.names import MAX_VERSION
-from sparklog.log.registry import EARLIER_RUNS, Entry, WriterKey, decide
+from sparklog.log.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
+from sparklog.log.fields import Fields
+from sparklog.log.names import MAX_VERSION, TRANSACTIONS_FOLDER, transactions_prefix
+from sparklog.log.registry import EARLIER_RUNS, WriterKey, decide
+from sparklog.log.registry import Entry as RegistryEntry
 
 INIT = "init"
 PREPARE = "prepare"
@@ -52,8 +46,8 @@ BY_OPERATOR = "operator"
 REASONS = (BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR)
 
 DECISION_FIELDS = (
-    *("format", "readFeatures", "writeFeatures", "number", "id", "commitId", "prevCrc", "timeMs", "op", "n", "reason"),
-    *("newest", "run", "earlierRuns", "batch", "count", "prepared", "commits", "crc"),
+    *ENTRY_FIELDS,
+    *("op", "n", "reason", "newest", "run", "earlierRuns", "batch", "count", "prepared", "commits", "crc"),
 )
 PREPARED_FIELDS = ("part", "topic", "topicId", "version", "commitId")
 COMMITTED_FIELDS = ("n", "timeMs", "prepares", "offsets")
@@ -100,14 +94,9 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
-    """The newest entry of an id, and so its state; `number` -1 is an id without entries. See the module."""
+class Decisions(Entry):
+    """The newest entry of a transactional id, and so its state. See the module."""
 
-    id: str
-    number: int = -1
-    commit_id: str = ""
-    prev_crc: int | None = None
-    time_ms: int = 0
     op: str = ""
     n: int | None = None
     reason: str | None = None
@@ -118,10 +107,6 @@ class Decisions:
     count: int = 0
     prepared: tuple[Prepared, ...] = ()
     commits: tuple[Committed, ...] = ()
-    read_features: tuple[str, ...] = ()
-    write_features: tuple[str, ...] = ()
-    crc: int | None = field(default=None, compare=False)
-    nbytes: int = field(default=0, compare=False)
 
     def decided(self, n: int) -> bool:
         """Whether `n` is decided; what is decided never changes."""
@@ -144,11 +129,11 @@ class Decisions:
         siblings = {name: version for name, version in sorted(found.names().items()) if name != topic}
         return Resolved(self.id, n, tuple(sorted(here)), siblings)
 
-    def entry(self) -> Entry | None:
+    def entry(self) -> RegistryEntry | None:
         """What the replay rule asks; None before the first batch."""
         if self.batch is None:
             return None
-        return Entry(self.batch, self.count, self.number, self.time_ms, self.run, self.earlier_runs)
+        return RegistryEntry(self.batch, self.count, self.number, self.time_ms, self.run, self.earlier_runs)
 
 
 # -- steps: the state after one more entry, None where there is nothing to write; number and chain come from the log
@@ -271,16 +256,9 @@ def fenced(state: Decisions, run: str) -> Fenced:
 
 def encode_decisions(entry: Decisions) -> bytes:
     """The bytes of an entry."""
-    return json_fields.encode(
+    return encode_entry(
+        entry,
         {
-            "format": FORMAT,
-            "readFeatures": list(entry.read_features),
-            "writeFeatures": list(entry.write_features),
-            "number": entry.number,
-            "id": entry.id,
-            "commitId": entry.commit_id,
-            "prevCrc": entry.prev_crc,
-            "timeMs": entry.time_ms,
             "op": entry.op,
             "n": entry.n,
             "reason": entry.reason,
@@ -291,7 +269,7 @@ def encode_decisions(entry: Decisions) -> bytes:
             "count": entry.count,
             "prepared": [_prepared_document(item) for item in entry.prepared],
             "commits": [_committed_document(item) for item in entry.commits],
-        }
+        },
     )
 
 
@@ -319,11 +297,7 @@ def decode_decisions(data: bytes, key: str, number: int) -> Decisions:
 
     `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if it is damaged or is another entry.
     """
-    doc = json_fields.decode(data, key, "entry")
-    doc.only(frozenset(DECISION_FIELDS))
-    found = doc.integer("number", 0)
-    if found != number:
-        raise Corrupt(f"entry {number} should lie here, found entry {found}; restore it", file=key)
+    doc, stamp = decode_entry(data, key, number, DECISION_FIELDS)
     op, reason = doc.text("op"), doc.optional_text("reason")
     if op not in DECISION_OPS:
         raise doc.bad("op", "one of " + ", ".join(DECISION_OPS))
@@ -335,11 +309,7 @@ def decode_decisions(data: bytes, key: str, number: int) -> Decisions:
     if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > newest):
         raise doc.bad("commits", f"in the order of their numbers, none above {newest}")
     return Decisions(
-        id=doc.text("id"),
-        number=found,
-        commit_id=doc.text("commitId"),
-        prev_crc=doc.optional("prevCrc", 0, 2**32 - 1),
-        time_ms=doc.integer("timeMs", 0),
+        **stamp,
         op=op,
         n=doc.optional("n", 0, MAX_VERSION),
         reason=reason,
@@ -350,10 +320,6 @@ def decode_decisions(data: bytes, key: str, number: int) -> Decisions:
         count=doc.integer("count", 0),
         prepared=tuple(_prepared(item) for item in doc.objects("prepared")),
         commits=commits,
-        read_features=doc.texts("readFeatures"),
-        write_features=doc.texts("writeFeatures"),
-        crc=crc32c.crc32c(data),
-        nbytes=len(data),
     )
 
 
@@ -388,6 +354,23 @@ def _group_offsets(item: Fields) -> GroupOffsets:
         partition,
         item.integers("offset", len(partition), 0),
     )
+
+
+DECISIONS = EntryKind(
+    folder=TRANSACTIONS_FOLDER,
+    prefix=transactions_prefix,
+    owner="transactional id",
+    what="decisions",
+    empty=Decisions,
+    encode=encode_decisions,
+    decode=decode_decisions,
+    transactions_prefix,
+    "transactional id",
+    "decisions",
+    Decisions,
+    encode_decisions,
+    decode_decisions,
+)
 
 
 def offsets_of_group(state: Decisions, group: str) -> Mapping[str, Mapping[int, int]]:

@@ -6,6 +6,7 @@
     <topic>/append/00000000000000000042-<id>.slices              what one task appended, having read version 42
     <topic>/sealed/<partition>/00000000000000000042-<id>/        one sealing run of one partition, Kafka's files inside
     _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
+    _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
 
 Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
 names files of the topic it was cloned from). Versions have 20 digits, so that names sort like numbers.
@@ -25,6 +26,7 @@ CHECKPOINT_FOLDER = "_log/checkpoints"
 APPEND_FOLDER = "append"
 SEALED_FOLDER = "sealed"
 TRANSACTIONS_FOLDER = "_transactions"
+GROUPS_FOLDER = "_groups"
 VERSION_DIGITS = 20
 MAX_ID = 1024
 MAX_ID_FOLDER = 200
@@ -101,6 +103,11 @@ def id_folder(text: str) -> str:
 def transactions_prefix(transactional_id: str) -> str:
     """What the decision log of a transactional id lies under."""
     return f"{TRANSACTIONS_FOLDER}/{id_folder(transactional_id)}"
+
+
+def groups_prefix(group: str) -> str:
+    """What the offsets of a consumer group lie under."""
+    return f"{GROUPS_FOLDER}/{id_folder(group)}"
 
 
 def checkpoint_key(prefix: str, version: int) -> str:

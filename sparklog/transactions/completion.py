@@ -9,21 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.all_or_none import held_back, whole_ends
 from sparklog.log.commit import Resolved
 from sparklog.log.conflicts import MaintainIntent
-from sparklog.log.decision import Decisions, Prepared, decode_decisions, forget
+from sparklog.log.decision import DECISIONS, Decisions, Prepared, forget
 from sparklog.log.decision_log import DecisionLog
+from sparklog.log.entry_collect import collect_entries, collect_log, ids_of
 from sparklog.log.head import Head
-from sparklog.log.names import (
-    TRANSACTIONS_FOLDER,
-    checkpoint_key,
-    checkpoint_prefix,
-    checkpoint_version,
-    commit_key,
-    id_folder,
-)
 from sparklog.log.root import Root
 from sparklog.log.snapshot import Snapshot
 from sparklog.log.topic import Topic
@@ -41,8 +34,6 @@ __all__ = [
     "transactional_ids",
 ]
 
-KEEP_MS = 7 * 86_400_000
-"""An entry stays as long as a commit does: who slept for less finds its number taken."""
 ONE_WRITE = "one-write:"
 """What ids begin with that are used for one transaction and never again: their logs go when they are done with."""
 FEW_COMMITS = 8
@@ -150,39 +141,8 @@ class Collected:
 
 
 def transactional_ids(store: Store, failures: list[SparklogError] | None = None) -> Iterator[str]:
-    """The ids that have decisions, from an entry of each folder. What cannot be read is put into `failures`, or raised.
-
-    A folder without an entry is left over from one that was collected, or is nobody's.
-    """
-    for folder in store.list_folders(f"{TRANSACTIONS_FOLDER}/"):
-        try:
-            found = _id_of(store, f"{TRANSACTIONS_FOLDER}/{folder}")
-        except SparklogError as error:
-            if failures is None:
-                raise
-            failures.append(error)
-            continue
-        if found is not None and id_folder(found) == folder:
-            yield found
-
-
-def _id_of(store: Store, prefix: str) -> str | None:
-    """The id whose decisions lie here, by its first entry, or by a checkpoint where that is gone or damaged."""
-    damage: Corrupt | None = None
-    keys = [(commit_key(prefix, 0), 0)]
-    heads = [(info.key, checkpoint_version(info.key)) for info in store.list(checkpoint_prefix(prefix))]
-    for key, number in [*keys, *heads]:
-        if number is None:
-            continue
-        try:
-            return decode_decisions(store.get(key), key, number).id
-        except NotFound:
-            continue
-        except Corrupt as error:
-            damage = error
-    if damage is not None:
-        raise damage
-    return None
+    """The ids that have decisions. What cannot be read is put into `failures`, or raised."""
+    return ids_of(store, DECISIONS, failures)
 
 
 def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> Collected:
@@ -203,7 +163,7 @@ def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> 
         try:
             forgotten += 0 if dry_run else forget_recorded(root, log)
             done_with = transactional_id.startswith(ONE_WRITE) and _done_with(root, log)
-            gone = (_collect_log if done_with else _collect_entries)(log, now_ms, dry_run=dry_run)
+            gone = (collect_log if done_with else collect_entries)(log, now_ms, dry_run=dry_run)
             objects, nbytes = objects + gone[0], nbytes + gone[1]
         except SparklogError as error:
             failures.append(error)
@@ -215,41 +175,3 @@ def _done_with(root: Root, log: DecisionLog) -> bool:
     state = log.refresh()
     prepares = [(item.n, each) for item in state.commits for each in item.prepares]
     return not state.prepared and all(_recorded(root, state.id, n, each, True) for n, each in prepares)
-
-
-def _collect_log(log: DecisionLog, now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """All of a log, the newest entry first: what is left after a crash can be found, and found to be old."""
-    found = list(log.store.list(f"{log.prefix}/_log/"))
-    if not found or now_ms - max(info.modified_ms for info in found) < KEEP_MS:
-        return 0, 0
-    if not dry_run:
-        for info in sorted(found, key=lambda info: info.key, reverse=True):
-            log.store.delete(info.key)
-    return len(found), sum(info.size for info in found)
-
-
-def _collect_entries(log: DecisionLog, now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Objects and bytes deleted of one id."""
-    sound: list[int] = []
-    for number in reversed(log.checkpoints()):
-        if log.checkpoint(number) is not None:
-            sound.append(number)
-        if len(sound) == 2:
-            break
-    if len(sound) < 2:
-        return 0, 0
-    lowest = sound[1]
-    objects = nbytes = 0
-    for prefix, limit in (
-        # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
-        (f"{log.prefix}/_log/0", commit_key(log.prefix, lowest)),
-        (checkpoint_prefix(log.prefix), checkpoint_key(log.prefix, lowest)),
-    ):
-        for info in log.store.list(prefix):
-            if info.key >= limit:
-                break
-            if now_ms - info.modified_ms >= KEEP_MS:
-                objects, nbytes = objects + 1, nbytes + info.size
-                if not dry_run:
-                    log.store.delete(info.key)
-    return objects, nbytes

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from sparklog.errors import Conflict, Corrupt, Unavailable
-from sparklog.log import decision, decision_log
+from sparklog.log import decision, entry_log
 from sparklog.log.clock import ClockGuard
 from sparklog.log.decision import Decisions, Prepared
 from sparklog.log.decision_log import DecisionLog
@@ -88,7 +88,7 @@ def test_a_stall_that_had_succeeded_is_found() -> None:
 
 
 def test_a_stall_over_collected_entries_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision_log, "CHECKPOINT_ENTRIES", 2)
+    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 2)
     world = World()
     inner = world.store()
     log, other = log_of(world, inner), log_of(world, inner)
@@ -111,7 +111,7 @@ def test_a_stall_over_collected_entries_is_unknown(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_checkpoint_saves_reading_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision_log, "CHECKPOINT_ENTRIES", 4)
+    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
     world = World()
     store = world.store()
     log = log_of(world, store)
@@ -125,6 +125,25 @@ def test_a_checkpoint_saves_reading_all_entries(monkeypatch: pytest.MonkeyPatch)
     store.replace(checkpoint_key(PREFIX, 7), b"damaged")
     with pytest.raises(Corrupt, match="entry 4 of transactional id 't' is missing"):
         log_of(world, store).refresh()
+
+
+def test_large_entries_are_copied_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    store = world.store()
+    log = log_of(world, store)
+    size = start(log).nbytes
+    commit(log, 0)
+    assert log.checkpoints() == []
+    monkeypatch.setattr(entry_log, "CHECKPOINT_BYTES", 4 * size)
+    for n in range(1, 6):
+        commit(log, n)
+    copies = log.checkpoints()
+    assert 1 <= len(copies) < 5
+    other = log_of(world, store)
+    assert other.refresh() == log.current()
+    commit(other, 6)
+    assert other.known() == log.refresh()
+    assert log.checkpoints() in (copies, [*copies, log.current().number])
 
 
 def test_damage_is_named() -> None:
@@ -171,10 +190,10 @@ def test_features_that_writers_must_know(monkeypatch: pytest.MonkeyPatch) -> Non
     world = World()
     store: MemoryStore = world.store()
     log = log_of(world, store)
-    monkeypatch.setattr(decision_log, "KNOWN_WRITE_FEATURES", frozenset({"odd"}))
+    monkeypatch.setattr(entry_log, "KNOWN_WRITE_FEATURES", frozenset({"odd"}))
     first = decision.init(Decisions("t"), "one")
     assert first is not None
     log.write(lambda base: replace(first, write_features=("odd",)) if base.number < 0 else None)
-    monkeypatch.setattr(decision_log, "KNOWN_WRITE_FEATURES", frozenset())
+    monkeypatch.setattr(entry_log, "KNOWN_WRITE_FEATURES", frozenset())
     with pytest.raises(ValueError, match="needs the sparklog features odd; upgrade"):
         log.write(partial(decision.init, run="two"))

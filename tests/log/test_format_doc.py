@@ -28,7 +28,7 @@ from sparklog.log.decision import (
     PREPARED_FIELDS,
     REASONS,
 )
-from sparklog.log.decision_log import CHECKPOINT_ENTRIES
+from sparklog.log.entry_log import CHECKPOINT_ENTRIES
 from sparklog.log.fields import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
 from sparklog.log.head import HEAD_FIELDS, OPEN_FIELDS
 from sparklog.log.kafka_open import KAFKA_ENDED_FIELDS, KAFKA_OPEN_FIELDS

@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.log import decision_log
+from sparklog.log import entry_log
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.names import commit_key
 from sparklog.log.root_view import RootView
@@ -76,7 +76,7 @@ def test_a_commit_waits_for_a_topic_that_does_not_record_it() -> None:
 
 
 def test_old_entries_are_collected_by_the_stores_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision_log, "CHECKPOINT_ENTRIES", 4)
+    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
     house = House()
     producer = house.producer()
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from unittest import mock
 
-from sparklog.log import commit_log, decision_log
+from sparklog.log import commit_log, entry_log
 from sparklog.storage.faulty import Decide, Seeded
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
 from tests.log.simulation.world import Actor, World
@@ -83,7 +83,7 @@ def run_seed(seed: int, worlds: list[World] | None = None, profile: str | None =
         worlds.append(run.world)
     draw(run, profile)
     few = mock.patch.multiple(commit_log, CHECKPOINT_COMMITS=9)
-    with few, mock.patch.object(decision_log, "CHECKPOINT_ENTRIES", 3):
+    with few, mock.patch.object(entry_log, "CHECKPOINT_ENTRIES", 3):
         run.world.run()
         run.judge()
     return run

@@ -1,0 +1,98 @@
+"""Logs of entries (`sparklog.log.entry_log`) from outside: whose there are, and which entries nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from sparklog.errors import Corrupt, NotFound, SparklogError
+from sparklog.log.entry_log import Entry, EntryKind, EntryLog
+from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
+from sparklog.storage.store import Store
+
+__all__ = ["KEEP_MS", "collect_entries", "collect_log", "ids_of"]
+
+KEEP_MS = 7 * 86_400_000
+"""An entry stays as long as a commit does: who slept for less finds its number taken."""
+
+E = TypeVar("E", bound=Entry)
+
+
+def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | None = None) -> Iterator[str]:
+    """The ids that have entries, from an entry of each folder. What cannot be read is put into `failures`, or raised.
+
+    A folder without an entry is left over from one that was collected, or is nobody's.
+    """
+    for folder in store.list_folders(f"{kind.folder}/"):
+        try:
+            found = _id_of(store, kind, f"{kind.folder}/{folder}")
+        except SparklogError as error:
+            if failures is None:
+                raise
+            failures.append(error)
+            continue
+        if found is not None and id_folder(found) == folder:
+            yield found
+
+
+def _id_of(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
+    """The id whose entries lie here, by the first one, or by a checkpoint where that is gone or damaged."""
+    damage: Corrupt | None = None
+    keys = [(commit_key(prefix, 0), 0)]
+    heads = [(info.key, checkpoint_version(info.key)) for info in store.list(checkpoint_prefix(prefix))]
+    for key, number in [*keys, *heads]:
+        if number is None:
+            continue
+        try:
+            return kind.decode(store.get(key), key, number).id
+        except NotFound:
+            continue
+        except Corrupt as error:
+            damage = error
+    if damage is not None:
+        raise damage
+    return None
+
+
+def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
+    """Delete all of a log, if its newest object is a week old; objects and bytes.
+
+    The newest entry goes first: what is left after a crash can be found, and found to be old.
+    """
+    found = list(log.store.list(f"{log.prefix}/_log/"))
+    if not found or now_ms - max(info.modified_ms for info in found) < KEEP_MS:
+        return 0, 0
+    if not dry_run:
+        for info in sorted(found, key=lambda info: info.key, reverse=True):
+            log.store.delete(info.key)
+    return len(found), sum(info.size for info in found)
+
+
+def collect_entries(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
+    """Delete entries and checkpoints below the second newest sound checkpoint, a week old; objects and bytes.
+
+    `now_ms` is the store's clock, and a week is one by it.
+    """
+    sound: list[int] = []
+    for number in reversed(log.checkpoints()):
+        if log.checkpoint(number) is not None:
+            sound.append(number)
+        if len(sound) == 2:
+            break
+    if len(sound) < 2:
+        return 0, 0
+    lowest = sound[1]
+    objects = nbytes = 0
+    for prefix, limit in (
+        # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
+        (f"{log.prefix}/_log/0", commit_key(log.prefix, lowest)),
+        (checkpoint_prefix(log.prefix), checkpoint_key(log.prefix, lowest)),
+    ):
+        for info in log.store.list(prefix):
+            if info.key >= limit:
+                break
+            if now_ms - info.modified_ms >= KEEP_MS:
+                objects, nbytes = objects + 1, nbytes + info.size
+                if not dry_run:
+                    log.store.delete(info.key)
+    return objects, nbytes
