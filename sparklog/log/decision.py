@@ -364,12 +364,6 @@ DECISIONS = EntryKind(
     empty=Decisions,
     encode=encode_decisions,
     decode=decode_decisions,
-    transactions_prefix,
-    "transactional id",
-    "decisions",
-    Decisions,
-    encode_decisions,
-    decode_decisions,
 )
 
 
