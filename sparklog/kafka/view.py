@@ -127,6 +127,10 @@ class KafkaView:
         """Of every partition that has a folder here, from the snapshot."""
         return {number: partition.bounds for number, partition in self._snapshot(topic).items()}
 
+    def partition_states(self, topic: str) -> dict[int, PartitionState]:
+        """What the snapshot knows of each partition's files: for who looks into them."""
+        return {number: partition.state for number, partition in self._snapshot(topic).items()}
+
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:

@@ -75,6 +75,10 @@ class RootView:
         for name in gone & set(names):
             self._root.topic(name)
 
+    def snapshot(self, topic: str) -> Snapshot:
+        """The topic as this view shows it: for who looks into its files."""
+        return self._snapshot(topic)
+
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
         snapshot = self._snapshot(topic)
         return bounds_of(snapshot, self._ends.get(topic))

@@ -1,0 +1,172 @@
+"""Where the batches of a partition lie, whoever wrote them: a Kafka directory, a sparklog root, or one file.
+
+A partition is a list of runs in offset order: whole batches, back to back, in one file. Of a Kafka directory a run is a
+segment up to where the log ends; of a root it is a slice, in an append file or a sealed segment. What is not in the
+batches themselves comes with them: how their offsets are shifted, their append time, which transaction holds them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import BadRequest, NotFound
+from sparklog.format import transaction_index
+from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.kafka.directory import split_folder_name
+from sparklog.kafka.partition_state import PartitionState
+from sparklog.kafka.segment_state import SegmentState
+from sparklog.log.aborted import aborted_ranges
+from sparklog.log.names import file_key, is_sealed
+from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN
+from sparklog.log.snapshot import Snapshot
+from sparklog.log.view import Bounds
+from sparklog.storage import Store, open_store
+
+__all__ = ["APPEND", "SEALED", "SEGMENT", "PartitionLog", "Run", "first_open", "of_file", "of_kafka", "of_root"]
+
+SEGMENT, SEALED, APPEND = "Kafka segment", "sealed segment", "append file"
+_OUTCOMES = {OPEN: "open", COMMITTED: "committed", ABORTED: "aborted"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes `[position, position + size)` of an object: whole batches of one partition.
+
+    * `name`: the file as it is shown, below the topic's or partition's folder; `kind`: what sort of file it is
+    * `base`: the segment's or slice's first offset; `shift`: what to add to a batch header's base offset
+    * `append_time`: ms, the time of records under LogAppendTime that their batches do not carry; -1: they carry it
+    * `transaction`, `outcome`: of a transaction of sparklog's that wrote the run, both empty if none did
+    """
+
+    store: Store
+    key: str
+    name: str
+    kind: str
+    position: int
+    size: int
+    base: int
+    shift: int = 0
+    append_time: int = -1
+    leader_epoch: int = -1
+    footer_length: int = 0
+    file_size: int = 0
+    transaction: str = ""
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLog:
+    """One partition. `aborted`, `open`: Kafka's transactions in it; `open` gives each producer's first open offset."""
+
+    topic: str
+    partition: int
+    bounds: Bounds
+    runs: tuple[Run, ...]
+    aborted: AbortedTransactions
+    open: tuple[tuple[int, int], ...]
+
+
+def of_kafka(topic: str, partition: int, state: PartitionState, bounds: Bounds) -> PartitionLog:
+    """A partition folder of Kafka's, up to the end of its log."""
+    store = open_store(state.folder)
+    return PartitionLog(
+        topic,
+        partition,
+        bounds,
+        tuple(_segment(store, segment) for segment in state.segments),
+        state.aborted(state.first_base, max(state.log_end, state.first_base)),
+        tuple(sorted(state.transactions.open.items())),
+    )
+
+
+def _segment(store: Store, state: SegmentState) -> Run:
+    name = os.path.basename(state.name.path)
+    return Run(store, name, name, SEGMENT, 0, state.end, state.name.base, file_size=state.size)
+
+
+def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
+    """A partition of a root's topic at one version: every slice that it names."""
+    head, rows = snapshot.head, snapshot.slices.select(partition)
+    store, topic = snapshot.store, snapshot.topic
+    names = ("position", "size", "base", "shift", "append_time", "leader_epoch", "footer_length", "file_size")
+    columns = {name: rows.columns[name].tolist() for name in names}
+    status, number = rows.status.tolist(), rows.txn_n.tolist()
+    runs = []
+    for row in range(len(rows)):
+        path = rows.path(row)
+        outcome = _OUTCOMES.get(status[row], "")
+        runs.append(
+            Run(
+                store,
+                file_key(topic, path),
+                path,
+                SEALED if is_sealed(path) else APPEND,
+                transaction=f"{rows.txn_id(row)} #{number[row]}" if outcome else "",
+                outcome=outcome,
+                **{name: column[row] for name, column in columns.items()},
+            )
+        )
+    first = min(int(rows.base[0]), bounds.log_start) if len(rows) else bounds.log_start
+    found = aborted_ranges(store, topic, snapshot.slices, partition, first, bounds.log_end)
+    open_ = tuple((each.producer, each.first) for each in head.kafka_open if each.partition == partition)
+    return PartitionLog(topic, partition, bounds, tuple(runs), found or transaction_index.none(), open_)
+
+
+def of_file(path: str | os.PathLike[str]) -> list[PartitionLog]:
+    """The partitions in one file: a `.log` of Kafka's or a sealed one, or an append file of any number of partitions.
+
+    A segment's transactions are judged by all of its folder. Offsets in an append file count from 0 within each slice:
+    only a commit says where they lie in the log. `NotFound` if there is no such file, `BadRequest` for any other file.
+    """
+    location = os.path.abspath(os.fspath(path))
+    folder, name = os.path.split(location)
+    if not os.path.isfile(location):
+        raise NotFound(f"there is no file {location}: give a .log or .slices file, a topic or a log directory")
+    if name.endswith(".slices"):
+        return _append_file(open_store(folder), name)
+    stem, _, suffix = name.partition(".")
+    if not (len(stem) == 20 and stem.isdigit() and suffix == "log"):
+        raise BadRequest(f"expected a segment such as 00000000000000000000.log or a .slices file, found {location}")
+    topic, partition = split_folder_name(folder)
+    state = PartitionState(folder)
+    state.refresh()
+    chosen = [each for each in state.segments if each.name.base == int(stem)]
+    if not chosen:
+        raise NotFound(f"{location} is no segment of its folder's log: a cleaner that died left it behind")
+    end = chosen[0].next_offset
+    whole = of_kafka(topic, partition, state, Bounds(int(stem), end, end, end))
+    segment = _segment(open_store(folder), chosen[0])
+    return [PartitionLog(topic, partition, whole.bounds, (segment,), whole.aborted, whole.open)]
+
+
+def _append_file(store: Store, name: str) -> list[PartitionLog]:
+    info = store.stat(name)
+    size = 0 if info is None else info.size
+    length = footer_length(store.get(name, max(0, size - TAIL_BYTES)), file=name)
+    footer = decode_footer(store.get(name, size - length), file_size=size, file=name)
+    runs: dict[int, list[Run]] = {}
+    ends: dict[int, int] = {}
+    for entry in footer.slices:
+        base = ends.get(entry.partition, 0)
+        ends[entry.partition] = base + entry.offsets
+        run = Run(
+            store, name, name, APPEND, entry.position, entry.nbytes, base, base, -1, -1, footer.footer_length, size
+        )
+        runs.setdefault(entry.partition, []).append(run)
+    none = transaction_index.none()
+    bounds = {partition: Bounds(0, end, end, end) for partition, end in ends.items()}
+    return [
+        PartitionLog(name, partition, bounds[partition], tuple(found), none, ())
+        for partition, found in sorted(runs.items())
+    ]
+
+
+def first_open(log: PartitionLog) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Producer ids with an open transaction, sorted, and where each begins: int64[n] both."""
+    pairs = np.array(log.open, np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
