@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.log.configs import CONFIGS
+from sparklog.log.config_table import CONFIGS
 
 REPOSITORY = Path(__file__).parents[1]
 README = REPOSITORY / "README.md"

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparklog import __version__
-from sparklog.cli import consume, export, imports, offsets, produce, topics, transactions
+from sparklog.cli import configs, consume, delete_records, export, imports, offsets, produce, topics, transactions
 from sparklog.cli.options import SHORT_HELP
 from sparklog.errors import SparklogError
 
@@ -96,9 +96,11 @@ def sparklog(
 
 
 app.add_typer(topics.app, name="topics")
+app.add_typer(configs.app, name="configs")
 app.add_typer(transactions.app, name="transactions")
 produce.register(app)
 consume.register(app)
 offsets.register(app)
+delete_records.register(app)
 imports.register(app)
 export.register(app)

@@ -160,27 +160,16 @@ def show(row: TopicRow) -> None:
         print(f"Held back by open transactions: {', '.join(row.openTransactions)}")
 
 
-@app.command(epilog=example("sparklog topics alter orders --root /data/log --partitions 32 -c compression.type=lz4"))
+@app.command(epilog=example("sparklog topics alter orders --root /data/log --partitions 32"))
 def alter(
     topic: TopicArgument,
     root: RootOption,
-    partitions: Annotated[int | None, typer.Option("--partitions", "-p", min=1, help="Raise to so many.")] = None,
-    config: ConfigOption = None,
-    delete_config: Annotated[
-        list[str] | None, typer.Option("--delete-config", metavar="NAME", help="Back to the default; may be repeated.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
-    ] = False,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="Raise to so many.")],
 ) -> None:
-    """Set topic configs, take them back, add partitions."""
+    """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
     from sparklog.cli.places import open_root
 
-    changes: dict[str, str | None] = dict(parse_configs(config))
-    changes.update(dict.fromkeys(delete_config or []))
-    if not changes and partitions is None:
-        raise typer.BadParameter("nothing to alter: give --partitions, --config or --delete-config")
-    open_root(root).topic(topic).alter(configs=changes or None, partitions=partitions, force=force)
+    open_root(root).topic(topic).alter(partitions=partitions)
     print(f"Altered topic {topic}.")
 
 

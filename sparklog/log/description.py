@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparklog.log.configs import CONFIGS
+from sparklog.log.config_table import CONFIGS
 from sparklog.log.kafka_open import KafkaOpen
 from sparklog.log.snapshot import Snapshot
 

@@ -11,7 +11,7 @@ from sparklog.log.append_target import AppendOutcome, AppendTarget, appended
 from sparklog.log.commit import Txn
 from sparklog.log.commit_log import CommitLog, LogState, Outcome
 from sparklog.log.configs import check_delete_delay
-from sparklog.log.conflicts import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent
+from sparklog.log.conflicts import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
 from sparklog.log.decision_logs import settle
 from sparklog.log.description import TopicDescription, describe
 from sparklog.log.head import Head
@@ -87,26 +87,63 @@ class Topic:
         return self.log.commit(intent, origin)
 
     def alter(
-        self, *, configs: Mapping[str, object | None] | None = None, partitions: int | None = None, force: bool = False
+        self,
+        *,
+        configs: Mapping[str, object | None] | None = None,
+        partitions: int | None = None,
+        force: bool = False,
+        since: Head | None = None,
     ) -> Head:
         """Set configs (None: back to the default) and add partitions; the head after it.
 
-        `Conflict` if somebody changed the same meanwhile, `BadRequest` for a wrong name or value, fewer partitions,
-        a `file.delete.delay.ms` below one hour or `compact` on records without a key, each without `force`.
+        `Conflict` if somebody changed the same meanwhile (since the head that is given), `BadRequest` for a wrong name
+        or value, fewer partitions, a `file.delete.delay.ms` below one hour or `compact` on records without a key, each
+        without `force`.
         """
         head = self.head()
+        return self.commit(self._alteration(head, configs, partitions, force), since or head).head
+
+    def plan_alter(
+        self, *, configs: Mapping[str, object | None] | None = None, partitions: int | None = None, force: bool = False
+    ) -> dict[str, str | None]:
+        """What `alter` with the same arguments would change now: configs by name, None: back to the default.
+
+        Everything is checked as `alter` checks it, and raises as there; nothing is written.
+        """
+        snapshot = self.snapshot()
+        head = snapshot.head
+        draft = self._alteration(head, configs, partitions, force).draft(self.name, head, head, snapshot.slices)
+        return {} if isinstance(draft, Nothing) else dict(draft.configs)
+
+    def _alteration(
+        self, head: Head, configs: Mapping[str, object | None] | None, partitions: int | None, force: bool
+    ) -> AlterIntent:
         changes = dict(configs or {})
         head.configs.changed(changes)
         check_delete_delay(changes, force)
-        return self.commit(AlterIntent(head.topic_id, changes, partitions, drop_keyless=force), head).head
+        return AlterIntent(head.topic_id, changes, partitions, drop_keyless=force)
 
     def delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
         """Delete the records below an offset, per partition (-1: all there are); the log starts after it.
 
-        `NotFound` if an offset is beyond the log end, `BadRequest` if the topic's cleanup.policy is not delete (as
-        Kafka).
+        The log starts then: Kafka's low watermarks. `NotFound` if an offset is beyond the log end, `BadRequest` if the
+        topic's cleanup.policy has no delete (as Kafka).
         """
         head = self.head()
+        intent = self._new_log_starts(head, before)
+        after = self.commit(intent, head).head
+        # The commit may be found only after a stall, and the topic may be gone by then.
+        there = after.log_start if after.topic_id == head.topic_id and after.exists else head.log_start
+        return {partition: max(offset, int(there[partition])) for partition, offset in intent.log_starts.items()}
+
+    def plan_delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
+        """Where the log would start after `delete_records` with the same arguments, which raises as this does."""
+        head = self.head()
+        intent = self._new_log_starts(head, before)
+        intent.draft(self.name, head, head, None)
+        return {p: max(offset, int(head.log_start[p])) for p, offset in intent.log_starts.items()}
+
+    def _new_log_starts(self, head: Head, before: Mapping[int, int]) -> LogStartIntent:
         if not head.configs.is_deleting:
             raise BadRequest(
                 f"records of topic '{self.name}' cannot be deleted: its cleanup.policy is "
@@ -116,10 +153,7 @@ class Topic:
             if not 0 <= partition < head.partitions:
                 raise NotFound(f"topic '{self.name}' has partitions 0 to {head.partitions - 1}, found {partition}")
         log_starts = {p: int(head.log_end[p]) if offset == -1 else offset for p, offset in before.items()}
-        after = self.commit(LogStartIntent(head.topic_id, log_starts), head).head
-        # The commit may be found only after a stall, and the topic may be gone by then.
-        there = after.log_start if after.topic_id == head.topic_id and after.exists else head.log_start
-        return {partition: max(offset, int(there[partition])) for partition, offset in log_starts.items()}
+        return LogStartIntent(head.topic_id, log_starts)
 
     def delete(self) -> None:
         """Delete the topic; its files go with the next vacuum."""

@@ -31,15 +31,17 @@ from functools import partial
 from typing import TypeVar
 
 from sparklog.errors import BadRequest
-from sparklog.log.configs import INT_MAX, LEAST_DELETE_DELAY_MS, LONG_MAX, LONG_MIN, TopicConfigs, canonical
+from sparklog.log.config_table import COMPACT, INT_MAX, LONG_MAX, LONG_MIN, WRITERS, canonical, definition
+from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.log.names import did_you_mean
 from sparklog.maintenance.work import Settings
 
-__all__ = ["NAMES", "Property", "parse_properties", "settings_of"]
+__all__ = ["NAMES", "Property", "PropertyDef", "parse_properties", "property_table", "settings_of"]
 
 T = TypeVar("T")
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
+_UNITS = {1: "ms", MINUTE_MS: "minutes", HOUR_MS: "hours"}
 LEAST_BUFFER_BYTES = 1 << 20
 """Kafka refuses a smaller key map, too: each pass would read everything for a handful of keys."""
 
@@ -90,6 +92,89 @@ _RANKED = (
 _BUFFER = "log.cleaner.dedupe.buffer.size"
 _LOAD = "log.cleaner.io.buffer.load.factor"
 _EXPIRATION = "producer.id.expiration.ms"
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyDef:
+    """What a name of the file means: `config` is the topic config whose default it sets, None for limits of a run.
+
+    The other fields as in `sparklog.log.config_table.ConfigDef`; `default` is empty where another name has it.
+    """
+
+    name: str
+    config: str | None
+    kind: str
+    default: str
+    valid: str
+    unit: str
+    doc: str
+    used_by: tuple[str, ...]
+
+
+_LIMITS = (
+    PropertyDef(
+        _BUFFER,
+        None,
+        "long",
+        str(Settings(0).dedupe_buffer_bytes),
+        f"a whole number of at least {LEAST_BUFFER_BYTES}",
+        "bytes",
+        "Map from key to newest offset, of each task (a broker divides its own by its threads): 24 bytes a key.",
+        (COMPACT,),
+    ),
+    PropertyDef(
+        _LOAD,
+        None,
+        "double",
+        str(Settings(0).dedupe_load_factor),
+        "a number above 0 and below 1",
+        "",
+        "How full that map may become before a pass ends and another has to follow.",
+        (COMPACT,),
+    ),
+    PropertyDef(
+        _EXPIRATION,
+        None,
+        "int",
+        str(Settings(0).producer_expiration_ms),
+        "a whole number of at least 1",
+        "ms",
+        "How long the last batch of an idle producer is kept in imported topics, empty if need be.",
+        (COMPACT,),
+    ),
+)
+
+
+def property_table() -> list[PropertyDef]:
+    """Every name that a file may set, in the order of the table above; kinds, ranges and defaults as in Kafka."""
+    found = []
+    for ranked in _RANKED:
+        known = definition(ranked.config)
+        last = ranked.names[-1][0]
+        for name, unit_ms, least in ranked.names:
+            low = "a whole number but 0, below 0: never" if least == LONG_MIN else f"a whole number of at least {least}"
+            rank = "" if name == ranked.names[0][0] else f" Counts where {ranked.names[0][0]} is not set."
+            found.append(
+                PropertyDef(
+                    name,
+                    ranked.config,
+                    "long" if unit_ms == 1 else "int",
+                    str(int(known.default) // unit_ms) if name == last else "",
+                    low,
+                    _UNITS[unit_ms],
+                    f"Default of the topic config {ranked.config}.{rank}",
+                    known.used_by,
+                )
+            )
+    for name, config in _SAME.items():
+        known = definition(config)
+        hour = name in _PARSERS
+        valid = f"a whole number of at least {LEAST_DELETE_DELAY_MS}" if hour else known.valid
+        doc = f"Default of the topic config {config}."
+        jobs = tuple(each for each in known.used_by if each != WRITERS)
+        found.append(PropertyDef(name, config, known.kind, known.default, valid, known.unit, doc, jobs))
+    return [*found, *_LIMITS]
+
 
 NAMES = frozenset({*_SAME, *(name for ranked in _RANKED for name, _, _ in ranked.names), _BUFFER, _LOAD, _EXPIRATION})
 """Every name that a file may set."""

@@ -25,7 +25,8 @@ def test_a_topics_life(sparklog: Sparklog) -> None:
     assert json.loads(sparklog("topics", "list", "--json").out) == ["clicks", "orders"]
     assert "already" in sparklog("topics", "create", "orders", code=1).err
     assert sparklog("topics", "create", "orders", "--if-not-exists").code == 0
-    sparklog("topics", "alter", "orders", "--partitions", 5, "-c", "segment.ms=7", "--delete-config", "retention.ms")
+    sparklog("topics", "alter", "orders", "--partitions", 5)
+    sparklog("configs", "alter", "orders", "--add-config", "segment.ms=7", "--delete-config", "retention.ms")
     described = json.loads(sparklog("topics", "describe", "orders", "--json").out)
     assert [(topic["topic"], topic["partitionCount"], topic["configs"]) for topic in described] == [
         ("orders", 5, {"segment.ms": "7"})
@@ -55,7 +56,7 @@ def test_describe_is_a_line_and_a_table(sparklog: Sparklog, lines_file: LinesFil
         (("topics", "create", "t", "-c", "retention.ms"), 2, "expected NAME=VALUE"),
         (("topics", "create", "t", "-p", "0"), 2, "--partitions"),
         (("topics", "create", "a/b"), 1, "a/b"),
-        (("topics", "alter", "orders"), 2, "nothing to alter"),
+        (("topics", "alter", "orders"), 2, "--partitions"),
         (("topics", "alter", "orders", "-p", "1"), 1, "partition"),
         (("consume", "ordres"), 1, "orders"),
         (("consume", "orders", "-p", "9"), 1, "no partition 9"),

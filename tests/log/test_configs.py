@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.log.configs import CONFIGS, TopicConfigs, canonical
+from sparklog.log.config_table import CONFIGS, canonical
+from sparklog.log.configs import TopicConfigs
 
 
 def test_defaults_are_kafkas_but_for_two() -> None:

@@ -1,0 +1,169 @@
+"""`sparklog configs`: describe and alter, as `kafka-configs --entity-type topics` does; docs, what each one means."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.options import JsonOption, PlaceOption, RootOption, example
+
+if TYPE_CHECKING:
+    from sparklog.maintenance.config_docs import ConfigDoc
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Show and change configs of topics, and say what each one means."
+)
+
+# Kafka's rule: commas divide, but not inside of brackets.
+_COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
+
+
+@app.command(epilog=example("sparklog configs describe orders --root /data/log --all"))
+def describe(
+    root: PlaceOption,
+    topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Topics; none means all.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also those that have their default.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the configs that were set on topics: value, where it comes from, default."""
+    from sparklog.cli.places import open_place
+    from sparklog.errors import BadRequest
+    from sparklog.log.config_table import definition
+
+    place = open_place(root)
+    if place.root is None:
+        raise BadRequest(f"{place.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
+    names = [place.one_topic(name) for name in topics] if topics else place.topics()
+    rows = [
+        {
+            "topic": name,
+            "name": config.name,
+            "value": config.value,
+            "source": config.source,
+            "default": definition(config.name).default,
+        }
+        for name in names
+        for config in place.root.topic(name).describe().configs
+        if everything or config.source != "default"
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for name in names:
+        own = [row for row in rows if row["topic"] == name]
+        print(f"{'All' if everything else 'Dynamic'} configs for topic {name} are:{'' if own else ' none'}")
+        for row in own:
+            default = "" if row["source"] == "default" else f"  (default {row['default'] or 'empty'})"
+            print(f"  {row['name']}={row['value']}{default}")
+
+
+@app.command(
+    epilog=example(
+        "sparklog configs alter orders --root /data/log --add-config cleanup.policy=[compact,delete],retention.ms=-1"
+    )
+)
+def alter(
+    topic: Annotated[str, typer.Argument(help="Topic.")],
+    root: RootOption,
+    add_config: Annotated[
+        list[str] | None,
+        typer.Option("--add-config", metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable."),
+    ] = None,
+    add_config_file: Annotated[
+        Path | None, typer.Option("--add-config-file", help="Set what stands in this file, NAME=VALUE a line.")
+    ] = None,
+    delete_config: Annotated[
+        list[str] | None, typer.Option("--delete-config", metavar="NAME,...", help="Back to the default. Repeatable.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, say what would change, change nothing.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Set configs of a topic, take them back. All of it happens in one commit, or nothing does."""
+    from sparklog.cli.places import open_root
+
+    changes = _changes(add_config, add_config_file, delete_config)
+    opened = open_root(root).topic(topic)
+    head = opened.head()
+    planned = opened.plan_alter(configs=changes, force=force)
+    if not dry_run:
+        opened.alter(configs=changes, force=force, since=head)
+    before, after = head.configs, head.configs.changed(planned)
+    rows = [{"name": name, "before": before.text(name), "after": after.text(name)} for name in sorted(planned)]
+    if as_json:
+        print(json.dumps({"topic": topic, "dryRun": dry_run, "changes": rows}))
+        return
+    for row in rows:
+        print(f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}")
+    if dry_run:
+        print(f"Would {'change' if rows else 'not change'} the config of topic {topic}.")
+    else:
+        print(f"Completed updating config for topic {topic}." if rows else f"Config of topic {topic} is so already.")
+
+
+@app.command(epilog=example("sparklog configs docs retention.ms"))
+def docs(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="docs/configs.md.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what configs mean: those of topics, and the properties of the jobs."""
+    from sparklog.maintenance import config_docs
+
+    if markdown:
+        sys.stdout.write(config_docs.markdown())
+        return
+    found = [config_docs.one_config_doc(name) for name in names] if names else config_docs.config_docs()
+    if as_json:
+        print(json.dumps([asdict(each) for each in found]))
+        return
+    print("\n\n".join(_shown(each) for each in found))
+
+
+def _shown(doc: ConfigDoc) -> str:
+    unit = f" ({doc.unit})" if doc.unit else ""
+    lines = [
+        f"{doc.name}  {doc.scope}, {doc.kind}{unit}",
+        f"  {doc.doc}",
+        f"  default {doc.default or 'none'}; {doc.valid}; used by {', '.join(doc.used_by) or 'nobody'}",
+    ]
+    return "\n".join([*lines, f"  Kafka 4.1: {doc.kafka}"] if doc.kafka else lines)
+
+
+def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | None) -> dict[str, str | None]:
+    """What to set (name -> value) and to take back (name -> None); usage errors for what cannot be meant."""
+    changes: dict[str, str | None] = {}
+    if file is not None:
+        changes.update(_of_file(file))
+    for text in added or []:
+        for item in _COMMA.split(text):
+            name, equals, value = item.partition("=")
+            if not equals or not name.strip():
+                raise typer.BadParameter(f"expected NAME=VALUE,..., found {item!r}", param_hint="'--add-config'")
+            changes[name.strip()] = value.strip().removeprefix("[").removesuffix("]").strip()
+    for name in [name.strip() for text in deleted or [] for name in text.split(",")]:
+        if name in changes:
+            raise typer.BadParameter(f"{name} is both set and taken back: give it once", param_hint="'--delete-config'")
+        changes[name] = None
+    if not changes:
+        raise typer.BadParameter("nothing to alter: give --add-config, --add-config-file or --delete-config")
+    return changes
+
+
+def _of_file(file: Path) -> dict[str, str]:
+    from sparklog.errors import BadRequest
+    from sparklog.maintenance.properties import parse_properties
+
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{file} cannot be read: {error}; check --add-config-file") from None
+    return {entry.name: entry.value for entry in parse_properties(text, str(file))}

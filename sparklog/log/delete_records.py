@@ -1,0 +1,75 @@
+"""Deleting records of many partitions at once: Kafka's offset file, and new log starts for all it names.
+
+    {"partitions": [{"topic": "orders", "partition": 0, "offset": 42}], "version": 1}
+
+`offset` is the first one that stays, -1 the log end (Kafka's high watermark). All is checked before the first topic is
+changed; then each topic is one commit, which carries nothing but new log starts. Bytes go with a later vacuum.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparklog.errors import BadRequest
+from sparklog.log.root import Root
+
+__all__ = ["ALL", "LowWatermark", "delete_records", "parse_offset_file"]
+
+ALL = -1
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LowWatermark:
+    """Where a partition's log starts now."""
+
+    topic: str
+    partition: int
+    low_watermark: int
+
+
+def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
+    """`(topic, partition) -> offset` of a file in Kafka's format; `BadRequest`, naming the file, for anything else."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"{file} must hold JSON, found an error: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("partitions"), list):
+        raise BadRequest(f'{file} must hold {{"partitions": [...], "version": 1}}, found no list "partitions"')
+    if found.get("version", VERSION) != VERSION:
+        raise BadRequest(f"{file} must be of version {VERSION}, found {found['version']!r}")
+    offsets: dict[tuple[str, int], int] = {}
+    for item in found["partitions"]:
+        topic, partition, offset = _entry(item, file)
+        if (topic, partition) in offsets:
+            raise BadRequest(f"{file} names {topic}-{partition} twice: give one offset for it")
+        offsets[topic, partition] = offset
+    if not offsets:
+        raise BadRequest(f"{file} names no partition")
+    return offsets
+
+
+def _entry(item: object, file: str) -> tuple[str, int, int]:
+    values: list[Any] = [item.get(name) for name in ("topic", "partition", "offset")] if isinstance(item, dict) else []
+    if [type(value) for value in values] != [str, int, int]:
+        raise BadRequest(
+            f'{file} must have entries {{"topic": "t", "partition": 0, "offset": 42}}, found {json.dumps(item)}'
+        )
+    return values[0], values[1], values[2]
+
+
+def delete_records(root: Root, offsets: Mapping[tuple[str, int], int], *, dry_run: bool = False) -> list[LowWatermark]:
+    """Delete the records below an offset (`ALL`: all there are) of each partition; the log starts after it.
+
+    Raises as `Topic.delete_records`, before anything is changed. `dry_run`: check, and tell where logs would start.
+    """
+    topics: dict[str, dict[int, int]] = {}
+    for (name, partition), offset in sorted(offsets.items()):
+        topics.setdefault(name, {})[partition] = offset
+    opened = {name: root.topic(name) for name in topics}
+    planned = {name: opened[name].plan_delete_records(before) for name, before in topics.items()}
+    done = planned if dry_run else {name: opened[name].delete_records(before) for name, before in topics.items()}
+    return [LowWatermark(name, partition, low) for name, lows in done.items() for partition, low in lows.items()]

@@ -1,0 +1,102 @@
+"""All that can be configured in one list: topic configs, and the names of a properties file. Also as docs/configs.md.
+
+The texts are those of the definitions (`sparklog.log.config_table`, `sparklog.maintenance.properties`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparklog.errors import BadRequest
+from sparklog.log.config_table import CONFIGS
+from sparklog.log.names import did_you_mean
+from sparklog.maintenance.properties import property_table
+
+__all__ = ["MAINTENANCE", "TOPIC", "ConfigDoc", "config_docs", "markdown", "one_config_doc"]
+
+TOPIC = "topic"
+MAINTENANCE = "maintenance"
+
+_HEAD = """# Every config
+
+`sparklog configs docs` prints what stands here, `sparklog configs docs NAME` one of them; this page is made by
+`sparklog configs docs --markdown`. Names, types, defaults and ranges are those of Kafka 4.1; where one differs, the
+last column says how it is there, and why.
+"""
+_TOPICS = """
+## Topic configs
+
+Set with `sparklog topics create -c NAME=VALUE` and `sparklog configs alter TOPIC --add-config NAME=VALUE`. A topic
+stores only what was set on it.
+
+| name | type | default | valid | unit | used by | what it does | Kafka 4.1 |
+|---|---|---|---|---|---|---|---|
+"""
+_PROPERTIES = """
+## Properties of maintenance
+
+Lines of the file that both jobs take as `--properties` (see `conf/sparklog.properties`): defaults of topics, which a
+config set on a topic beats, and limits of a run. Writers do not read it.
+
+| name | type | default | valid | unit | used by | what it does |
+|---|---|---|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDoc:
+    """One config as a person reads it. `scope`: `topic` or `maintenance`; `config`: the topic config whose default a
+    property sets; `kafka`: how Kafka 4.1 differs; empty texts where there is nothing to say.
+    """
+
+    name: str
+    scope: str
+    kind: str
+    default: str
+    valid: str
+    unit: str
+    used_by: tuple[str, ...]
+    doc: str
+    config: str = ""
+    kafka: str = ""
+
+
+def config_docs() -> list[ConfigDoc]:
+    """Every topic config, then every property of maintenance."""
+    topics = [
+        ConfigDoc(c.name, TOPIC, c.kind, c.default, c.valid, c.unit, c.used_by, c.doc, kafka=c.kafka)
+        for c in CONFIGS.values()
+    ]
+    properties = [
+        ConfigDoc(p.name, MAINTENANCE, p.kind, p.default, p.valid, p.unit, p.used_by, p.doc, config=p.config or "")
+        for p in property_table()
+    ]
+    return [*topics, *properties]
+
+
+def one_config_doc(name: str) -> ConfigDoc:
+    """The config of this name; `BadRequest` with the nearest names if there is none."""
+    known = {each.name: each for each in config_docs()}
+    if name not in known:
+        raise BadRequest(f"unknown config '{name}'{did_you_mean(name, known)}")
+    return known[name]
+
+
+def markdown() -> str:
+    """docs/configs.md."""
+    docs = config_docs()
+    topics = _rows([each for each in docs if each.scope == TOPIC], kafka=True)
+    properties = _rows([each for each in docs if each.scope == MAINTENANCE], kafka=False)
+    return f"{_HEAD}{_TOPICS}{topics}{_PROPERTIES}{properties}"
+
+
+def _rows(docs: Sequence[ConfigDoc], *, kafka: bool) -> str:
+    lines = []
+    for each in docs:
+        used_by = ", ".join(f"`{user}`" if "/" in user else user for user in each.used_by) or "nobody"
+        default = f"`{each.default}`" if each.default else ""
+        cells = [f"`{each.name}`", each.kind, default, each.valid, each.unit, used_by, each.doc]
+        cells += [each.kafka] if kafka else []
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
