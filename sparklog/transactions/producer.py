@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["Committed", "Transaction", "TransactionalProducer", "transactional"]
 
 _LOG = logging.getLogger("sparklog.transactions")
+LOOK_AGAIN_MS = 1_000
+"""A transaction older than this looks for a newer instance before it prepares: one request."""
 OPEN, PREPARED, COMMITTED, ABORTED, UNKNOWN = "open", "prepared", "committed", "aborted", "unknown"
 
 
@@ -143,6 +145,7 @@ class Transaction:
         self._offsets: dict[tuple[str, str, str], dict[int, int]] = {}
         self._prepared: list[Prepared] = []
         self._outcomes: dict[str, AppendOutcome] = {}
+        self._begun = producer.root.env.now()
 
     def __repr__(self) -> str:
         return f"Transaction({self.id!r}, {self.n}, {self.state})"
@@ -235,6 +238,8 @@ class Transaction:
         """
         if self.state != PREPARED:
             self._check_open()
+        if self.state == OPEN and self._root.env.now().elapsed_ms(self._begun) > LOOK_AGAIN_MS:
+            self._check_not_fenced()
         try:
             if self.state == OPEN:
                 self._prepare_topics()
@@ -256,6 +261,17 @@ class Transaction:
             self._settle(error)
         self.state = COMMITTED
         return Committed(self.n, dict(self._outcomes))
+
+    def _check_not_fenced(self) -> None:
+        """Whoever was fenced long ago writes nothing: no rows that only read_uncommitted sees, no gap in the offsets.
+
+        The decision is what counts: who is fenced from here on is refused there.
+        """
+        try:
+            check_undecided(self._producer.log.refresh(), self.n, self._instance)
+        except (Conflict, Fenced):
+            self.discard()
+            raise
 
     def _decide(self, base: Decisions, key: WriterKey | None) -> Decisions | None:
         offsets = [

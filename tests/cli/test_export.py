@@ -82,9 +82,10 @@ def test_what_it_refuses(
 
 def test_a_directory_that_is_not_empty(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
     sparklog("export", "orders", "--to", tmp_path / "out")
-    before = sorted(path.name for path in (tmp_path / "out").iterdir())
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     said = sparklog("export", "orders", "--to", tmp_path / "out", code=1)
     assert said.err.endswith(
         "is not empty: an export goes to a directory of its own; choose another or empty it [SPARKLOG_CONFLICT]\n"
     )
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -85,6 +85,16 @@ def test_errors_are_one_line_with_their_exit_code(
     assert outcome.out == ""
 
 
+def test_a_topic_that_exists_with_other_partitions_stays_as_it_is(sparklog: Sparklog, root: Path) -> None:
+    sparklog("topics", "create", "orders", "--partitions", 2)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    failed = sparklog("topics", "create", "orders", "--partitions", 5, code=1)
+    assert "topic 'orders' already exists, with 2 partitions; alter it or choose another name" in failed.err
+    assert failed.err.count("\n") == 1
+    sparklog("topics", "create", "orders", "--partitions", 5, "--if-not-exists")
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
 def test_keys_go_where_kafka_sends_them(sparklog: Sparklog, lines_file: LinesFile) -> None:
     sparklog("topics", "create", "clicks", "--partitions", 2)
     lines = lines_file("anna:/home\ncarl:/cart\nanna:/pay\n")

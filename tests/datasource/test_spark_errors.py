@@ -134,6 +134,12 @@ def test_what_cannot_be_written(spark: SparkSession, root: str, fixtures: Path) 
     assert "txnAppId is given without txnVersion" in line(
         lambda: write("SELECT 'v' AS value", topic="orders", txnAppId="a")
     )
+    assert "Option 'transaction.timeout.ms' must be at most 86400000 (a day); found 86400001" in line(
+        lambda: write("SELECT 'v' AS value, 'orders' AS topic", **{"kafka.transaction.timeout.ms": "86400001"})
+    )
+    assert "ids that begin with 'one-write:' are sparklog's own; choose another one" in line(
+        lambda: write("SELECT 'v' AS value, 'orders' AS topic", txnAppId="one-write:x", txnVersion="1")
+    )
     kafka = str(fixtures / "codecs" / "data")
     assert "is a Kafka log directory, which is read-only" in line(
         lambda: write("SELECT 'v' AS value", path=kafka, topic="t")

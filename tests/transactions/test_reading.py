@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
@@ -20,7 +21,7 @@ from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo
 from sparklog.transactions import transactional
 from sparklog.transactions.completion import resolve_topic
-from tests.transactions.house import READ_COMMITTED, House, rows
+from tests.transactions.house import READ_COMMITTED, READ_UNCOMMITTED, House, rows
 
 
 def read(view: RootView, *topics: str) -> dict[str, list[str]]:
@@ -133,6 +134,37 @@ def test_what_another_transaction_hides_in_one_topic_is_shown_in_none() -> None:
     blocker.commit()
     view.refresh(["a", "b"])
     assert read(view, "a", "b") == {"a": ["open", "a0", "a1"], "b": ["b1", "after"]}
+
+
+def test_a_plain_write_is_held_back_by_partition_and_a_transaction_as_a_whole() -> None:
+    """What docs/differences.md says of a commit behind somebody's open transaction; nothing of it is skipped later."""
+    house = House(partitions=2)
+    both = pa.table({"value": [b"p0", b"p1"], "partition": pa.array([0, 1], pa.int32())})
+    view = RootView(house.root())
+    tail = Tail(RootView(house.root()), "a", READ_COMMITTED)
+    tail.open()
+    tail.start_at_log_start()
+
+    def seen() -> list[str]:
+        view.refresh(["a"])
+        assert read(view, "a")["a"] == house.values("a")
+        return house.values("a")
+
+    def polled() -> list[str]:
+        tail.refresh()
+        return [value.decode() for batch in tail.poll(("value",)) for value in batch["value"].to_pylist()]
+
+    blocker = house.producer("blocker").begin()
+    blocker.append("a", rows("open", partition=0))
+    blocker._prepare_topics()
+    house.topic("a").append(both)
+    assert house.values("a", READ_UNCOMMITTED) == ["open", "p0", "p1"]
+    assert (seen(), polled()) == (["p1"], ["p1"])
+    with house.producer("as one").begin() as transaction:
+        transaction.append("a", both)
+    assert (seen(), polled()) == (["p1"], [])
+    blocker.commit()
+    assert (seen(), polled()) == (["open", "p0", "p1", "p0", "p1"], ["open", "p0", "p0", "p1"])
 
 
 def test_a_forgotten_commit_is_no_abort_for_an_older_snapshot() -> None:
