@@ -18,7 +18,18 @@ import typer
 from typer.core import TyperGroup
 
 from sparklog import __version__
-from sparklog.cli import configs, consume, delete_records, export, imports, offsets, produce, topics, transactions
+from sparklog.cli import (
+    clone,
+    configs,
+    consume,
+    delete_records,
+    export,
+    imports,
+    offsets,
+    produce,
+    topics,
+    transactions,
+)
 from sparklog.cli.options import SHORT_HELP
 from sparklog.errors import SparklogError
 
@@ -104,3 +115,4 @@ offsets.register(app)
 delete_records.register(app)
 imports.register(app)
 export.register(app)
+clone.register(app)

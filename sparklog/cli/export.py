@@ -21,20 +21,6 @@ goes out, and no record of an aborted transaction. What is printed, and written 
 """
 EXAMPLES = example("sparklog export orders --root /data/log --to /data/kafka-logs")
 
-VERSIONS = 10**10
-"""A number below is a version, from it on a time: 10^10 ms after 1970 is April 1970."""
-
-
-def _as_of(text: str | None) -> tuple[int | None, int | None]:
-    """Version and time, at most one of them."""
-    from sparklog.cli.times import parse_time
-
-    if text is None:
-        return None, None
-    if text.isdecimal() and int(text) < VERSIONS:
-        return int(text), None
-    return None, parse_time(text, "--as-of")
-
 
 def _partitions(text: str | None) -> list[int] | None:
     """`0,2-4` -> [0, 2, 3, 4]."""
@@ -99,9 +85,10 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     from sparklog.cli.places import open_root
+    from sparklog.cli.times import parse_as_of
     from sparklog.export import export_topics
 
-    version, time_ms = _as_of(as_of)
+    version, time_ms = parse_as_of(as_of)
     chosen = _partitions(partitions)
     log = open_root(root)
     named = chosen

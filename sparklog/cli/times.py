@@ -8,6 +8,8 @@ import typer
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 INT64_MAX = 2**63 - 1
+VERSIONS = 10**10
+"""A number below is a version, from it on a time: 10^10 ms after 1970 is April 1970."""
 
 
 def parse_time(text: str, option: str = "--from-timestamp") -> int:
@@ -27,3 +29,12 @@ def parse_time(text: str, option: str = "--from-timestamp") -> int:
     if millis < 0:
         raise typer.BadParameter(f"expected a time after 1970, found {text!r}", param_hint=f"'{option}'")
     return millis
+
+
+def parse_as_of(text: str | None, option: str = "--as-of") -> tuple[int | None, int | None]:
+    """Version and time (ms since the epoch), at most one of them."""
+    if text is None:
+        return None, None
+    if text.isdecimal() and int(text) < VERSIONS:
+        return int(text), None
+    return None, parse_time(text, option)

@@ -60,6 +60,8 @@ SEAL = "seal"
 COMPACT = "compact"
 TAKEOVER = "takeover"
 MAINTAIN = "maintain"
+FILLING = (CREATE, IMPORT)
+"""Ops that bring whole partitions at the offsets they have elsewhere: a clone is created with what it holds."""
 OPS = (CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL, COMPACT, TAKEOVER, MAINTAIN)
 
 COMMIT_FIELDS = (

@@ -12,7 +12,7 @@ with a `Draft`, or with `Nothing` when there is nothing (left) to write, or rais
 | alter       | a concurrent change of the same config or of the partition count is a conflict                      |
 | create      | a conflict if the topic exists meanwhile                                                            |
 | delete      | not found if it is gone; a conflict if it was created again                                         |
-| maintain    | floor as a maximum; holds not below the floor; registry entries only if still idle                  |
+| maintain    | floor as a maximum; holds not below the floor, or held already; registry entries only if still idle |
 """
 
 from __future__ import annotations
@@ -454,8 +454,10 @@ class MaintainIntent:
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         floor = self.floor if self.floor is not None and self.floor > base.floor else None
         lowest = base.floor if floor is None else floor
+        # What another hold keeps can be held once more: the vacuum lets go of nothing that the newest state holds.
+        held = {hold.version for hold in base.holds.values()}
         for name, hold in self.holds.items():
-            if hold is not None and hold.version < lowest:
+            if hold is not None and hold.version < lowest and hold.version not in held:
                 raise Conflict(
                     f"hold '{name}' asks for version {hold.version} of topic '{topic}', below the "
                     f"upload floor {lowest}; hold a newer version"

@@ -18,7 +18,7 @@ from sparklog.errors import Corrupt
 from sparklog.log.commit import (
     CREATE,
     DELETE,
-    IMPORT,
+    FILLING,
     MAINTAIN,
     MAX_PARTITIONS,
     Commit,
@@ -271,17 +271,17 @@ def _applied(head: Head, commit: Commit) -> Head:
     named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
     if named and max(named) >= len(end):
         raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
-    if commit.files and (not commit.edits or commit.op == IMPORT):
+    if commit.files and (not commit.edits or commit.op in FILLING):
         prepares = _append(commit, end, prepares)
     for edit in commit.edits:
-        if commit.op == IMPORT:
-            # A log that Kafka wrote may end behind its last record.
+        if commit.op in FILLING:
+            # A log that Kafka wrote, or a clone, may end behind its last record.
             end[edit.partition] = max(end[edit.partition], edit.end)
         if edit.cleaned_through is not None:
             cleaned[edit.partition] = max(cleaned[edit.partition], edit.cleaned_through)
     for partition, offset in commit.log_starts.items():
         start[partition] = max(start[partition], offset)
-        if commit.op == IMPORT:
+        if commit.op in FILLING:
             end[partition] = max(end[partition], offset)
     if commit.resolved:
         prepares, changes["siblings"] = _resolve(head, prepares, commit.resolved)

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.log.commit import CREATE, IMPORT, Commit
+from sparklog.log.commit import CREATE, FILLING, IMPORT, Commit
 from sparklog.log.head import Head
 from sparklog.log.names import is_sealed, path_read_version
 from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable
@@ -76,7 +76,7 @@ def log_start_in_range(before: Head, commit: Commit, after: Head) -> str | None:
 
 def slices_above_log_start(before: Head, commit: Commit, after: Head) -> str | None:
     """What is appended ends above the log start."""
-    if commit.edits and commit.op != IMPORT:
+    if commit.edits and commit.op not in FILLING:
         return None
     for file in commit.files:
         for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
@@ -89,8 +89,8 @@ def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | Non
     """Edits of a partition are disjoint and stable; each slice added or removed lies in one of them."""
     if not commit.edits:
         return "slices are removed without an edit" if commit.remove else None
-    # The ranges of an import are the logs that it brings, Kafka's open transactions included.
-    stable = after.log_end if commit.op == IMPORT else before.last_stable()
+    # The ranges of imports and clones are the logs that they bring, Kafka's open transactions included.
+    stable = after.log_end if commit.op in FILLING else before.last_stable()
     spans: dict[int, list[tuple[int, int]]] = {}
     for edit in commit.edits:
         if edit.end > stable[edit.partition]:
@@ -119,8 +119,8 @@ def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | Non
 
 def kafka_transactions_are_known(before: Head, commit: Commit, after: Head) -> str | None:
     """Kafka's open transactions come with an import, once each, and end by markers that the same commit appends."""
-    if commit.kafka_open and commit.op != IMPORT:
-        return "only an import brings Kafka's open transactions"
+    if commit.kafka_open and commit.op not in FILLING:
+        return "only an import or a clone brings Kafka's open transactions"
     own = [each.ended for each in after.kafka_open]
     if len(set(own)) < len(own) or any(each.end > after.log_end[each.partition] for each in commit.kafka_open):
         return "a transaction of Kafka's would be open twice, or end beyond its log"
@@ -142,11 +142,14 @@ def paths_are_ours(before: Head, commit: Commit, after: Head) -> str | None:
 
 
 def floor_and_holds_in_range(before: Head, commit: Commit, after: Head) -> str | None:
-    """The upload floor is a version that exists and never goes back; a new hold is not below it."""
+    """The upload floor is a version that exists and never goes back; a new hold is not below it, or held already."""
     if commit.floor is not None and not before.floor <= commit.floor <= before.version:
         return f"upload floor {commit.floor} must lie between {before.floor} and {before.version}"
+    held = {hold.version for hold in before.holds.values()}
     for name, hold in commit.holds.items():
-        if hold is not None and not after.floor <= hold.version <= max(before.version, 0):
+        if hold is None or hold.version in held:
+            continue
+        if not after.floor <= hold.version <= max(before.version, 0):
             return f"hold '{name}' of version {hold.version} must lie between {after.floor} and {before.version}"
     return None
 

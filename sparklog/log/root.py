@@ -15,7 +15,7 @@ from sparklog.log.clock import ClockGuard
 from sparklog.log.commit import MAX_PARTITIONS, Resolved
 from sparklog.log.commit_log import CommitLog, Resolver
 from sparklog.log.configs import TopicConfigs, check_delete_delay
-from sparklog.log.conflicts import CreateIntent
+from sparklog.log.conflicts import CreateIntent, Intent
 from sparklog.log.decision_logs import DecisionLogs
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.head import Head
@@ -92,10 +92,14 @@ class Root:
             raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions}")
         checked = TopicConfigs.of(configs)
         check_delete_delay(dict(checked.explicit), force)
+        return self.begin_topic(name, CreateIntent(self.env.new_id(), partitions, checked))
+
+    def begin_topic(self, name: str, intent: Intent) -> Topic:
+        """A topic by a commit that creates it. `Conflict` if it exists or only case tells it from another."""
         self._refuse_same_but_case(name)
         topic = self.topic_handle(name)
         topic.log.refresh()
-        topic.commit(CreateIntent(self.env.new_id(), partitions, checked))
+        topic.commit(intent)
         try:
             # Of two that were created at once, each sees the other here, or one of them above.
             self._refuse_same_but_case(name)

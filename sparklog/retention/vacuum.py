@@ -17,11 +17,11 @@ delete what either may. What a held version names stays, as does the way to find
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.log.commit import CREATE, DELETE, MAINTAIN
+from sparklog.log.commit import CREATE, MAINTAIN
 from sparklog.log.configs import LEAST_DELETE_DELAY_MS
 from sparklog.log.conflicts import Draft, Nothing
 from sparklog.log.head import Head
@@ -32,6 +32,7 @@ from sparklog.log.topic import Topic
 from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.work import InProcess, Runner, Settings
 from sparklog.retention import vacuum_plan as plan
+from sparklog.retention.clones import delete_delay_ms, needed_by_clones
 from sparklog.retention.deleting import delete_all
 from sparklog.retention.vacuum_plan import DataFile, Victim
 from sparklog.storage.store import Store
@@ -52,21 +53,27 @@ class UpkeepIntent:
 
     now_ms: int
     floor: int | None = None
+    needed: frozenset[str] = frozenset()
+    """Holds of clones that stay, whatever their time says."""
     needs_table: bool = False
     repeatable: bool = True
 
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         floor = self.floor if self.floor is not None and self.floor > base.floor else None
-        holds = dict.fromkeys(ended_holds(base, self.now_ms))
+        holds = dict.fromkeys(ended_holds(base, self.now_ms, self.needed))
         expired = idle_writers(base, self.now_ms)
         if floor is None and not holds and not expired:
             return Nothing("nothing has run out", base.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired)
 
 
-def ended_holds(head: Head, now_ms: int) -> list[str]:
-    """Holds that have run out."""
-    return [name for name, hold in head.holds.items() if hold.expires_ms is not None and hold.expires_ms <= now_ms]
+def ended_holds(head: Head, now_ms: int, needed: Collection[str] = ()) -> list[str]:
+    """Holds that have run out, without those of clones that are `needed`."""
+    return [
+        name
+        for name, hold in head.holds.items()
+        if hold.expires_ms is not None and hold.expires_ms <= now_ms and name not in needed
+    ]
 
 
 def idle_writers(head: Head, now_ms: int) -> dict[str, int]:
@@ -125,6 +132,8 @@ class _Vacuum:
     head: Head
     delay_ms: int
     floor: int
+    needed: frozenset[str] = frozenset()
+    """Holds of clones that still name files of this topic."""
     held: dict[int, set[str]] = field(default_factory=dict)
     """Held version below the floor -> the files it names."""
 
@@ -144,7 +153,7 @@ class _Vacuum:
 
     def hold_versions(self, head: Head) -> list[int]:
         """Versions below the floor that are held, without holds that have run out."""
-        ended = set(ended_holds(head, self.careful_ms))
+        ended = set(ended_holds(head, self.careful_ms, self.needed))
         return sorted({h.version for name, h in head.holds.items() if name not in ended and h.version < self.floor})
 
     def hold(self, head: Head) -> None:
@@ -182,9 +191,10 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     own_ms = store_clock_ms(store, topic.root.env, dry_run=dry_run)
     history = History(store, topic.name)
     head = topic.log.refresh().head
-    delay_ms = _delay_ms(history, head, settings)
+    delay_ms = delete_delay_ms(history, head, settings)
     floor = plan.floor_version(history.commits, head.version, settings.now_ms, delay_ms)
     run = _Vacuum(topic, settings, own_ms, history, head, delay_ms, floor)
+    run.needed = needed_by_clones(topic, head, settings, run.careful_ms)
     files, foreign = _data_files(store, topic.name, floor)
     kept, known, born = _named(run, head) if files else (set(), set(), 0)
     if files:
@@ -196,10 +206,10 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
         return (data, *_old_log(run, of))
 
     data, below, commits = judged(head)
-    ended, idle = tuple(ended_holds(head, run.careful_ms)), tuple(idle_writers(head, run.careful_ms))
+    ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
     wanted = max(head.floor, floor) if data or commits else head.floor
     if not dry_run:
-        after = topic.commit(UpkeepIntent(run.careful_ms, wanted), head).head
+        after = topic.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
         if after.version != head.version:
             if files:
                 kept |= _named_between(run, head, after)
@@ -220,21 +230,6 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
 
 
 # -- finding
-
-
-def _delay_ms(history: History, head: Head, settings: Settings) -> int:
-    """`file.delete.delay.ms`; of a deleted topic what it was, as far as that can still be found out."""
-    configs = head.configs
-    if head.deleted:
-        try:
-            # After a delete only maintenance commits, and few of them.
-            version = head.version
-            while version > 0 and history.commit(version).op != DELETE:
-                version -= 1
-            configs = history.at(version - 1).head.configs
-        except (Corrupt, NotFound):
-            configs = head.configs
-    return settings.configs_of(configs).file_delete_delay_ms
 
 
 def _data_files(store: Store, topic: str, floor: int) -> tuple[list[DataFile], int]:

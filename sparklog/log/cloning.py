@@ -1,0 +1,276 @@
+"""`clone`: a new topic that names another one's files, and shares them until it has rewritten its own.
+
+One commit creates it with all that it holds: the slices of the source at one version, at their offsets, under paths
+that begin with `/`. Nothing is read or copied, whatever the size. Before that commit come the holds, in the source and
+in whatever topics it shares files with itself, so no vacuum can get in between (see `clone_holds`).
+
+A clone has its own topic id, no idempotency registry (a writer of the source is unknown there) and the next leader
+epoch. Offsets, configs, log starts and Kafka's open transactions are the source's. Slices of transactions that are
+aborted, or undecided by the time of the hold, are left out, which leaves gaps; what was committed since the version
+that is cloned is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
+from sparklog.log.clone_holds import GRACE_MS, clone_hold
+from sparklog.log.commit import CREATE, Edit, Hold, Resolved
+from sparklog.log.conflicts import Draft, MaintainIntent, Nothing
+from sparklog.log.decision_logs import open_transactions, settled
+from sparklog.log.head import Head
+from sparklog.log.history import History
+from sparklog.log.names import check_topic_name
+from sparklog.log.numbered import STALE_MS
+from sparklog.log.root import Root
+from sparklog.log.slice_table import ABORTED, OPEN, Slices, SliceTable
+from sparklog.log.slices import FileSlices
+from sparklog.log.snapshot import Snapshot
+from sparklog.log.topic import Topic
+
+__all__ = ["Cloned", "clone_topic", "file_slices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cloned:
+    """What a clone is made of: `version` of the source it shows, bytes and records that it shares, left out slices.
+
+    `log_starts` and `log_ends` are per partition. With `dry_run` nothing was created and `topic_id` is empty.
+    """
+
+    source: str
+    version: int
+    topic: str
+    topic_id: str
+    partitions: int
+    log_starts: tuple[int, ...]
+    log_ends: tuple[int, ...]
+    files: int
+    nbytes: int
+    records: int
+    left_out: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloneIntent:
+    """Create a topic with what a snapshot of another one holds."""
+
+    topic_id: str
+    source: Snapshot
+    files: tuple[FileSlices, ...]
+    needs_table: bool = False
+    repeatable: bool = False
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        if base.exists:
+            raise Conflict(
+                f"topic '{topic}' already exists, with {base.partitions} partitions; choose another name for the clone"
+            )
+        head = self.source.head
+        configs: dict[str, str | None] = dict(head.configs.explicit)
+        bases: dict[int, int] = {}
+        for file in self.files:
+            for partition, first in zip(file.partition, file.base, strict=True):
+                bases[partition] = min(first, bases.get(partition, first))
+        edits = []
+        for partition, (start, end, cleaned) in enumerate(
+            zip(head.log_start.tolist(), head.log_end.tolist(), head.cleaned_through.tolist(), strict=True)
+        ):
+            if end > 0:
+                edits.append(Edit(partition, min(start, bases.get(partition, start)), end, cleaned or None))
+        return Draft(
+            CREATE,
+            topic_id=self.topic_id,
+            leader_epoch=head.leader_epoch + 1,
+            files=self.files,
+            edits=tuple(edits),
+            log_starts={partition: start for partition, start in enumerate(head.log_start.tolist()) if start > 0},
+            configs=configs,
+            partitions=head.partitions,
+            kafka_open=head.kafka_open,
+        )
+
+
+def clone_topic(
+    root: Root,
+    source: str,
+    name: str,
+    *,
+    version: int | None = None,
+    time_ms: int | None = None,
+    dry_run: bool = False,
+) -> Cloned:
+    """A new topic `name` that shows `source` as it is, was at a version, or at a time (ms since the epoch).
+
+    Of a deleted source an older version can be cloned while it is kept. `NotFound` if there is no such version, or the
+    source did not exist then; `Conflict` if the name is taken, or the version is older than what the vacuum keeps.
+    """
+    check_topic_name(name)
+    topic = root.topic_handle(check_topic_name(source))
+    snapshot = _chosen(root, topic, version, time_ms)
+    if root.topic_handle(name).log.refresh().head.exists:
+        raise Conflict(f"topic '{name}' already exists; choose another name for the clone")
+    if dry_run:
+        _refuse_below_floor(topic, snapshot)
+        return _cloned(topic, snapshot, name, "", _shared(source, snapshot))
+    begun = root.env.now()
+    topic_id = root.env.new_id()
+    held = _hold(root, topic, snapshot, clone_hold(name, topic_id))
+    try:
+        shown = _decided(topic, snapshot)
+        files = _shared(source, shown)
+        clone = root.begin_topic(name, CloneIntent(topic_id, shown, files))
+    except (BadRequest, Conflict, NotFound):
+        # There is no such clone. After any other error there may be one.
+        _release(held, clone_hold(name, topic_id))
+        raise
+    if root.env.now().elapsed_ms(begun) > STALE_MS:
+        # The holds may have been found to be without a clone, and ended, before it was created.
+        clone.delete()
+        raise Unavailable(f"cloning topic '{source}' took more than an hour, and was given up; try again")
+    return _cloned(topic, shown, name, topic_id, files)
+
+
+def _chosen(root: Root, topic: Topic, version: int | None, time_ms: int | None) -> Snapshot:
+    head = topic.log.refresh().head
+    if head.version < 0 or (version is None and time_ms is None and head.deleted):
+        root.topic(topic.name)
+    if version is None and time_ms is None:
+        return topic.snapshot()
+    history = History(root.store, topic.name)
+    chosen = history.version_at(time_ms or 0) if version is None else version
+    if chosen > head.version:
+        raise NotFound(f"topic '{topic.name}' has versions up to {head.version}, found {chosen}")
+    found = history.at(chosen)
+    if found.head.deleted:
+        raise NotFound(f"topic '{topic.name}' did not exist at version {chosen}; choose another version")
+    return found
+
+
+def _refuse_below_floor(topic: Topic, snapshot: Snapshot) -> None:
+    head = topic.log.current().head
+    if snapshot.version < head.floor and snapshot.version not in {hold.version for hold in head.holds.values()}:
+        raise Conflict(
+            f"version {snapshot.version} of topic '{topic.name}' is older than what the vacuum keeps; versions from "
+            f"{head.floor} on can be cloned"
+        )
+
+
+def _hold(root: Root, topic: Topic, snapshot: Snapshot, hold: str) -> list[Topic]:
+    """Hold the snapshot's version, and what it shares with other topics as it holds that itself; where that was."""
+    _refuse_below_floor(topic, snapshot)
+    versions = {topic.name: snapshot.version}
+    own = clone_hold(topic.name, snapshot.head.topic_id)
+    for owner in sorted({path[1:].split("/", 1)[0] for path in snapshot.slices.paths() if path.startswith("/")}):
+        if owner == topic.name:
+            continue
+        found = root.topic_handle(owner).log.refresh().head.holds.get(own)
+        if found is None:
+            raise Conflict(
+                f"version {snapshot.version} of topic '{topic.name}' names files of topic '{owner}' that are held no "
+                "longer; choose a newer version"
+            )
+        versions[owner] = found.version
+    expires_ms = root.store.now_ms() + GRACE_MS
+    held: list[Topic] = []
+    try:
+        for owner, version in versions.items():
+            handle = root.topic_handle(owner)
+            handle.commit(MaintainIntent(holds={hold: Hold(version, expires_ms)}))
+            held.append(handle)
+    except SparklogError:
+        _release(held, hold)
+        raise
+    return held
+
+
+def _release(held: Sequence[Topic], hold: str) -> None:
+    """Let go at once of what no clone needs; where that fails the vacuum does it a day later."""
+    for topic in held:
+        try:
+            topic.commit(MaintainIntent(holds={hold: None}))
+        except (SparklogError, OSError):
+            continue
+
+
+def _decided(topic: Topic, snapshot: Snapshot) -> Snapshot:
+    """The snapshot with what has been recorded since of its open transactions; the hold's commit recorded the rest."""
+    waiting = set(open_transactions(snapshot.head))
+    if not waiting:
+        return snapshot
+    newest = topic.log.refresh().head
+    found: list[Resolved] = []
+    for _, commit in History(topic.store, topic.name).walk(snapshot.head, newest.version):
+        found += [item for item in commit.resolved if (item.id, item.n) in waiting]
+    return settled(snapshot, found)
+
+
+def _shared(source: str, snapshot: Snapshot) -> tuple[FileSlices, ...]:
+    rows = snapshot.slices.all()
+    kept = rows[np.flatnonzero((rows.status != ABORTED) & (rows.status != OPEN))]
+    return tuple(
+        file if file.path.startswith("/") else replace(file, path=f"/{source}/{file.path}")
+        for file in file_slices(kept)
+    )
+
+
+def file_slices(rows: Slices) -> list[FileSlices]:
+    """Rows of a slice table as a commit lists them: by file, with everything said that a commit may leave out."""
+    codes, of_row = np.unique(rows.file, return_inverse=True)
+    # A file that a commit named again has a second code.
+    paths = rows.paths.take(codes)
+    at = {path: i for i, path in enumerate(sorted(set(paths)))}
+    of_row = np.array([at[path] for path in paths], np.int64)[of_row]
+    order = np.argsort(of_row, kind="stable")
+    cuts = np.append(np.searchsorted(of_row[order], np.arange(len(at))), len(order))
+    names: Mapping[str, str] = {
+        "partition": "partition",
+        "nbytes": "size",
+        "records": "records",
+        "min_ts": "min_ts",
+        "max_ts": "max_ts",
+        "crc": "crc",
+        "flags": "flags",
+        "base": "base",
+        "position": "position",
+        "shift": "shift",
+        "append_time": "append_time",
+        "leader_epoch": "leader_epoch",
+    }
+    found = []
+    for path, i in at.items():
+        own = rows[order[cuts[i] : cuts[i + 1]]]
+        columns = {name: tuple(getattr(own, column).tolist()) for name, column in names.items()}
+        found.append(
+            FileSlices(
+                path=path,
+                size=int(own.file_size[0]),
+                footer_length=int(own.footer_length[0]),
+                offsets=tuple((own.end - own.base).tolist()),
+                **columns,
+            )
+        )
+    return found
+
+
+def _cloned(topic: Topic, snapshot: Snapshot, name: str, topic_id: str, files: Sequence[FileSlices]) -> Cloned:
+    head = snapshot.head
+    return Cloned(
+        topic.name,
+        snapshot.version,
+        name,
+        topic_id,
+        head.partitions,
+        tuple(head.log_start.tolist()),
+        tuple(head.log_end.tolist()),
+        len({file.path for file in files}),
+        sum(sum(file.nbytes) for file in files),
+        sum(sum(file.records) for file in files),
+        len(snapshot.slices) - sum(len(file) for file in files),
+        head.time_ms,
+    )

@@ -1,0 +1,71 @@
+"""Which holds of clones a vacuum must respect: those of clones that still name the topic's files.
+
+See `sparklog.log.clone_holds`. A version of the clone counts as long as somebody may read it: for
+`file.delete.delay.ms` after a newer one came, or while a hold in the clone keeps it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from sparklog.errors import Corrupt, NotFound, SparklogError
+from sparklog.log.clone_holds import clone_of_hold, still_names
+from sparklog.log.commit import DELETE
+from sparklog.log.head import Head
+from sparklog.log.history import History
+from sparklog.log.root import Root
+from sparklog.log.topic import Topic
+from sparklog.maintenance.work import Settings
+from sparklog.retention import vacuum_plan as plan
+
+__all__ = ["delete_delay_ms", "needed_by_clones"]
+
+_LOG = logging.getLogger("sparklog.retention")
+
+
+def delete_delay_ms(history: History, head: Head, settings: Settings) -> int:
+    """`file.delete.delay.ms`; of a deleted topic what it was, as far as that can still be found out."""
+    configs = head.configs
+    if head.deleted:
+        try:
+            # After a delete only maintenance commits, and few of them.
+            version = head.version
+            while version > 0 and history.commit(version).op != DELETE:
+                version -= 1
+            configs = history.at(version - 1).head.configs
+        except (Corrupt, NotFound):
+            configs = head.configs
+    return settings.configs_of(configs).file_delete_delay_ms
+
+
+def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) -> frozenset[str]:
+    """Names of the topic's holds that have run out by `now_ms`, and whose clones still name its files.
+
+    A clone that cannot be read counts as one that does.
+    """
+    needed = set()
+    for name, hold in head.holds.items():
+        clone = clone_of_hold(name)
+        if clone is None or hold.expires_ms is None or hold.expires_ms > now_ms:
+            continue
+        try:
+            still = _still_named(topic.root, clone[0], clone[1], topic.name, settings, now_ms)
+        except (SparklogError, OSError) as error:
+            _LOG.warning("hold %s of topic %s stays: %s", name, topic.name, error)
+            still = True
+        if still:
+            needed.add(name)
+    return frozenset(needed)
+
+
+def _still_named(root: Root, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
+    history = History(root.store, clone)
+    head = root.topic_handle(clone).log.refresh().head
+    if head.version < 0:
+        return False
+    since = plan.floor_version(history.commits, head.version, now_ms, delete_delay_ms(history, head, settings))
+    held = {hold.version for hold in head.holds.values() if hold.expires_ms is None or hold.expires_ms > now_ms}
+    if since < 0:
+        # Too young to tell what nobody reads any more.
+        return True
+    return still_names(history, topic_id, owner, since, held, head.version)
