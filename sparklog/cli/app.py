@@ -5,6 +5,7 @@
 | 0         | done; also when the reader of a pipe left first (`sparklog consume ... | head`) |
 | 1         | a sparklog error, as one line on stderr that ends in its code               |
 | 2         | wrong usage, as one line on stderr                                          |
+| 3         | `sparklog get`: the key was deleted                                         |
 | 130       | interrupted (Ctrl-C)                                                        |
 """
 
@@ -24,7 +25,9 @@ from sparklog.cli import (
     consume,
     delete_records,
     export,
+    get,
     imports,
+    log_dirs,
     offsets,
     produce,
     topics,
@@ -113,6 +116,8 @@ produce.register(app)
 consume.register(app)
 offsets.register(app)
 delete_records.register(app)
+get.register(app)
+log_dirs.register(app)
 imports.register(app)
 export.register(app)
 clone.register(app)

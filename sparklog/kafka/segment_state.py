@@ -28,6 +28,7 @@ sound, and where the policy is to truncate, the log ends in front of it."""
 class SegmentState:
     """One segment up to `end`, the position after its last whole batch.
 
+    * `records`: that its batches say they hold, markers left out; a compressed message of format v0 or v1 is one
     * `next_offset`: the offset after that batch, or the base offset; `max_timestamp` of its batches, -1 without any
     * `stop`, `reason`: why the last look went no further (see `BatchWalk`)
     * `closed`: it has a successor and was read to its end since; the file then had `size` bytes and was `modified` (ns)
@@ -36,6 +37,7 @@ class SegmentState:
 
     name: SegmentName
     end: int = 0
+    records: int = 0
     next_offset: int = 0
     max_timestamp: int = -1
     stop: str = "end"
@@ -133,6 +135,7 @@ class SegmentState:
         if not len(headers):
             return
         greatest = int(headers.max_timestamp.max())
+        self.records += int(headers.count[~headers.is_control].sum())
         self.max_timestamp = max(self.max_timestamp, greatest)
         start = window.start + int(headers.position[0])
         if self.block_position and start - self.block_position[-1] < BLOCK_BYTES:

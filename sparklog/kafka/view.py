@@ -31,6 +31,7 @@ from sparklog.log.view import (
     READ_UNCOMMITTED,
     Bounds,
     OffsetRange,
+    PartitionSize,
     ReadPart,
     TimestampOffset,
 )
@@ -150,6 +151,23 @@ class KafkaView:
             state = self._partition(part.topic, part.partition).state
             sizes.append(max(state.position_estimate(part.end) - state.position_estimate(part.start), 0))
         return sizes
+
+    def partition_sizes(self, topic: str) -> list[PartitionSize]:
+        """Of every partition that has a folder here, from the snapshot: what its segments hold in whole batches."""
+        found = []
+        for number, partition in self._snapshot(topic).items():
+            segments = partition.state.segments
+            found.append(
+                PartitionSize(
+                    topic=topic,
+                    partition=number,
+                    append_bytes=segments[-1].end,
+                    sealed_bytes=sum(segment.end for segment in segments[:-1]),
+                    records=sum(segment.records for segment in segments),
+                    slices=len(segments),
+                )
+            )
+        return found
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
         """One part per non-empty range, in the order given.

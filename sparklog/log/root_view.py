@@ -16,10 +16,10 @@ from sparklog.log.decision_logs import settle
 from sparklog.log.head import Offsets
 from sparklog.log.lookup import offsets_for_timestamps
 from sparklog.log.root import Root
-from sparklog.log.scan import bounds_of, plan_parts, stored_bytes
+from sparklog.log.scan import bounds_of, plan_parts, sizes_of, stored_bytes
 from sparklog.log.snapshot import Snapshot
 from sparklog.log.topic import Topic
-from sparklog.log.view import READ_UNCOMMITTED, Bounds, OffsetRange, ReadPart, TimestampOffset
+from sparklog.log.view import READ_UNCOMMITTED, Bounds, OffsetRange, PartitionSize, ReadPart, TimestampOffset
 
 __all__ = ["RootView"]
 
@@ -91,6 +91,9 @@ class RootView:
 
     def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
         return [stored_bytes(self._snapshot(wanted.topic), wanted) for wanted in ranges]
+
+    def partition_sizes(self, topic: str) -> list[PartitionSize]:
+        return sizes_of(self._snapshot(topic))
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
         parts: list[ReadPart] = []

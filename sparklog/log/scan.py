@@ -20,7 +20,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.log.aborted import aborted_ranges, has_aborted
 from sparklog.log.planned import Int64s, PlannedSlices, planned_slices
 from sparklog.log.slice_table import ABORTED, OPEN, Slices
-from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRange, ReadPart
+from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRange, PartitionSize, ReadPart
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ __all__ = [
     "check_partition",
     "plan_parts",
     "read_parts",
+    "sizes_of",
     "stored_bytes",
 ]
 
@@ -231,6 +232,26 @@ def stored_bytes(snapshot: Snapshot, wanted: OffsetRange) -> int:
     """Estimated stored bytes of a range, from metadata alone."""
     found = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
     return int(_interpolated(found.base, found.end, found.size, wanted.start, wanted.end))
+
+
+def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:
+    """What each partition takes, from metadata alone."""
+    rows, found = snapshot.slices.all(), []
+    sealed, plain = rows.sealed(), rows.status != ABORTED
+    for partition in range(snapshot.head.partitions):
+        own = rows.partition_rows(partition)
+        sizes, closed = rows.size[own], sealed[own]
+        found.append(
+            PartitionSize(
+                topic=snapshot.topic,
+                partition=partition,
+                append_bytes=int(sizes[~closed].sum()),
+                sealed_bytes=int(sizes[closed].sum()),
+                records=int(rows.records[own][plain[own]].sum()),
+                slices=own.stop - own.start,
+            )
+        )
+    return found
 
 
 def _interpolated(base: Int64s, end: Int64s, amounts: Int64s, start: int, stop: int) -> float:

@@ -221,6 +221,28 @@ class Topic:
 
         return record_at(self, partition, offset, isolation)
 
+    def get(
+        self,
+        key: bytes | str,
+        *,
+        partition: int | None = None,
+        all_partitions: bool = False,
+        isolation: str = READ_COMMITTED,
+    ) -> pa.RecordBatch | None:
+        """The latest record of a key: one row with all columns, its value null if the key was deleted; None without
+        any. See `sparklog.log.latest`.
+
+        It is looked for where Kafka's default partitioner puts the key, unless `partition` or `all_partitions` is
+        given.
+        """
+        from sparklog.log.latest import latest_record
+        from sparklog.log.root_view import RootView
+
+        view = RootView(self.root)
+        chosen = sorted(view.bounds(self.name)) if all_partitions else None if partition is None else [partition]
+        wanted = key.encode() if isinstance(key, str) else key
+        return latest_record(view, self.name, wanted, partitions=chosen, isolation=isolation)
+
     # -- appending
 
     def append_target(self, refresh: bool = True) -> AppendTarget:

@@ -65,6 +65,28 @@ class TimestampOffset:
     timestamp: int
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionSize:
+    """What one partition takes, by metadata alone; a slice that the log start cuts counts whole.
+
+    * `append_bytes`: in append files, or a Kafka directory's active segment; `sealed_bytes`: in sealed (closed)
+      segments; bytes of batches, as Kafka counts them: without indexes and footers
+    * `records`: that batches hold, aborted ones of our own transactions and markers left out
+    * `slices`: of a topic, or segments of a Kafka directory
+    """
+
+    topic: str
+    partition: int
+    append_bytes: int
+    sealed_bytes: int
+    records: int
+    slices: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.append_bytes + self.sealed_bytes
+
+
 class ReadPart(Protocol):
     """Something one task reads: picklable; `records` and `nbytes` are estimates for packing."""
 
@@ -117,6 +139,10 @@ class LogView(Protocol):
 
     def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
         """Estimated stored bytes of each range, from metadata alone."""
+        ...
+
+    def partition_sizes(self, topic: str) -> list[PartitionSize]:
+        """Of every partition, from the snapshot."""
         ...
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:

@@ -1,0 +1,123 @@
+"""The latest record of a key, looked for backwards from the end of the log. Works on every `LogView`.
+
+Kafka's default partitioner tells the partition. Its offsets are read in runs from the log end down, a few MiB first and
+more each time, of each run only the keys; the first run that has the key ends the search, and its last record of the
+key is fetched whole. So a key written lately costs a read or two, and one that is not there the whole partition.
+
+Raising a topic's number of partitions moves keys to others, and whoever wrote with another partitioner put them
+anywhere: then all partitions are searched, and of several answers the one with the greatest timestamp is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, NotFound
+from sparklog.log.view import COLUMNS, READ_COMMITTED, LogView, OffsetRange
+
+__all__ = ["latest_record", "partition_of_key"]
+
+FIRST_RUN_BYTES = 4 << 20
+LARGEST_RUN_BYTES = 256 << 20
+"""Stored bytes that one run reads; records go through memory a few MiB at a time whatever it is."""
+
+
+def latest_record(
+    view: LogView,
+    topic: str,
+    key: bytes,
+    *,
+    partitions: Sequence[int] | None = None,
+    isolation: str = READ_COMMITTED,
+) -> pa.RecordBatch | None:
+    """One row of all `COLUMNS`: the latest record of a key in the view's snapshot; None if no record has it.
+
+    A tombstone is a row whose value is null. `partitions`: where to look, None: where Kafka's default partitioner puts
+    the key. `NotFound` for a partition that is not there.
+    """
+    view.refresh([topic])
+    there = view.bounds(topic)
+    chosen = [partition_of_key(view, topic, key)] if partitions is None else list(dict.fromkeys(partitions))
+    newest: pa.RecordBatch | None = None
+    for partition in chosen:
+        if partition not in there:
+            known = ", ".join(map(str, sorted(there))) if len(there) <= 8 else f"{min(there)} to {max(there)}"
+            raise NotFound(f"expected a partition of topic {topic} at {view.location} ({known}), found {partition}")
+        offset = _newest_offset(view, topic, partition, key, isolation)
+        if offset is None:
+            continue
+        found = _record(view, topic, partition, offset, isolation)
+        if newest is None or _timestamp(found) > _timestamp(newest):
+            newest = found
+    return newest
+
+
+def partition_of_key(view: LogView, topic: str, key: bytes) -> int:
+    """Where Kafka's default partitioner puts a key: murmur2 over the number of partitions.
+
+    A place that holds a single partition is that partition. `BadRequest` where partitions are missing (a directory of
+    one of several brokers): their number is not known there.
+    """
+    there = sorted(view.bounds(topic))
+    if len(there) == 1:
+        return there[0]
+    if there != list(range(len(there))):
+        raise BadRequest(
+            f"{view.location} holds partitions {', '.join(map(str, there))} of topic {topic}, not how many there are:"
+            " name the partition, or search all of them"
+        )
+    from sparklog.format.murmur2 import partition_for_key
+
+    return int(partition_for_key(pa.array([key], pa.binary()), len(there))[0])
+
+
+def _newest_offset(view: LogView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
+    bounds = view.bounds(topic)[partition]
+    end, run_bytes = bounds.end(isolation), FIRST_RUN_BYTES
+    while end > bounds.log_start:
+        start = _start_of_run(view, OffsetRange(topic, partition, bounds.log_start, end), run_bytes)
+        found = _last_match(view, OffsetRange(topic, partition, start, end), key, isolation)
+        if found is not None:
+            return found
+        end, run_bytes = start, min(run_bytes * 4, LARGEST_RUN_BYTES)
+    return None
+
+
+def _start_of_run(view: LogView, rest: OffsetRange, run_bytes: int) -> int:
+    """The offset from which about `run_bytes` lie up to the end of `rest`; at least one offset before it."""
+    low, high = rest.start, rest.end - 1
+    while low < high:
+        middle = (low + high) // 2
+        if view.nbytes([OffsetRange(rest.topic, rest.partition, middle, rest.end)])[0] <= run_bytes:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _last_match(view: LogView, wanted: OffsetRange, key: bytes, isolation: str) -> int | None:
+    """The greatest offset of the range whose record has this key."""
+    import pyarrow.compute as pc
+
+    sought = pa.scalar(key, pa.binary())
+    found = None
+    for part in view.plan([wanted], isolation):
+        for batch in part.read(("key", "offset")):
+            rows = pc.indices_nonzero(pc.equal(batch.column("key"), sought))
+            if len(rows):
+                found = batch.column("offset")[rows[-1].as_py()].as_py()
+    return found
+
+
+def _record(view: LogView, topic: str, partition: int, offset: int, isolation: str) -> pa.RecordBatch:
+    for part in view.plan([OffsetRange(topic, partition, offset, offset + 1)], isolation):
+        for batch in part.read(COLUMNS):
+            if batch.num_rows:
+                return batch
+    raise NotFound(f"the record at offset {offset} of {topic}-{partition} went while it was read: ask again")
+
+
+def _timestamp(record: pa.RecordBatch) -> int:
+    return int(record.column("timestamp").cast(pa.int64())[0].as_py())

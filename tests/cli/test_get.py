@@ -1,0 +1,183 @@
+"""`sparklog get`, and what it is made of: the latest record of a key, in roots and in Kafka's directories."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog as library
+from sparklog.cli.get import KeyFormat
+from sparklog.datasource.location import open_view, resolve
+from sparklog.format.key_text import KEY_FORMATS, parse_key
+from sparklog.format.murmur2 import partition_for_key
+from sparklog.log import latest
+from sparklog.log.root import Root
+from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, LogView, OffsetRange
+from sparklog.transactions import transactional
+from tests.cli.conftest import REPOSITORY, Sparklog
+
+KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
+
+
+def rows(*pairs: tuple[bytes | None, bytes | None], partition: int | None = None) -> pa.Table:
+    keys, values = zip(*pairs, strict=True)
+    columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+    if partition is not None:
+        columns["partition"] = pa.array([partition] * len(pairs), pa.int32())
+    return pa.table(columns)
+
+
+@pytest.fixture
+def log(root: Path) -> Root:
+    opened = library.open(root, create=True)
+    topic = opened.create_topic("t", partitions=3)
+    topic.append(rows((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (None, b"0"), (b"", b"empty")))
+    topic.append(rows((b"b", b"2"), (b"b", None)))
+    return opened
+
+
+@pytest.mark.usefixtures("log")
+def test_get_prints_the_latest_value(sparklog: Sparklog) -> None:
+    assert sparklog("get", "t", "--key", "a").out == "2\n"
+    assert sparklog("get", "--key", "").out == "empty\n"
+    place = int(partition_for_key(pa.array([b"a"]), 3)[0])
+    shown = sparklog("get", "t", "-k", "a", "--print-key", "--print-partition", "--print-offset").out
+    partition, offset, key, value = shown.rstrip("\n").split("\t")
+    assert (partition, key, value) == (f"Partition:{place}", "a", "2")
+    found = json.loads(sparklog("get", "t", "-k", "a", "--json").out)
+    assert (found["value"], f"Offset:{found['offset']}") == ("2", offset)
+    assert "sparklog get" in sparklog("get", "--help").out.split("Example:")[1]
+
+
+@pytest.mark.usefixtures("log")
+def test_a_tombstone_and_a_key_that_is_not_there(sparklog: Sparklog) -> None:
+    deleted = sparklog("get", "t", "-k", "b", code=3)
+    assert deleted.out == ""
+    assert deleted.err.startswith("sparklog: key 'b' of topic t was deleted: offset ")
+    assert json.loads(sparklog("get", "t", "-k", "b", "--json", code=3).out)["value"] is None
+    missing = sparklog("get", "t", "-k", "c", code=1)
+    assert "no record of topic t has the key 'c'" in missing.err
+    assert "--all-partitions" in missing.err
+    assert len(missing.err.splitlines()) == 1
+    for arguments, code, says in (
+        (("-k", "a", "-p", 7), 1, "(0, 1, 2), found 7"),
+        (("-k", "a", "-p", 0, "--all-partitions"), 2, "exclude each other"),
+        (("-k", "x", "--key-format", "long"), 1, "expected a key as long, found 'x'"),
+    ):
+        assert says in sparklog("get", "t", *arguments, code=code).err
+
+
+def test_a_key_in_another_partition_and_after_partitions_were_added(sparklog: Sparklog, log: Root) -> None:
+    topic = log.topic("t")
+    elsewhere = (int(partition_for_key(pa.array([b"a"]), 3)[0]) + 1) % 3
+    table = rows((b"a", b"newer"), partition=elsewhere)
+    topic.append(table.append_column("timestamp", pa.array([4_000_000_000_000], pa.int64())))
+    assert sparklog("get", "t", "-k", "a").out == "2\n"
+    assert sparklog("get", "t", "-k", "a", "-p", elsewhere).out == "newer\n"
+    assert sparklog("get", "t", "-k", "a", "--all-partitions").out == "newer\n"
+    topic.alter(partitions=50)
+    assert "no record" in sparklog("get", "t", "-k", "a", code=1).err
+    found = topic.get("a", all_partitions=True)
+    assert found is not None
+    assert found.column("value")[0].as_py() == b"newer"
+    assert topic.get("a") is None
+
+
+def test_isolation(log: Root) -> None:
+    topic = log.topic("t")
+    transaction = transactional(log, "x").begin()
+    transaction.append("t", rows((b"a", b"aborted")))
+    transaction._prepare_topics()
+    transaction.abort()
+    committed = topic.get(b"a")
+    assert committed is not None
+    assert committed.column("value")[0].as_py() == b"2"
+    seen = topic.get(b"a", isolation=READ_UNCOMMITTED)
+    assert seen is not None
+    assert seen.column("value")[0].as_py() == b"aborted"
+
+
+def test_key_formats(sparklog: Sparklog, log: Root) -> None:
+    assert tuple(KeyFormat.__members__) == KEY_FORMATS
+    number = struct.pack(">q", 7)
+    log.topic("t").append(rows((number, b"seven")))
+    assert sparklog("get", "t", "-k", "7", "--key-format", "long").out == "seven\n"
+    assert sparklog("get", "t", "-k", number.hex(), "--key-format", "hex").out == "seven\n"
+    text = base64.b64encode(number).decode()
+    assert sparklog("get", "t", "-k", text, "--key-format", "base64").out == "seven\n"
+    kinds = ("short", "integer", "float", "double")
+    assert [parse_key("1", kind).hex() for kind in kinds] == ["0001", "00000001", "3f800000", "3ff0000000000000"]
+    assert parse_key("é") == "é".encode()
+    for kind, wrong in (("hex", "0x1"), ("base64", "a"), ("short", "40000"), ("double", "x"), ("uuid", "x")):
+        with pytest.raises(library.BadRequest, match="expected a key"):
+            parse_key(wrong, kind)
+
+
+def model(view: LogView, topic: str, partition: int, isolation: str) -> dict[bytes | None, int]:
+    """Key -> offset of its last record, read in order."""
+    bounds = view.bounds(topic)[partition]
+    wanted = OffsetRange(topic, partition, bounds.log_start, bounds.end(isolation))
+    found: dict[bytes | None, int] = {}
+    for part in view.plan([wanted], isolation):
+        for batch in part.read(("key", "offset")):
+            found.update(zip(batch.column("key").to_pylist(), batch.column("offset").to_pylist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("run_bytes", [1, 500, 4 << 20])
+def test_against_a_plain_scan(root: Path, monkeypatch: pytest.MonkeyPatch, run_bytes: int) -> None:
+    """Runs of one offset, of several and of all of them give what reading everything gives."""
+    monkeypatch.setattr(latest, "FIRST_RUN_BYTES", run_bytes)
+    chance = random.Random(run_bytes)
+    log = library.open(root, create=True)
+    topic = log.create_topic("t", partitions=2)
+    for _ in range(12):
+        pairs = [(b"k%d" % chance.randrange(40), b"v" * chance.randrange(20)) for _ in range(chance.randrange(1, 30))]
+        topic.append(rows(*pairs))
+    topic.delete_records({0: 20})
+    view = open_view(resolve(str(root)), tailing=False)
+    expected = {**model(view, "t", 0, READ_COMMITTED), **model(view, "t", 1, READ_COMMITTED)}
+    for key in [b"k%d" % n for n in range(42)]:
+        record = latest.latest_record(view, "t", key)
+        assert (None if record is None else record.column("offset")[0].as_py()) == expected.get(key)
+
+
+@pytest.mark.parametrize("isolation", [READ_COMMITTED, READ_UNCOMMITTED])
+def test_kafkas_directories_in_place(isolation: str) -> None:
+    view = open_view(resolve(str(KAFKA)), tailing=False)
+    looked = 0
+    for topic in ("txn-a", "txn-b"):
+        view.refresh([topic])
+        for partition in view.bounds(topic):
+            for key, offset in model(view, topic, partition, isolation).items():
+                if key is None:
+                    continue
+                record = latest.latest_record(view, topic, key, partitions=[partition], isolation=isolation)
+                assert record is not None
+                assert record.schema.names == list(COLUMNS)
+                assert record.column("offset")[0].as_py() == offset
+                looked += 1
+    assert looked > 50
+
+
+def test_get_where_a_kafka_directory_lies(sparklog: Sparklog) -> None:
+    view = open_view(resolve(str(KAFKA)), tailing=False)
+    view.refresh(["txn-b"])
+    key = next(key for key in model(view, "txn-b", 1, READ_COMMITTED) if key is not None)
+    one = ("get", "--root", KAFKA / "txn-b-1", "--key-format", "hex", "-k", key.hex(), "--json")
+    assert json.loads(sparklog(*one).out)["partition"] == 1
+
+
+def test_a_directory_that_lacks_partitions_asks_which(tmp_path: Path) -> None:
+    for partition in (0, 2):
+        (tmp_path / f"txn-b-{partition}").symlink_to(KAFKA / f"txn-b-{partition // 2}")
+    view = open_view(resolve(str(tmp_path)), tailing=False)
+    with pytest.raises(library.BadRequest, match=r"holds partitions 0, 2 of topic txn-b"):
+        latest.latest_record(view, "txn-b", b"k")
+    assert latest.latest_record(view, "txn-b", b"not there", partitions=[0, 2]) is None
