@@ -64,8 +64,13 @@ def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption
         _table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
     for waiting in found.waiting:
         print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by jobs/retain.py")
-    for group, topic, partition, offset in found.offsets:
-        print(f"group {group}: {topic}-{partition} at {offset}")
+    if found.pending:
+        pending = [
+            (item.group, topic, partition, offset, item.n, _outcome(item.committed), _seconds(item.age_ms))
+            for item in found.pending
+            for topic, partition, offset in item.offsets
+        ]
+        _table(("GROUP", "TOPIC", "PARTITION", "OFFSET", "N", "STATE", "AGE"), pending)
 
 
 @app.command(epilog=example("sparklog transactions abort orders-job --root /data/log"))
@@ -113,15 +118,29 @@ def document(found: Standing) -> dict[str, object]:
             for held in found.held
         ],
         "unrecorded": [{"topic": item.topic, "n": item.n, "committed": item.committed} for item in found.waiting],
-        "offsets": [
-            {"group": group, "topic": topic, "partition": partition, "offset": offset}
-            for group, topic, partition, offset in found.offsets
+        "pendingOffsets": [
+            {
+                "group": item.group,
+                "n": item.n,
+                "committed": item.committed,
+                "ageMs": item.age_ms,
+                "timeoutMs": item.timeout_ms,
+                "offsets": [
+                    {"topic": topic, "partition": partition, "offset": offset}
+                    for topic, partition, offset in item.offsets
+                ],
+            }
+            for item in found.pending
         ],
     }
 
 
 def _newest(found: Standing) -> str:
     return "-" if found.outcome is None else f"{found.newest} {found.outcome}"
+
+
+def _outcome(committed: bool | None) -> str:
+    return {None: "pending", True: "committed", False: "aborted"}[committed]
 
 
 def _seconds(ms: int) -> str:

@@ -1,31 +1,33 @@
 """Decisions of a transactional id: the entries of `_transactions/<id>/_log`, and what each step makes of the newest.
 
 An entry carries the whole state after it, so the newest alone says everything: state stays small, because a COMMIT goes
-once every topic it names has recorded it. What entries of every kind begin with is in `sparklog.log.entry_log`; then
+once every topic and group it names has recorded it. What entries of every kind begin with is in
+`sparklog.log.entry_log`; then
 
 | member        | meaning                                                                                            |
 |---------------|----------------------------------------------------------------------------------------------------|
 | op            | init, prepare, commit, abort, forget                                                               |
 | n             | the transaction it is about, or null                                                               |
-| reason        | why the newest decision is ABORT (abort, fenced, timeout, operator), null if it is COMMIT          |
+| reason        | why the newest decision is ABORT (abort, fenced, timeout, operator, generation); null: COMMIT      |
 | newest        | number of the newest decision, -1: none. All up to here are decided, none beyond                   |
 | run           | the instance that may begin transactions; null before the first                                    |
 | earlierRuns   | up to four instances before it, newest first: fenced                                               |
 | batch, count  | newest batch id of the replay rule and its records; null and 0 where none was given                |
 | prepared      | [{part, topic, topicId, version, commitId}]: prepares of `newest` + 1 that jobs recorded           |
-| commits       | [{n, timeMs, prepares, offsets}]: the newest decision if it is a COMMIT, and every COMMIT that some |
-|               | topic it names has not recorded                                                                    |
+| preparedGroups | [{part, group, number}]: the same of consumer groups, by the number of the entry there            |
+| commits       | [{n, timeMs, prepares, groups}]: the newest decision if it is a COMMIT, and every COMMIT that some |
+|               | topic or group it names has not recorded                                                           |
 
-A decided n that is not among `commits` was aborted, or is recorded in every topic it names.
+A decided n that is not among `commits` was aborted, or is recorded in every topic and group it names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, Fenced
-from sparklog.log.commit import MAX_PARTITIONS, Resolved
+from sparklog.log.commit import Resolved
 from sparklog.log.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
 from sparklog.log.fields import Fields
 from sparklog.log.names import MAX_VERSION, TRANSACTIONS_FOLDER, transactions_prefix
@@ -43,15 +45,29 @@ BY_OWNER = "abort"
 BY_NEWER_INSTANCE = "fenced"
 BY_TIMEOUT = "timeout"
 BY_OPERATOR = "operator"
-REASONS = (BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR)
+BY_NEWER_GENERATION = "generation"
+REASONS = (BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION)
 
 DECISION_FIELDS = (
     *ENTRY_FIELDS,
-    *("op", "n", "reason", "newest", "run", "earlierRuns", "batch", "count", "prepared", "commits", "crc"),
+    *(
+        "op",
+        "n",
+        "reason",
+        "newest",
+        "run",
+        "earlierRuns",
+        "batch",
+        "count",
+        "prepared",
+        "preparedGroups",
+        "commits",
+        "crc",
+    ),
 )
 PREPARED_FIELDS = ("part", "topic", "topicId", "version", "commitId")
-COMMITTED_FIELDS = ("n", "timeMs", "prepares", "offsets")
-GROUP_OFFSETS_FIELDS = ("group", "topic", "topicId", "partition", "offset")
+PREPARED_GROUP_FIELDS = ("part", "group", "number")
+COMMITTED_FIELDS = ("n", "timeMs", "prepares", "groups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +82,22 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupOffsets:
-    """Offsets (next to read) of a consumer group in one topic, one entry of each tuple per partition."""
+class PreparedGroup:
+    """Offsets of a consumer group that are prepared, as decisions name them: one entry of the group's log."""
 
     group: str
-    topic: str
-    topic_id: str
-    partition: tuple[int, ...]
-    offset: tuple[int, ...]
+    number: int
+    part: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A COMMIT: the prepares that it commits, and the group offsets that it sends."""
+    """A COMMIT: the prepares that it commits, in topics and in consumer groups."""
 
     n: int
     time_ms: int
     prepares: tuple[Prepared, ...]
-    offsets: tuple[GroupOffsets, ...] = ()
+    groups: tuple[PreparedGroup, ...] = ()
 
     def names(self) -> dict[str, int]:
         """Topic to the highest version named."""
@@ -106,6 +120,7 @@ class Decisions(Entry):
     batch: int | None = None
     count: int = 0
     prepared: tuple[Prepared, ...] = ()
+    prepared_groups: tuple[PreparedGroup, ...] = ()
     commits: tuple[Committed, ...] = ()
 
     def decided(self, n: int) -> bool:
@@ -129,6 +144,11 @@ class Decisions(Entry):
         siblings = {name: version for name, version in sorted(found.names().items()) if name != topic}
         return Resolved(self.id, n, tuple(sorted(here)), siblings)
 
+    def commits_group(self, n: int, group: str, number: int) -> bool:
+        """Whether a decided `n` commits the offsets that this entry of a group prepared."""
+        found = self.commit_of(n)
+        return found is not None and any((item.group, item.number) == (group, number) for item in found.groups)
+
     def entry(self) -> RegistryEntry | None:
         """What the replay rule asks; None before the first batch."""
         if self.batch is None:
@@ -150,15 +170,27 @@ def init(state: Decisions, run: str) -> Decisions | None:
     if state.number < 0:
         return replace(taken, n=None)
     n = state.newest + 1
-    return replace(taken, n=n, newest=n, reason=BY_NEWER_INSTANCE, prepared=(), commits=_kept(state, n, ()))
+    return replace(
+        taken, n=n, newest=n, reason=BY_NEWER_INSTANCE, prepared=(), prepared_groups=(), commits=_kept(state, n, ())
+    )
 
 
-def prepare(state: Decisions, n: int, prepares: Sequence[Prepared], part: str | None = None) -> Decisions | None:
+def prepare(
+    state: Decisions,
+    n: int,
+    prepares: Sequence[Prepared],
+    part: str | None = None,
+    groups: Sequence[PreparedGroup] = (),
+) -> Decisions | None:
     """A job records what it has prepared for `n`; what the same part recorded before, in vain, is replaced."""
     check_undecided(state, n)
     others = tuple(item for item in state.prepared if part is None or item.part != part)
+    other_groups = tuple(item for item in state.prepared_groups if part is None or item.part != part)
     whole = (*others, *(item for item in prepares if item not in others))
-    return None if set(whole) == set(state.prepared) else replace(state, op=PREPARE, n=n, prepared=whole)
+    whole_groups = (*other_groups, *(item for item in groups if item not in other_groups))
+    if (set(whole), set(whole_groups)) == (set(state.prepared), set(state.prepared_groups)):
+        return None
+    return replace(state, op=PREPARE, n=n, prepared=whole, prepared_groups=whole_groups)
 
 
 def commit(
@@ -167,7 +199,7 @@ def commit(
     prepares: Sequence[Prepared],
     *,
     time_ms: int,
-    offsets: Sequence[GroupOffsets] = (),
+    groups: Sequence[PreparedGroup] = (),
     key: WriterKey | None = None,
     count: int = 0,
     run: str | None = None,
@@ -175,13 +207,13 @@ def commit(
 ) -> Decisions | None:
     """COMMIT `n`: its own prepares and those that jobs recorded. None if that is what was decided already.
 
-    `resolved`: COMMITs that all topics they name have recorded. `Fenced` or `Conflict` if `n` was aborted.
+    `resolved`: COMMITs that all topics and groups they name have recorded. `Fenced` or `Conflict` if `n` was aborted.
     """
     found = state.commit_of(n)
-    if found is not None and set(prepares) <= set(found.prepares) and set(offsets) <= set(found.offsets):
+    if found is not None and set(prepares) <= set(found.prepares) and set(groups) <= set(found.groups):
         return None
     check_undecided(state, n, run)
-    whole = Committed(n, max(time_ms, state.time_ms), (*state.prepared, *prepares), tuple(offsets))
+    whole = Committed(n, max(time_ms, state.time_ms), (*state.prepared, *prepares), (*state.prepared_groups, *groups))
     after = replace(
         state,
         op=COMMIT,
@@ -189,7 +221,8 @@ def commit(
         newest=n,
         reason=None,
         prepared=(),
-        commits=(*_kept(state, n, resolved, whole.offsets), whole),
+        prepared_groups=(),
+        commits=(*_kept(state, n, resolved), whole),
     )
     if key is None:
         return after
@@ -202,27 +235,20 @@ def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
     """ABORT `n`, unless it is decided."""
     if state.decided(n):
         return None
-    return replace(state, op=ABORT, n=n, newest=n, reason=reason, prepared=(), commits=_kept(state, n, ()))
+    return replace(
+        state, op=ABORT, n=n, newest=n, reason=reason, prepared=(), prepared_groups=(), commits=_kept(state, n, ())
+    )
 
 
 def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
-    """Drop COMMITs that all topics they name have recorded; the newest decision stays."""
+    """Drop COMMITs that all topics and groups they name have recorded; the newest decision stays."""
     left = _kept(state, state.newest, resolved)
     return None if left == state.commits else replace(state, op=FORGET, n=None, commits=left)
 
 
-def _kept(
-    state: Decisions, newest: int, resolved: Collection[int], offsets: Sequence[GroupOffsets] = ()
-) -> tuple[Committed, ...]:
-    """The COMMITs to keep beside the newest decision. Group offsets keep one until a later one sends the same again."""
-    sent = {(item.group, item.topic, partition) for item in offsets for partition in item.partition}
-    kept = []
-    for item in reversed(state.commits):
-        own = {(part.group, part.topic, partition) for part in item.offsets for partition in part.partition}
-        if item.n == newest or item.n not in resolved or not own <= sent:
-            kept.append(item)
-        sent |= own
-    return tuple(reversed(kept))
+def _kept(state: Decisions, newest: int, resolved: Collection[int]) -> tuple[Committed, ...]:
+    """The COMMITs to keep beside the newest decision."""
+    return tuple(item for item in state.commits if item.n == newest or item.n not in resolved)
 
 
 def check_undecided(state: Decisions, n: int, run: str | None = None) -> None:
@@ -240,6 +266,10 @@ def check_undecided(state: Decisions, n: int, run: str | None = None) -> None:
     why = {BY_TIMEOUT: " (transaction.timeout.ms passed)", BY_OPERATOR: " (by an operator)"}.get(state.reason or "", "")
     if n == state.newest and state.reason == BY_NEWER_INSTANCE:
         raise Fenced(f"transaction {n} of '{state.id}' was aborted by a newer instance ({state.run}); stop this one")
+    if n == state.newest and state.reason == BY_NEWER_GENERATION:
+        raise Fenced(
+            f"transaction {n} of '{state.id}' was aborted by a newer member of its consumer group; stop this one"
+        )
     raise Conflict(
         f"transaction {n} of '{state.id}' is decided already{why if n == state.newest else ''} and nothing of it is "
         "published; begin again"
@@ -268,6 +298,7 @@ def encode_decisions(entry: Decisions) -> bytes:
             "batch": entry.batch,
             "count": entry.count,
             "prepared": [_prepared_document(item) for item in entry.prepared],
+            "preparedGroups": [_group_document(item) for item in entry.prepared_groups],
             "commits": [_committed_document(item) for item in entry.commits],
         },
     )
@@ -283,13 +314,14 @@ def _prepared_document(item: Prepared) -> dict[str, object]:
     }
 
 
+def _group_document(item: PreparedGroup) -> dict[str, object]:
+    return {"part": item.part, "group": item.group, "number": item.number}
+
+
 def _committed_document(item: Committed) -> dict[str, object]:
-    offsets = [
-        {"group": o.group, "topic": o.topic, "topicId": o.topic_id, "partition": o.partition, "offset": o.offset}
-        for o in item.offsets
-    ]
     prepares = [_prepared_document(prepare) for prepare in item.prepares]
-    return {"n": item.n, "timeMs": item.time_ms, "prepares": prepares, "offsets": offsets}
+    groups = [_group_document(group) for group in item.groups]
+    return {"n": item.n, "timeMs": item.time_ms, "prepares": prepares, "groups": groups}
 
 
 def decode_decisions(data: bytes, key: str, number: int) -> Decisions:
@@ -319,6 +351,7 @@ def decode_decisions(data: bytes, key: str, number: int) -> Decisions:
         batch=doc.optional("batch", 0),
         count=doc.integer("count", 0),
         prepared=tuple(_prepared(item) for item in doc.objects("prepared")),
+        prepared_groups=tuple(_prepared_group(item) for item in doc.objects("preparedGroups")),
         commits=commits,
     )
 
@@ -340,20 +373,13 @@ def _committed(item: Fields) -> Committed:
         item.integer("n", 0, MAX_VERSION),
         item.integer("timeMs", 0),
         tuple(_prepared(prepare) for prepare in item.objects("prepares")),
-        tuple(_group_offsets(offsets) for offsets in item.objects("offsets")),
+        tuple(_prepared_group(group) for group in item.objects("groups")),
     )
 
 
-def _group_offsets(item: Fields) -> GroupOffsets:
-    item.only(frozenset(GROUP_OFFSETS_FIELDS))
-    partition = item.integers("partition", None, 0, MAX_PARTITIONS - 1)
-    return GroupOffsets(
-        item.text("group"),
-        item.text("topic"),
-        item.text("topicId"),
-        partition,
-        item.integers("offset", len(partition), 0),
-    )
+def _prepared_group(item: Fields) -> PreparedGroup:
+    item.only(frozenset(PREPARED_GROUP_FIELDS))
+    return PreparedGroup(item.text("group"), item.integer("number", 0, MAX_VERSION), item.optional_text("part"))
 
 
 DECISIONS = EntryKind(
@@ -365,13 +391,3 @@ DECISIONS = EntryKind(
     encode=encode_decisions,
     decode=decode_decisions,
 )
-
-
-def offsets_of_group(state: Decisions, group: str) -> Mapping[str, Mapping[int, int]]:
-    """Topic to partition to the newest offset that COMMITs of this id have sent for a consumer group."""
-    found: dict[str, dict[int, int]] = {}
-    for item in state.commits:
-        for part in item.offsets:
-            if part.group == group:
-                found.setdefault(part.topic, {}).update(zip(part.partition, part.offset, strict=True))
-    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.clock import ClockGuard
@@ -17,6 +17,7 @@ from sparklog.log.commit_log import CommitLog, Resolver
 from sparklog.log.configs import TopicConfigs, check_delete_delay
 from sparklog.log.conflicts import CreateIntent, Intent
 from sparklog.log.decision_logs import DecisionLogs
+from sparklog.log.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.head import Head
 from sparklog.log.names import check_topic_name, is_topic_name, nearest
@@ -26,6 +27,8 @@ from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+E = TypeVar("E", bound=Entry)
 
 
 class Root:
@@ -39,6 +42,7 @@ class Root:
         self.decisions = DecisionLogs(store, env, self._guard)
         self.resolver: Resolver = self.decisions.resolve
         self._topics: dict[str, Topic] = {}
+        self._entries: dict[str, EntryLog[Any]] = {}
         self._probed = False
 
     def __repr__(self) -> str:
@@ -81,6 +85,14 @@ class Root:
         if found is None:
             log = CommitLog(self.store, name, self.env, self._guard, self._resolve)
             found = self._topics.setdefault(name, Topic(self, name, log))
+        return found
+
+    def entries(self, kind: EntryKind[E], id_: str) -> EntryLog[E]:
+        """The log of an id, which may have no entries: one handle per process, so that its state is cached."""
+        prefix = kind.prefix(id_)
+        found = self._entries.get(prefix)
+        if found is None:
+            found = self._entries.setdefault(prefix, EntryLog(self.store, kind, id_, self.env, self._guard))
         return found
 
     def create_topic(

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, SparklogError
+from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.all_or_none import held_back, whole_ends
 from sparklog.log.commit import Resolved
 from sparklog.log.conflicts import MaintainIntent
-from sparklog.log.decision import DECISIONS, Decisions, Prepared, forget
+from sparklog.log.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
 from sparklog.log.decision_log import DecisionLog
 from sparklog.log.entry_collect import collect_entries, collect_log, ids_of
 from sparklog.log.head import Head
@@ -81,15 +82,37 @@ def for_planning(topic: Topic, snapshot: Snapshot) -> Snapshot:
 # -- forgetting COMMITs
 
 
-def recorded_everywhere(root: Root, state: Decisions) -> set[int]:
-    """COMMITs that all topics they name have recorded, or are gone: as far as this process knows.
+def recorded_everywhere(root: Root, state: Decisions, *, ask: bool | None = None) -> set[int]:
+    """COMMITs that all topics and groups they name have recorded, or that are gone: as far as this process knows.
 
-    Topics are asked only where many COMMITs wait.
+    They are asked (`ask`) only where many COMMITs wait.
     """
-    ask = len(state.commits) > FEW_COMMITS
-    return {
-        item.n for item in state.commits if all(_recorded(root, state.id, item.n, each, ask) for each in item.prepares)
-    }
+    ask = len(state.commits) > FEW_COMMITS if ask is None else ask
+    return {item.n for item in state.commits if _all_recorded(root, state.id, item, ask)}
+
+
+def _all_recorded(root: Root, transactional_id: str, item: Committed, ask: bool) -> bool:
+    return all(_recorded(root, transactional_id, item.n, each, ask) for each in item.prepares) and all(
+        _group_recorded(root, each, ask) for each in item.groups
+    )
+
+
+def _group_recorded(root: Root, prepare: PreparedGroup, ask: bool) -> bool:
+    """Whether a group holds nothing pending of this prepare any more; any state from its number on can tell."""
+    log = root.entries(GROUPS, prepare.group)
+    known = log.known()
+    if known is not None and _has_settled(known, prepare):
+        return True
+    if not ask:
+        return False
+    try:
+        return _has_settled(log.refresh(), prepare)
+    except (SparklogError, OSError):
+        return False
+
+
+def _has_settled(state: GroupState, prepare: PreparedGroup) -> bool:
+    return state.number >= prepare.number and all(item.number != prepare.number for item in state.pending)
 
 
 def _recorded(root: Root, transactional_id: str, n: int, prepare: Prepared, ask: bool) -> bool:
@@ -116,11 +139,9 @@ def is_recorded(head: Head, transactional_id: str, n: int, prepare: Prepared) ->
 
 
 def forget_recorded(root: Root, log: DecisionLog) -> int:
-    """Drop the COMMITs of an id that every topic they name has recorded; how many."""
+    """Drop the COMMITs of an id that every topic and group they name has recorded; how many."""
     state = log.refresh()
-    recorded = {
-        item.n for item in state.commits if all(_recorded(root, state.id, item.n, each, True) for each in item.prepares)
-    }
+    recorded = recorded_everywhere(root, state, ask=True)
     if forget(state, recorded) is None:
         return 0
     return len(state.commits) - len(log.write(lambda base: forget(base, recorded)).commits)
@@ -173,5 +194,5 @@ def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> 
 def _done_with(root: Root, log: DecisionLog) -> bool:
     """Whether all that was ever committed under an id is recorded, the newest decision included."""
     state = log.refresh()
-    prepares = [(item.n, each) for item in state.commits for each in item.prepares]
-    return not state.prepared and all(_recorded(root, state.id, n, each, True) for n, each in prepares)
+    undecided = state.prepared or state.prepared_groups
+    return not undecided and all(_all_recorded(root, state.id, item, True) for item in state.commits)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError
+from sparklog.groups.groups import Groups
+from sparklog.groups.state import GroupState
 from sparklog.log.decision import BY_OPERATOR, Decisions
 from sparklog.log.decision_logs import open_transactions, timeout_of
 from sparklog.log.head import Head
@@ -21,6 +23,7 @@ __all__ = [
     "EMPTY",
     "ONGOING",
     "Held",
+    "PendingOffsets",
     "Standing",
     "Waiting",
     "abort_transaction",
@@ -65,6 +68,22 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingOffsets:
+    """Offsets of a consumer group that transaction `n` has prepared and the group's log has not settled.
+
+    `committed` None: undecided, and anybody may abort it from `timeout_ms` on; else readers see it as decided, and the
+    group's next entry records it. `offsets`: (topic, partition, offset). Times in ms by the store's clock.
+    """
+
+    group: str
+    n: int
+    committed: bool | None
+    age_ms: int
+    timeout_ms: int
+    offsets: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """One transactional id. `newest` is the number of its newest decision, -1: none; `reason` why that is ABORT.
 
@@ -82,28 +101,29 @@ class Standing:
     held: tuple[Held, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     parts: tuple[str, ...] = ()
-    offsets: tuple[tuple[str, str, int, int], ...] = ()
-    """(group, topic, partition, offset) that its COMMITs have sent, newest each."""
+    pending: tuple[PendingOffsets, ...] = ()
 
 
 def list_transactions(root: Root) -> list[Standing]:
-    """All ids that have decisions, or open slices in some topic, in order. Costs a few requests per id and topic.
+    """All ids that have decisions, or something open in a topic or a group, in order.
 
-    One whose decisions are damaged is shown as such, with a warning that names the file.
+    Costs a few requests per id, topic and group. One whose decisions are damaged is shown as such, with a warning that
+    names the file.
     """
-    heads = _heads(root)
+    open_now = _Open.of(root)
     damaged: list[SparklogError] = []
     ids = set(transactional_ids(root.store, damaged))
     for error in damaged:
         _LOG.warning("a transactional id cannot be read: %s", error)
-    ids.update(item.txn.id for head in heads.values() for item in head.open)
-    return [_listed(root, name, heads) for name in sorted(ids)]
+    ids.update(item.txn.id for head in open_now.heads.values() for item in head.open)
+    ids.update(item.txn for state in open_now.groups.values() for item in state.pending)
+    return [_listed(root, name, open_now) for name in sorted(ids)]
 
 
 def describe_transaction(root: Root, transactional_id: str) -> Standing:
     """One id; `NotFound`, naming similar ones, if it was never used."""
     check_id(transactional_id, "transactional id")
-    found = _standing(root, _heads(root), root.decisions.log(transactional_id).refresh())
+    found = _standing(root, _Open.of(root), root.decisions.log(transactional_id).refresh())
     if found.state == EMPTY and not found.time_ms:
         similar = nearest(transactional_id, list(transactional_ids(root.store)))
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
@@ -131,27 +151,42 @@ def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -
     topics = sorted({item.topic for item in standing.held})
     for name in topics:
         resolve_topic(root.topic(name))
+    for item in standing.pending:
+        Groups(root).group(item.group).settle()
     return number, topics
 
 
-def _heads(root: Root) -> dict[str, Head]:
-    return {name: root.topic_handle(name).head(refresh=False) for name in root.topics()}
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """The newest states of all topics and groups: what transactions hold open is in them."""
+
+    heads: dict[str, Head]
+    groups: dict[str, GroupState]
+
+    @staticmethod
+    def of(root: Root) -> _Open:
+        groups = Groups(root)
+        return _Open(
+            {name: root.topic_handle(name).head(refresh=False) for name in root.topics()},
+            {name: groups.group(name).log.current() for name in groups.names()},
+        )
 
 
-def _listed(root: Root, name: str, heads: dict[str, Head]) -> Standing:
+def _listed(root: Root, name: str, open_now: _Open) -> Standing:
     try:
-        return _standing(root, heads, root.decisions.log(name).refresh())
+        return _standing(root, open_now, root.decisions.log(name).refresh())
     except Corrupt as error:
         _LOG.warning("the decisions of '%s' cannot be read: %s", name, error)
-        return replace(_standing(root, heads, Decisions(name)), state=DAMAGED)
+        return replace(_standing(root, open_now, Decisions(name)), state=DAMAGED)
 
 
-def _standing(root: Root, heads: dict[str, Head], state: Decisions) -> Standing:
+def _standing(root: Root, open_now: _Open, state: Decisions) -> Standing:
     name = state.id
+    pending = _pending(root, open_now.groups, state)
     held: list[Held] = []
     waiting: list[Waiting] = []
     now_ms: int | None = None
-    for topic, head in sorted(heads.items()):
+    for topic, head in sorted(open_now.heads.items()):
         for (owner, n), prepares in open_transactions(head).items():
             if owner != name:
                 continue
@@ -168,7 +203,7 @@ def _standing(root: Root, heads: dict[str, Head], state: Decisions) -> Standing:
                 ]
     return Standing(
         id=name,
-        state=_state(state, held),
+        state=_state(state, bool(held) or any(item.committed is None for item in pending)),
         newest=state.newest,
         outcome=_outcome(state),
         reason=state.reason,
@@ -178,7 +213,7 @@ def _standing(root: Root, heads: dict[str, Head], state: Decisions) -> Standing:
         held=tuple(held),
         waiting=tuple(waiting),
         parts=tuple(dict.fromkeys(item.part or "" for item in state.prepared)),
-        offsets=_offsets(state),
+        pending=pending,
     )
 
 
@@ -188,16 +223,24 @@ def _outcome(state: Decisions) -> str | None:
     return "abort" if state.commit_of(state.newest) is None else "commit"
 
 
-def _state(state: Decisions, held: Sequence[Held]) -> str:
-    if held or state.prepared:
+def _state(state: Decisions, is_open: bool) -> str:
+    if is_open or state.prepared or state.prepared_groups:
         return ONGOING
     return {None: EMPTY, "commit": COMMITTED, "abort": ABORTED}[_outcome(state)]
 
 
-def _offsets(state: Decisions) -> tuple[tuple[str, str, int, int], ...]:
-    found: dict[tuple[str, str, int], int] = {}
-    for item in state.commits:
-        for part in item.offsets:
-            for partition, offset in zip(part.partition, part.offset, strict=True):
-                found[part.group, part.topic, partition] = offset
-    return tuple((*place, offset) for place, offset in sorted(found.items()))
+def _pending(root: Root, groups: Mapping[str, GroupState], state: Decisions) -> tuple[PendingOffsets, ...]:
+    found = []
+    for name, group in sorted(groups.items()):
+        for item in group.pending:
+            if item.txn != state.id:
+                continue
+            committed = state.commits_group(item.n, name, item.number) if state.decided(item.n) else None
+            age = Groups(root).group(name).pending_ms(item)
+            offsets = tuple(
+                (each.topic, partition, offset)
+                for each in item.offsets
+                for partition, offset in zip(each.partition, each.offset, strict=True)
+            )
+            found.append(PendingOffsets(name, item.n, committed, age, item.timeout_ms, offsets))
+    return tuple(found)

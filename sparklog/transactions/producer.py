@@ -25,9 +25,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable
+from sparklog.groups.group import Group, Membership, Offsets
+from sparklog.groups.offsets import GroupMetadata, TopicOffsets, merged
 from sparklog.log.append_target import AppendOutcome, AppendTarget
 from sparklog.log.commit import Txn
-from sparklog.log.decision import BY_OWNER, Decisions, GroupOffsets, Prepared, check_undecided, commit, init, prepare
+from sparklog.log.decision import BY_OWNER, Decisions, Prepared, PreparedGroup, check_undecided, commit, init, prepare
 from sparklog.log.decision_log import DecisionLog
 from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.names import check_id
@@ -142,8 +144,10 @@ class Transaction:
         self._part = part
         self._writers: dict[str, tuple[AppendTarget, AppendWriter]] = {}
         self._files: dict[str, list[tuple[AppendTarget, tuple[FileSlices, ...]]]] = {}
-        self._offsets: dict[tuple[str, str, str], dict[int, int]] = {}
+        self._offsets: dict[str, tuple[TopicOffsets, ...]] = {}
+        self._members: dict[str, GroupMetadata | None] = {}
         self._prepared: list[Prepared] = []
+        self._prepared_groups: list[PreparedGroup] = []
         self._outcomes: dict[str, AppendOutcome] = {}
         self._begun = producer.root.env.now()
 
@@ -187,25 +191,22 @@ class Transaction:
         if any(len(file) for file in files):
             self._files.setdefault(target.topic, []).append((target, tuple(files)))
 
-    def send_offsets(self, group: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
-        """Offsets (next to read) of a consumer group, topic to partition to offset: part of what COMMIT says.
+    def send_offsets(self, group: str | GroupMetadata | Membership, offsets: Offsets) -> None:
+        """Offsets (next to read) of a consumer group, topic to partition to offset: committed with the transaction.
 
-        `NotFound` for a topic or a partition that does not exist.
+        Given a member of the group, `commit` is refused with `Fenced` once a newer member has joined; given a name
+        alone, nothing fences. `NotFound` for a topic that does not exist, `BadRequest` for a partition or an offset
+        that cannot be.
         """
         self._check_open()
-        check_id(group, "group id")
-        checked: dict[tuple[str, str, str], dict[int, int]] = {}
-        for topic, positions in offsets.items():
-            head = self._root.topic(topic).head(refresh=False)
-            for partition, offset in positions.items():
-                if not 0 <= partition < head.partitions or isinstance(offset, bool) or not 0 <= offset < 2**63:
-                    raise BadRequest(
-                        f"expected offsets of partitions 0 to {head.partitions - 1} of topic '{topic}', found "
-                        f"{offset} of partition {partition}"
-                    )
-            checked[group, topic, head.topic_id] = dict(positions)
-        for place, positions in checked.items():
-            self._offsets.setdefault(place, {}).update(positions)
+        member = (
+            group.metadata if isinstance(group, Membership) else group if isinstance(group, GroupMetadata) else None
+        )
+        name = group if isinstance(group, str) else group.group.id if isinstance(group, Membership) else group.group
+        ids = group.topic_ids if isinstance(group, Membership) else None
+        checked = Group(self._root, name).checked(offsets, ids)
+        self._offsets[name] = merged(self._offsets.get(name, ()), checked)
+        self._members[name] = member
 
     def _check_open(self) -> None:
         if self.state != OPEN:
@@ -220,8 +221,10 @@ class Transaction:
         """
         self._check_open()
         try:
-            self._prepare_topics()
-            self._producer.log.write(lambda base: prepare(base, self.n, self._prepared, self._part))
+            self._prepare()
+            self._producer.log.write(
+                lambda base: prepare(base, self.n, self._prepared, self._part, self._prepared_groups)
+            )
         except Exception:
             self.discard()
             raise
@@ -242,12 +245,12 @@ class Transaction:
             self._check_not_fenced()
         try:
             if self.state == OPEN:
-                self._prepare_topics()
+                self._prepare()
         except Exception:
             self._give_up()
             raise
         log = self._producer.log
-        if not self._prepared and not self._offsets and not log.refresh().prepared:
+        if not self._prepared and not self._prepared_groups and not _has_prepared(log.refresh()):
             check_undecided(log.current(), self.n, self._instance)
             self.state = COMMITTED
             return Committed(None)
@@ -274,16 +277,12 @@ class Transaction:
             raise
 
     def _decide(self, base: Decisions, key: WriterKey | None) -> Decisions | None:
-        offsets = [
-            GroupOffsets(group, topic, topic_id, tuple(positions), tuple(positions.values()))
-            for (group, topic, topic_id), positions in self._offsets.items()
-        ]
         return commit(
             base,
             self.n,
             [item for item in self._prepared if item not in base.prepared],
             time_ms=self._root.env.wall_ms(),
-            offsets=offsets,
+            groups=[item for item in self._prepared_groups if item not in base.prepared_groups],
             key=key,
             count=sum(outcome.records for outcome in self._outcomes.values()),
             run=self._instance,
@@ -297,7 +296,11 @@ class Transaction:
         except SparklogError:
             raise unknown from None
         found = state.commit_of(self.n)
-        if found is not None and set(self._prepared) <= set(found.prepares):
+        if (
+            found is not None
+            and set(self._prepared) <= set(found.prepares)
+            and set(self._prepared_groups) <= set(found.groups)
+        ):
             return
         if found is None and not state.surely_aborted(self.n):
             raise unknown
@@ -331,6 +334,19 @@ class Transaction:
         except SparklogError as error:
             _LOG.warning("transaction %s of '%s' is left to its timeout: %s", self.n, self.id, error)
 
+    def _prepare(self) -> None:
+        """Groups first: a member that was superseded stops before it holds back a topic."""
+        self._prepare_groups()
+        self._prepare_topics()
+
+    def _prepare_groups(self) -> None:
+        for name, offsets in self._offsets.items():
+            number = Group(self._root, name).prepare(
+                self._members[name], self.id, self.n, self._producer.timeout_ms, offsets
+            )
+            self._prepared_groups.append(PreparedGroup(name, number, self._part))
+        self._offsets.clear()
+
     def _prepare_topics(self) -> None:
         """One commit per topic, in the order in which they were first written to."""
         for topic, (target, writer) in self._writers.items():
@@ -348,6 +364,10 @@ class Transaction:
             topic_id = parts[0][0].topic_id
             self._prepared.append(Prepared(topic, topic_id, outcome.version, outcome.commit_id, self._part))
         self._files.clear()
+
+
+def _has_prepared(state: Decisions) -> bool:
+    return bool(state.prepared or state.prepared_groups)
 
 
 def _oldest(topic: str, parts: Sequence[tuple[AppendTarget, tuple[FileSlices, ...]]]) -> AppendTarget:

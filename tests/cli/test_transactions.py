@@ -49,7 +49,13 @@ def test_describe(sparklog: Sparklog, held: Transaction) -> None:
     assert [line.split()[:5] for line in (first, second)] == [["a", "0", "0", "2", "4"], ["b", "0", "0", "0", "2"]]
     assert first.rstrip().endswith("60.0 s")
     done = sparklog("transactions", "describe", "done").lines
-    assert done[1] == "group g: b-0 at 7"
+    assert done[1].split() == ["GROUP", "TOPIC", "PARTITION", "OFFSET", "N", "STATE", "AGE"]
+    assert done[2].split()[:6] == ["g", "b", "0", "7", "0", "committed"]
+    pending = json.loads(sparklog("transactions", "describe", "done", "--json").out)["pendingOffsets"]
+    assert [(item["group"], item["n"], item["committed"], item["timeoutMs"]) for item in pending] == [
+        ("g", 0, True, 60_000)
+    ]
+    assert pending[0]["offsets"] == [{"topic": "b", "partition": 0, "offset": 7}]
     found = json.loads(sparklog("transactions", "describe", "etl/orders", "--json").out)
     assert [(item["topic"], item["first"], item["timeoutMs"]) for item in found["open"]] == [
         ("a", 2, 60_000),

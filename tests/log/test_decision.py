@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced
 from sparklog.log import decision
 from sparklog.log.commit import Resolved
-from sparklog.log.decision import Committed, Decisions, GroupOffsets, Prepared, decode_decisions, encode_decisions
+from sparklog.log.decision import Committed, Decisions, Prepared, PreparedGroup, decode_decisions, encode_decisions
 from sparklog.log.names import check_id, id_folder, transactions_prefix
 from sparklog.log.registry import WriterKey
 
@@ -17,7 +17,7 @@ A1 = Prepared("a", "id-a", 1, "c1")
 A2 = Prepared("a", "id-a", 2, "c2")
 B7 = Prepared("b", "id-b", 7, "c7")
 JOB = Prepared("b", "id-b", 9, "c9", "job")
-OFFSETS = GroupOffsets("g", "a", "id-a", (0, 1), (5, 6))
+GROUP = PreparedGroup("g", 3)
 
 
 def started(run: str = "one", id_: str = "t") -> Decisions:
@@ -33,8 +33,9 @@ def committed(state: Decisions, n: int, *prepares: Prepared, **how: object) -> D
 
 
 def test_an_entry_survives_its_bytes() -> None:
-    state = committed(started(id_="ö/1"), 0, A1, B7, offsets=[OFFSETS])
+    state = committed(started(id_="ö/1"), 0, A1, B7, groups=[GROUP])
     state = replace(state, commit_id="x", prev_crc=3, time_ms=9, batch=4, count=8, prepared=(JOB,))
+    state = replace(state, prepared_groups=(PreparedGroup("h", 9, "job"),))
     found = decode_decisions(encode_decisions(state), "k", 1)
     assert found == state
     assert found.crc is not None
@@ -137,14 +138,26 @@ def test_a_commit_is_kept_until_it_is_recorded_and_the_newest_for_good() -> None
     assert [item.n for item in aborted.commits] == [0, 1]
 
 
-def test_group_offsets_keep_a_commit_until_they_are_sent_again() -> None:
-    state = committed(committed(started(), 0, A1, offsets=[OFFSETS]), 1, A2, resolved={0})
-    assert [item.n for item in state.commits] == [0, 1]
-    assert decision.offsets_of_group(state, "g") == {"a": {0: 5, 1: 6}}
-    newer = GroupOffsets("g", "a", "id-a", (0, 1), (7, 8))
-    state = committed(state, 2, offsets=[newer], resolved={0, 1})
-    assert [item.n for item in state.commits] == [2]
-    assert decision.offsets_of_group(state, "g") == {"a": {0: 7, 1: 8}}
+def test_groups_are_committed_by_the_entries_that_are_named() -> None:
+    job = PreparedGroup("h", 4, "job")
+    recorded = decision.prepare(started(), 0, [], "job", [job])
+    assert recorded is not None
+    assert decision.prepare(recorded, 0, [], "job", [job]) is None
+    again = decision.prepare(recorded, 0, [], "job", [replace(job, number=6)])
+    assert again is not None
+    assert again.prepared_groups == (replace(job, number=6),)
+    state = committed(again, 0, groups=[GROUP])
+    assert state.prepared_groups == ()
+    named = [("g", 3), ("h", 4), ("h", 6), ("g", 6)]
+    assert [state.commits_group(0, *each) for each in named] == [True, False, True, False]
+    assert decision.commit(state, 0, [], time_ms=9, groups=[GROUP]) is None
+    with pytest.raises(Conflict, match="was committed without this part"):
+        decision.commit(state, 0, [], time_ms=9, groups=[PreparedGroup("g", 9)])
+    for aborted in (decision.abort(again, 0, decision.BY_NEWER_GENERATION), decision.init(again, "two")):
+        assert aborted is not None
+        assert (aborted.prepared_groups, aborted.commits_group(0, "h", 6)) == ((), False)
+        with pytest.raises(Fenced, match=r"aborted by a newer (instance|member of its consumer group)"):
+            decision.commit(aborted, 0, [], time_ms=9)
 
 
 def test_the_replay_rule_is_asked_on_every_base() -> None:

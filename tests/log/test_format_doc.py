@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.groups.offsets import OFFSETS_FIELDS
+from sparklog.groups.state import GROUP_FIELDS, GROUP_OPS, PENDING_FIELDS
 from sparklog.log.checkpoint import CHECKPOINT_FIELDS, COLUMN_NAMES, TABLE_REF_FIELDS
 from sparklog.log.commit import (
     COMMIT_FIELDS,
@@ -24,11 +26,11 @@ from sparklog.log.decision import (
     COMMITTED_FIELDS,
     DECISION_FIELDS,
     DECISION_OPS,
-    GROUP_OFFSETS_FIELDS,
     PREPARED_FIELDS,
+    PREPARED_GROUP_FIELDS,
     REASONS,
 )
-from sparklog.log.entry_log import CHECKPOINT_ENTRIES
+from sparklog.log.entry_log import CHECKPOINT_BYTES, CHECKPOINT_ENTRIES
 from sparklog.log.fields import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
 from sparklog.log.head import HEAD_FIELDS, OPEN_FIELDS
 from sparklog.log.kafka_open import KAFKA_ENDED_FIELDS, KAFKA_OPEN_FIELDS
@@ -84,7 +86,10 @@ def names(table: str) -> list[str]:
         ("Decisions of transactions: member of an entry", DECISION_FIELDS),
         ("Decisions of transactions: in `prepared` and `prepares`", PREPARED_FIELDS),
         ("Decisions of transactions: in `commits`", COMMITTED_FIELDS),
-        ("Decisions of transactions: in `offsets`", GROUP_OFFSETS_FIELDS),
+        ("Decisions of transactions: in `preparedGroups` and `groups`", PREPARED_GROUP_FIELDS),
+        ("Offsets of consumer groups: member of an entry", GROUP_FIELDS),
+        ("Offsets of consumer groups: in `offsets`", OFFSETS_FIELDS),
+        ("Offsets of consumer groups: in `pending`", PENDING_FIELDS),
         ("The slice table: column", tuple(COLUMN_NAMES.values())),
     ],
 )
@@ -110,8 +115,12 @@ def test_ops_flags_statuses_and_format() -> None:
     assert ("No features exist so far." in DOC.read_text()) == (not KNOWN_READ_FEATURES and not KNOWN_WRITE_FEATURES)
 
 
-def test_decisions() -> None:
+def test_decisions_and_groups() -> None:
     rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Decisions of transactions: member of an entry"]}
     assert tuple(re.findall(r"`([a-z-]+)`", rows["op"].split(":")[0])) == DECISION_OPS
     assert tuple(re.findall(r"`([a-z-]+)`", rows["reason"])) == REASONS
-    assert f"when {CHECKPOINT_ENTRIES} have come since the last copy" in DOC.read_text()
+    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Offsets of consumer groups: member of an entry"]}
+    assert tuple(re.findall(r"`([a-z-]+)`", rows["op"])) == GROUP_OPS
+    assert (
+        f"when {CHECKPOINT_ENTRIES} have come since the last copy, or {CHECKPOINT_BYTES >> 20} MiB" in DOC.read_text()
+    )

@@ -8,7 +8,6 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
-from sparklog.log import decision
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions import transactional
 from sparklog.transactions.listing import COMMITTED, EMPTY, ONGOING, list_transactions
@@ -146,30 +145,6 @@ def test_a_share_that_comes_too_late_is_refused_and_never_seen() -> None:
         house.producer().join(0)
     with pytest.raises(Conflict, match="was never begun: the next one is 1"):
         house.producer().join(9)
-
-
-def test_group_offsets_are_part_of_the_decision() -> None:
-    house = House()
-    producer = house.producer()
-    with producer.begin() as transaction:
-        transaction.append("b", rows("1"))
-        transaction.send_offsets("g", {"a": {0: 41}})
-        transaction.send_offsets("g", {"a": {0: 42}})
-    with producer.begin() as transaction:
-        transaction.send_offsets("h", {"c": {0: 7}})
-    producer.begin().abort()
-    state = house.root().decisions.log("job").refresh()
-    assert decision.offsets_of_group(state, "g") == {"a": {0: 42}}
-    assert decision.offsets_of_group(state, "h") == {"c": {0: 7}}
-    aborted = producer.begin()
-    aborted.send_offsets("g", {"a": {0: 99}})
-    aborted.abort()
-    assert decision.offsets_of_group(house.root().decisions.log("job").refresh(), "g") == {"a": {0: 42}}
-    for wrong in ({"a": {5: 1}}, {"a": {0: -1}}):
-        with pytest.raises(BadRequest, match="expected offsets of partitions 0 to 0 of topic 'a'"):
-            producer.begin().send_offsets("g", wrong)
-        assert producer._open is not None
-        producer._open.abort()
 
 
 def test_an_empty_transaction_writes_nothing() -> None:

@@ -1,0 +1,404 @@
+"""A consumer group of a root: its offsets as readers see them, and every way to change them.
+
+    group = sparklog.groups.Groups("/data/log").group("billing")
+    group.committed()                                   # {("orders", 0): CommittedOffset(...), ...}
+    member = group.join("worker-7")                     # a new generation; whoever was a member before is fenced
+    member.commit({"orders": {0: 42}})
+    group.alter({"orders": {0: 0}})                     # refused while the group is active
+
+Everything is an entry in the group's log (`sparklog.groups.state`). Each entry also settles what is decided of the
+transactions whose offsets are pending there, and aborts those past their timeout, as commits of a topic do; readers
+ask the decisions themselves and wait for nobody.
+
+There are no heartbeats to a broker: a group is active while the newest entry of its member is younger than the
+member's session timeout, by the store's clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
+from sparklog.groups import state as steps
+from sparklog.groups.offsets import (
+    MAX_INT,
+    NO_EPOCH,
+    CommittedOffset,
+    GroupMetadata,
+    TopicOffsets,
+    topic_offsets,
+)
+from sparklog.groups.state import GROUPS, GroupState, Pending, settled
+from sparklog.log.decision import BY_NEWER_GENERATION, BY_TIMEOUT
+from sparklog.log.entry_log import EntryLog, Step
+from sparklog.log.names import check_id
+from sparklog.log.numbered import pause
+from sparklog.log.root import Root
+
+__all__ = ["DEAD", "EMPTY", "STABLE", "Group", "GroupDescription", "Membership", "Offset", "Offsets"]
+
+_LOG = logging.getLogger("sparklog.groups")
+EMPTY, STABLE, DEAD = "Empty", "Stable", "Dead"
+"""Kafka's words: nobody is a member (any more); somebody is; there is no such group."""
+SESSION_TIMEOUT_MS = 45_000
+MAX_SESSION_TIMEOUT_MS = 86_400_000
+MAX_METADATA = 4096
+"""Kafka's `offset.metadata.max.bytes`."""
+STABLE_WAIT_MS = 60_000
+MAX_ROUNDS = 50
+
+
+class _HasOffset(Protocol):
+    @property
+    def offset(self) -> int: ...
+    @property
+    def metadata(self) -> str: ...
+    @property
+    def leader_epoch(self) -> int | None: ...
+
+
+Offset = int | _HasOffset
+"""Next offset to read: a number, an `OffsetAndMetadata` or a `CommittedOffset`."""
+Offsets = Mapping[str, Mapping[int, Offset]]
+"""Topic to partition to offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """How a group stands. `state` in Kafka's words; `time_ms`: of its newest entry (ms since the epoch), 0: none.
+
+    `pending`: (transactional id, n, topic, partition, offset) of offsets that an undecided transaction has prepared.
+    """
+
+    id: str
+    state: str
+    generation: int
+    instance: str | None
+    session_timeout_ms: int | None
+    time_ms: int
+    pending: tuple[tuple[str, int, str, int, int], ...] = ()
+
+
+class Group:
+    """See the module. Methods see the newest entry. `Groups(root).group(id)` gives one; it may not exist yet."""
+
+    def __init__(self, root: Root, group: str) -> None:
+        self.root = root
+        self.id = check_id(group, "group id")
+        self.log: EntryLog[GroupState] = root.entries(GROUPS, self.id)
+
+    def __repr__(self) -> str:
+        return f"Group({self.id!r}, {self.root.location!r})"
+
+    # -- reading
+
+    def state(self) -> GroupState:
+        """The newest state as readers see it: also what is decided of transactions and not recorded here yet."""
+        state = self.log.refresh()
+        for _ in range(MAX_ROUNDS):
+            outcomes, unclear = self._outcomes(state)
+            if unclear:
+                # Aborted, or recorded here by an entry that this state is older than: it is there by now.
+                newer = self.log.refresh()
+                if newer.number != state.number:
+                    state = newer
+                    continue
+            return settled(state, outcomes)
+        raise Unavailable(f"group '{self.id}' changes faster than it can be read; try later")
+
+    def offsets(self) -> tuple[TopicOffsets, ...]:
+        """The committed offsets as columns per topic: those of topics that exist, and of partitions that they have."""
+        return self._of_topics_that_exist(self.state().offsets)
+
+    def committed(self) -> Mapping[tuple[str, int], CommittedOffset]:
+        """The committed offset by (topic, partition). Offsets of a topic that was deleted are gone, as in Kafka."""
+        return {(item.topic, item.partition): item for each in self.offsets() for item in each.committed()}
+
+    def description(self) -> GroupDescription:
+        """State, member, and what transactions hold pending."""
+        state = self.state()
+        name = DEAD if not state.exists else STABLE if self._is_active(state) else EMPTY
+        pending = tuple(
+            (item.txn, item.n, offsets.topic, partition, offset)
+            for item in state.pending
+            for offsets in item.offsets
+            for partition, offset in zip(offsets.partition, offsets.offset, strict=True)
+        )
+        return GroupDescription(
+            self.id,
+            name,
+            state.generation,
+            state.instance if name == STABLE else None,
+            state.session_timeout_ms,
+            max(0, state.time_ms),
+            pending,
+        )
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """The ids of those of these topics that exist. Costs a request per topic."""
+        heads = {name: self.root.topic_handle(name).log.refresh().head for name in sorted(set(topics))}
+        return {name: head.topic_id for name, head in heads.items() if head.exists}
+
+    def _of_topics_that_exist(self, offsets: Sequence[TopicOffsets]) -> tuple[TopicOffsets, ...]:
+        there = self.topic_ids(item.topic for item in offsets)
+        return tuple(item for item in offsets if there.get(item.topic) == item.topic_id)
+
+    # -- transactions that have offsets pending here
+
+    def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], bool]:
+        """Numbers of the prepares that are decided, and whether COMMIT names them; whether one may be recorded already.
+
+        `decide`: abort what is past its timeout, and what was prepared by a member that has been superseded.
+
+        A COMMIT is forgotten once all have recorded it: what is decided and unknown is aborted, or recorded in a newer
+        entry. Never raises for decisions that fail: what is not settled by this entry is settled by a later one.
+        """
+        outcomes, unclear = dict[int, bool](), False
+        for item in state.pending:
+            try:
+                log = self.root.decisions.log(item.txn)
+                decisions = log.deciding(item.n)
+                if decide and not decisions.decided(item.n):
+                    if item.generation is not None and item.generation != state.generation:
+                        decisions = log.abort(item.n, BY_NEWER_GENERATION)
+                    elif self.pending_ms(item) > item.timeout_ms:
+                        decisions = log.abort(item.n, BY_TIMEOUT)
+            except (SparklogError, OSError) as error:
+                _LOG.warning("transaction %s of '%s' stays open in group %s: %s", item.n, item.txn, self.id, error)
+                continue
+            if decisions.decided(item.n):
+                outcomes[item.number] = decisions.commits_group(item.n, self.id, item.number)
+                unclear |= decisions.commit_of(item.n) is None and not decisions.surely_aborted(item.n)
+        return outcomes, unclear
+
+    def pending_ms(self, item: Pending) -> int:
+        """How long offsets have been pending, in ms by the store's clock."""
+        since = self._written_ms(item.number)
+        if since is None:
+            since = max(max(each.time_ms) for each in item.offsets)
+        return max(0, self.root.store.now_ms() - since)
+
+    def _written_ms(self, number: int) -> int | None:
+        """When an entry came to lie in the store, by the store's clock; None once it is collected."""
+        info = self.root.store.stat(self.log.key(number))
+        return None if info is None else info.modified_ms
+
+    def settle(self) -> GroupState:
+        """Record what is decided of transactions that are pending, aborting those past their timeout or fenced."""
+        if not self.log.refresh().pending:
+            return self.log.current()
+        self.root.ensure_probed()
+
+        def step(base: GroupState) -> GroupState | None:
+            after = self._settled(base)
+            return None if after is base else after
+
+        return self.log.write(step)
+
+    def _settled(self, base: GroupState) -> GroupState:
+        # An entry made of a base that is not the newest loses its number: here an unclear outcome cannot be wrong.
+        return settled(base, self._outcomes(base, decide=True)[0])
+
+    def _write(self, step: Step[GroupState]) -> GroupState:
+        self.root.ensure_probed()
+        return self.log.write(lambda base: step(self._settled(base)))
+
+    def stable(self, timeout_ms: int = STABLE_WAIT_MS) -> GroupState:
+        """The state once nothing is pending that a transaction may still commit: what a consumer goes on from.
+
+        `Unavailable` if a transaction is not decided in time.
+        """
+        begun = self.root.env.now()
+        tries = 0
+        while True:
+            state = self.state()
+            if not state.pending:
+                return state
+            if self.root.env.now().elapsed_ms(begun) > timeout_ms:
+                names = ", ".join(sorted({f"{item.n} of '{item.txn}'" for item in state.pending}))
+                raise Unavailable(
+                    f"offsets of group '{self.id}' wait for transaction {names} to be decided; try later, or abort it"
+                )
+            self.settle()
+            self.root.env.sleep(pause(self.root.env.random, tries))
+            tries += 1
+
+    # -- members
+
+    def join(self, instance: str | None = None, *, session_timeout_ms: int = SESSION_TIMEOUT_MS) -> Membership:
+        """Become the group's member, as a new generation: every older one is fenced from here on.
+
+        Transactions that an older member has prepared and not committed are aborted. `instance` is a name for messages
+        and listings (default: a random one).
+        """
+        name = self.root.env.new_id() if instance is None else check_id(instance, "instance")
+        if (
+            isinstance(session_timeout_ms, bool)
+            or not isinstance(session_timeout_ms, int)
+            or not 1 <= session_timeout_ms <= MAX_SESSION_TIMEOUT_MS
+        ):
+            raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {session_timeout_ms}")
+        joined = [0]
+
+        def step(base: GroupState) -> GroupState:
+            after = steps.join(base, name, session_timeout_ms)
+            joined[0] = after.generation
+            return after
+
+        self._write(step)
+        self.settle()
+        return Membership(self, GroupMetadata(self.id, joined[0], name), session_timeout_ms)
+
+    def prepare(
+        self,
+        member: GroupMetadata | None,
+        transactional_id: str,
+        n: int,
+        timeout_ms: int,
+        offsets: Sequence[TopicOffsets],
+    ) -> int:
+        """Hold offsets pending for transaction `n`; the number of the entry, which the COMMIT is to name.
+
+        `Fenced` if `member` is none any more.
+        """
+        number = [0]
+
+        def step(base: GroupState) -> GroupState:
+            number[0] = base.number + 1
+            return steps.prepare(base, member, transactional_id, n, min(timeout_ms, MAX_INT), offsets)
+
+        self._write(step)
+        return number[0]
+
+    # -- operators
+
+    def alter(self, offsets: Offsets, *, dry_run: bool = False) -> Mapping[tuple[str, int], CommittedOffset]:
+        """Set offsets by hand; those that are (or, with `dry_run`, would be) set. A member of before is fenced.
+
+        `Conflict` while the group is active. `NotFound`, `BadRequest` for a topic or an offset that cannot be.
+        """
+        checked = self.checked(offsets)
+        self._act(lambda base: steps.alter(base, checked), dry_run)
+        return {(item.topic, item.partition): item for each in checked for item in each.committed()}
+
+    def delete_offsets(self, gone: Mapping[str, Collection[int]], *, dry_run: bool = False) -> None:
+        """Drop the offsets of these partitions by topic. `Conflict` while the group is active; `NotFound`: no group."""
+        self._check_exists()
+        self._act(lambda base: steps.delete_offsets(base, gone), dry_run)
+
+    def delete(self, *, dry_run: bool = False) -> None:
+        """Delete the group. `Conflict` while it is active, `NotFound` if there is none."""
+        self._check_exists()
+        self._act(steps.delete, dry_run)
+
+    def restore(self, offsets: Sequence[CommittedOffset], *, generation: int = 0) -> None:
+        """Write offsets as they stood elsewhere, times and metadata kept, where there are none here or older ones.
+
+        Idempotent. Generations go on from the higher one.
+        """
+        rows: dict[tuple[str, str], dict[int, tuple[int, int, int, str]]] = {}
+        for item in offsets:
+            epoch = NO_EPOCH if item.leader_epoch is None else item.leader_epoch
+            rows.setdefault((item.topic, item.topic_id), {})[item.partition] = (
+                *(item.offset, item.time_ms, epoch),
+                item.metadata,
+            )
+        tables = [topic_offsets(topic, topic_id, each) for (topic, topic_id), each in rows.items()]
+        self._write(lambda base: steps.restore(base, tables, generation))
+
+    def _check_exists(self) -> None:
+        if not self.log.refresh().exists:
+            raise NotFound(f"group '{self.id}' does not exist in {self.root.location}")
+
+    def _act(self, step: Step[GroupState], dry_run: bool) -> None:
+        """What an operator does: only to a group that is not active."""
+        if dry_run:
+            self._refuse_active(self.log.refresh())
+            return
+
+        def guarded(base: GroupState) -> GroupState | None:
+            self._refuse_active(base)
+            return step(base)
+
+        self._write(guarded)
+
+    def _refuse_active(self, state: GroupState) -> None:
+        if self._is_active(state):
+            timeout = (state.session_timeout_ms or 0) / 1000
+            raise Conflict(
+                f"group '{self.id}' is active ({STABLE}, member {state.instance}): stop its consumer, or wait until it "
+                f"has been silent for {timeout:g} s"
+            )
+
+    def _is_active(self, state: GroupState) -> bool:
+        if not state.exists or state.active is None or state.session_timeout_ms is None:
+            return False
+        written = self._written_ms(state.active)
+        return written is not None and self.root.store.now_ms() - written < state.session_timeout_ms
+
+    def checked(self, offsets: Offsets, ids: Mapping[str, str] | None = None) -> tuple[TopicOffsets, ...]:
+        """Offsets to be committed as columns, with the time of now. `ids`: of topics as the consumer knows them.
+
+        `NotFound` for a topic that does not exist; `BadRequest` for a partition, an offset or metadata that cannot be.
+        """
+        now_ms = self.root.env.wall_ms()
+        found = []
+        for topic, positions in sorted(offsets.items()):
+            if not positions:
+                continue
+            head = self.root.topic(topic).head(refresh=False)
+            rows = {}
+            for partition, position in positions.items():
+                offset, epoch, metadata = (
+                    (position, None, "")
+                    if isinstance(position, int)
+                    else (position.offset, position.leader_epoch, position.metadata)
+                )
+                if not 0 <= partition < head.partitions or isinstance(offset, bool) or not 0 <= offset < 2**63:
+                    raise BadRequest(
+                        f"expected offsets of partitions 0 to {head.partitions - 1} of topic '{topic}', found "
+                        f"{offset} of partition {partition}"
+                    )
+                if metadata and len(metadata.encode()) > MAX_METADATA:
+                    raise BadRequest(
+                        f"metadata of {topic}-{partition} has {len(metadata.encode())} bytes, at most {MAX_METADATA} "
+                        "are kept beside an offset; shorten it"
+                    )
+                rows[partition] = offset, now_ms, NO_EPOCH if epoch is None else epoch, metadata
+            topic_id = head.topic_id if ids is None else ids.get(topic, head.topic_id)
+            found.append(topic_offsets(topic, topic_id, rows))
+        return tuple(found)
+
+
+@dataclass(slots=True)
+class Membership:
+    """What joining gave: the right to commit, until a newer generation takes over (`Fenced` from then on).
+
+    `topic_ids`: of topics as the member knows them; a topic that was created again since gets no offsets from it.
+    """
+
+    group: Group
+    metadata: GroupMetadata
+    session_timeout_ms: int
+    topic_ids: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def generation(self) -> int:
+        """The generation of the group that this is."""
+        return self.metadata.generation
+
+    def commit(self, offsets: Offsets) -> None:
+        """Commit offsets, next to read, topic to partition to offset. `Fenced` if a newer member took over."""
+        checked = self.group.checked(offsets, self.topic_ids)
+        self.group._write(lambda base: steps.commit(base, self.metadata, checked))
+
+    def heartbeat(self) -> None:
+        """Show that the member lives, so that the group stays active. `Fenced` if a newer one took over."""
+        self.group._write(lambda base: steps.heartbeat(base, self.metadata))
+
+    def leave(self) -> None:
+        """Leave: the group is empty at once. Nothing happens if a newer member took over."""
+        self.group._write(lambda base: steps.leave(base, self.metadata))

@@ -1,0 +1,351 @@
+"""The offsets of a consumer group: the entries of `_groups/<group>/_log`, and what each step makes of the newest.
+
+An entry carries the whole state after it. What entries of every kind begin with is in `sparklog.log.entry_log`; then
+
+| member           | meaning                                                                                         |
+|------------------|-------------------------------------------------------------------------------------------------|
+| op               | join, heartbeat, leave, commit, prepare, resolve, alter, delete-offsets, delete, restore, expire |
+| generation       | counts up whenever an instance joins and whenever somebody else resets or deletes: who comes    |
+|                  | with an older one is fenced                                                                     |
+| instance         | who joined as this generation; null: nobody is a member                                         |
+| sessionTimeoutMs | the group is active so long after `active`; null before the first join                          |
+| active           | number of the newest entry that the member wrote; null: there is no member                      |
+| touched          | number of the newest entry that is not maintenance's; null before it: offsets expire by its age |
+| deleted          | true: the group is gone, and this is what fences whoever still belongs to it                    |
+| offsets          | per topic and topic id: [{topic, topicId, partition, offset, timeMs, leaderEpoch, metadata}]    |
+| pending          | prepares of transactions: [{id, n, number, timeoutMs, generation, offsets}], in their order     |
+
+`offsets` are in `sparklog.groups.offsets`. A topic that was deleted and created again has another id: its old offsets
+mean nothing, readers leave them out and maintenance drops them. Pending offsets are settled by the decision of their
+transaction: a COMMIT that names this group and the entry's number commits them, anything else that is decided aborts
+them. As in Kafka, a plain commit, a reset or a delete that comes after a prepare takes its partitions out of it, and so
+does a later prepare that is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sparklog.errors import Fenced
+from sparklog.groups.offsets import (
+    MAX_INT,
+    GroupMetadata,
+    TopicOffsets,
+    decode_offsets,
+    merged,
+    offsets_document,
+    topic_offsets,
+    without,
+)
+from sparklog.log.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
+from sparklog.log.fields import Fields
+from sparklog.log.names import GROUPS_FOLDER, MAX_VERSION, groups_prefix
+
+JOIN = "join"
+HEARTBEAT = "heartbeat"
+LEAVE = "leave"
+COMMIT = "commit"
+PREPARE = "prepare"
+RESOLVE = "resolve"
+ALTER = "alter"
+DELETE_OFFSETS = "delete-offsets"
+DELETE = "delete"
+RESTORE = "restore"
+EXPIRE = "expire"
+GROUP_OPS = (JOIN, HEARTBEAT, LEAVE, COMMIT, PREPARE, RESOLVE, ALTER, DELETE_OFFSETS, DELETE, RESTORE, EXPIRE)
+
+GROUP_FIELDS = (
+    *ENTRY_FIELDS,
+    *("op", "generation", "instance", "sessionTimeoutMs", "active", "touched", "deleted", "offsets", "pending", "crc"),
+)
+PENDING_FIELDS = ("id", "n", "number", "timeoutMs", "generation", "offsets")
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Offsets that entry `number` prepared for transaction `n` of `txn`; `generation` None: sent by no member."""
+
+    txn: str
+    n: int
+    number: int
+    timeout_ms: int
+    generation: int | None
+    offsets: tuple[TopicOffsets, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState(Entry):
+    """The newest entry of a group, and so its state. See the module."""
+
+    op: str = ""
+    generation: int = 0
+    instance: str | None = None
+    session_timeout_ms: int | None = None
+    active: int | None = None
+    touched: int | None = None
+    deleted: bool = False
+    offsets: tuple[TopicOffsets, ...] = ()
+    pending: tuple[Pending, ...] = ()
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a group."""
+        return self.number >= 0 and not self.deleted
+
+
+def _places(offsets: Sequence[TopicOffsets]) -> dict[tuple[str, str], set[int]]:
+    return {item.place: set(item.partition) for item in offsets}
+
+
+def _overtaken(pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[Pending, ...]:
+    """Prepares without the partitions that something later has settled; one of which nothing is left goes."""
+    left = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
+    return tuple(item for item in left if item.offsets)
+
+
+# -- steps: the state after one more entry, None where there is nothing to write; number and chain come from the log
+
+
+def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupState:
+    """`instance` takes over as a new generation."""
+    return replace(
+        _by_member(state),
+        op=JOIN,
+        generation=_next_generation(state),
+        instance=instance,
+        session_timeout_ms=session_timeout_ms,
+        deleted=False,
+    )
+
+
+def heartbeat(state: GroupState, member: GroupMetadata) -> GroupState:
+    """The member shows that it lives. `Fenced` if it is none any more."""
+    check_member(state, member)
+    return replace(_by_member(state), op=HEARTBEAT)
+
+
+def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
+    """The member goes; None if it is none any more."""
+    if not is_member(state, member):
+        return None
+    return replace(state, op=LEAVE, instance=None, active=None, touched=state.number + 1)
+
+
+def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets]) -> GroupState:
+    """The member's offsets. `Fenced` if it is none any more."""
+    check_member(state, member)
+    return replace(
+        _by_member(state),
+        op=COMMIT,
+        offsets=merged(state.offsets, offsets),
+        pending=_overtaken(state.pending, _places(offsets)),
+    )
+
+
+def prepare(
+    state: GroupState,
+    member: GroupMetadata | None,
+    transactional_id: str,
+    n: int,
+    timeout_ms: int,
+    offsets: Sequence[TopicOffsets],
+) -> GroupState:
+    """Offsets that count once transaction `n` is committed by naming this entry. `Fenced` for an older generation."""
+    if member is not None:
+        check_member(state, member)
+    touched = replace(state, touched=state.number + 1) if member is None else _by_member(state)
+    generation = None if member is None else member.generation
+    item = Pending(transactional_id, n, state.number + 1, timeout_ms, generation, tuple(offsets))
+    return replace(touched, op=PREPARE, deleted=False, pending=(*state.pending, item))
+
+
+def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
+    """The state with prepares settled: number of the entry to whether it is committed; the same state if none is."""
+    if not outcomes:
+        return state
+    offsets, left = state.offsets, list[Pending]()
+    for item in state.pending:
+        outcome = outcomes.get(item.number)
+        if outcome is None:
+            left.append(item)
+        elif outcome:
+            offsets = merged(offsets, item.offsets)
+            left = list(_overtaken(left, _places(item.offsets)))
+    return replace(state, op=RESOLVE, offsets=offsets, pending=tuple(left))
+
+
+def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
+    """An operator's offsets; whoever was a member is fenced."""
+    return replace(
+        _by_others(state),
+        op=ALTER,
+        deleted=False,
+        offsets=merged(state.offsets, offsets),
+        pending=_overtaken(state.pending, _places(offsets)),
+    )
+
+
+def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> GroupState | None:
+    """Drop partitions of topics, under whatever id; whoever was a member is fenced. None if there are none of them."""
+    pending = (item for each in state.pending for item in each.offsets)
+    places = {item.place: gone[item.topic] for item in (*state.offsets, *pending) if item.topic in gone}
+    left, waiting = without(state.offsets, places), _overtaken(state.pending, places)
+    if left == state.offsets and waiting == state.pending:
+        return None
+    return replace(_by_others(state), op=DELETE_OFFSETS, offsets=left, pending=waiting)
+
+
+def delete(state: GroupState) -> GroupState | None:
+    """Delete the group, what is pending included; None if it is gone."""
+    return replace(_by_others(state), op=DELETE, deleted=True, offsets=(), pending=()) if state.exists else None
+
+
+def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
+    """Offsets as they stood elsewhere, where there are none or older ones; None if that changes nothing.
+
+    Generations go on from the higher one.
+    """
+    known = {item.place: item.rows() for item in state.offsets}
+    newer = []
+    for item in offsets:
+        own = known.get(item.place, {})
+        rows = {
+            partition: row
+            for partition, row in item.rows().items()
+            if partition not in own or (own[partition][1] < row[1] and own[partition] != row)
+        }
+        if rows:
+            newer.append(topic_offsets(item.topic, item.topic_id, rows))
+    if not newer and generation <= state.generation:
+        return None
+    return replace(
+        state,
+        op=RESTORE,
+        deleted=False,
+        generation=max(generation, state.generation),
+        # A member of before goes on only as the generation that it is.
+        instance=state.instance if generation <= state.generation else None,
+        active=state.active if generation <= state.generation else None,
+        touched=state.number + 1,
+        offsets=merged(state.offsets, newer),
+    )
+
+
+def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, str]]) -> GroupState | None:
+    """Drop the offsets of topics (and ids) that are `gone`, or all of them; a group of which nothing is left goes.
+
+    What is pending stays. None if nothing is to be dropped.
+    """
+    # Maintenance touches nothing: a group expires by what its members and operators did.
+    if not state.exists:
+        return None
+    if everything and not state.pending:
+        return replace(_by_others(state), op=EXPIRE, touched=state.touched, deleted=True, offsets=())
+    left = () if everything else tuple(item for item in state.offsets if item.place not in gone)
+    return None if left == state.offsets else replace(state, op=EXPIRE, offsets=left)
+
+
+def is_member(state: GroupState, member: GroupMetadata) -> bool:
+    """Whether a member is the group's present generation."""
+    return state.exists and (state.generation, state.instance) == (member.generation, member.instance)
+
+
+def check_member(state: GroupState, member: GroupMetadata) -> None:
+    """`Fenced` if the group has gone on without this member."""
+    if not is_member(state, member):
+        now = f"generation {state.generation}" + ("" if state.instance is None else f" ({state.instance})")
+        found = "it was deleted" if state.deleted else f"it is at {now}"
+        raise Fenced(
+            f"generation {member.generation} ({member.instance}) of group '{state.id}' was superseded: {found}; stop "
+            "this consumer, or join again"
+        )
+
+
+def _next_generation(state: GroupState) -> int:
+    return 1 if state.generation >= MAX_INT else state.generation + 1
+
+
+def _by_member(state: GroupState) -> GroupState:
+    return replace(state, active=state.number + 1, touched=state.number + 1)
+
+
+def _by_others(state: GroupState) -> GroupState:
+    return replace(state, generation=_next_generation(state), instance=None, active=None, touched=state.number + 1)
+
+
+# -- bytes
+
+
+def encode_group(entry: GroupState) -> bytes:
+    """The bytes of an entry."""
+    return encode_entry(
+        entry,
+        {
+            "op": entry.op,
+            "generation": entry.generation,
+            "instance": entry.instance,
+            "sessionTimeoutMs": entry.session_timeout_ms,
+            "active": entry.active,
+            "touched": entry.touched,
+            "deleted": entry.deleted,
+            "offsets": [offsets_document(item) for item in entry.offsets],
+            "pending": [
+                {
+                    "id": item.txn,
+                    "n": item.n,
+                    "number": item.number,
+                    "timeoutMs": item.timeout_ms,
+                    "generation": item.generation,
+                    "offsets": [offsets_document(each) for each in item.offsets],
+                }
+                for item in entry.pending
+            ],
+        },
+    )
+
+
+def decode_group(data: bytes, key: str, number: int) -> GroupState:
+    """The entry in `data`, which lay under `key` as `number`.
+
+    `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if it is damaged or is another entry.
+    """
+    doc, stamp = decode_entry(data, key, number, GROUP_FIELDS)
+    op = doc.text("op")
+    if op not in GROUP_OPS:
+        raise doc.bad("op", "one of " + ", ".join(GROUP_OPS))
+    return GroupState(
+        **stamp,
+        op=op,
+        generation=doc.integer("generation", 0, MAX_INT),
+        instance=doc.optional_text("instance"),
+        session_timeout_ms=doc.optional("sessionTimeoutMs", 1, MAX_INT),
+        active=doc.optional("active", 0, number),
+        touched=doc.optional("touched", 0, number),
+        deleted=doc.boolean("deleted"),
+        offsets=decode_offsets(doc),
+        pending=tuple(_pending(item, number) for item in doc.objects("pending")),
+    )
+
+
+def _pending(item: Fields, number: int) -> Pending:
+    item.only(frozenset(PENDING_FIELDS))
+    return Pending(
+        item.text("id"),
+        item.integer("n", 0, MAX_VERSION),
+        item.integer("number", 0, number),
+        item.integer("timeoutMs", 1, MAX_INT),
+        item.optional("generation", 0, MAX_INT),
+        decode_offsets(item),
+    )
+
+
+GROUPS = EntryKind(
+    folder=GROUPS_FOLDER,
+    prefix=groups_prefix,
+    owner="group",
+    what="offsets",
+    empty=GroupState,
+    encode=encode_group,
+    decode=decode_group,
+)

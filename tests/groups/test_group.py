@@ -1,0 +1,368 @@
+"""Groups of a root: members and fencing, what operators may do, topics that come and go, transactions' offsets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
+from sparklog.groups import CommittedOffset, Group, Groups, OffsetAndMetadata
+from sparklog.log.names import commit_key, groups_prefix
+from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
+from sparklog.transactions import TransactionalProducer
+from tests.transactions.house import START_MS, House, rows
+
+
+def group(house: House, name: str = "g") -> Group:
+    """A group as one more process sees it."""
+    return Groups(house.root()).group(name)
+
+
+def offsets(found: Group) -> dict[tuple[str, int], int]:
+    return {place: item.offset for place, item in found.committed().items()}
+
+
+def test_a_member_commits_and_others_see_it() -> None:
+    house = House(partitions=3)
+    member = group(house).join("one")
+    member.commit({"a": {0: 5, 2: OffsetAndMetadata(7, "note", 3)}, "b": {}})
+    member.commit({"b": {1: 9}, "a": {2: 8}})
+    found = group(house).committed()
+    assert {place: item.offset for place, item in found.items()} == {("a", 0): 5, ("a", 2): 8, ("b", 1): 9}
+    assert found["a", 0] == CommittedOffset("a", house.topic("a").head().topic_id, 0, 5, None, "", START_MS)
+    member.commit({"a": {2: OffsetAndMetadata(8, "note", 3)}})
+    assert (group(house).committed()["a", 2].metadata, group(house).committed()["a", 2].leader_epoch) == ("note", 3)
+    member.commit({"a": {2: found["a", 2]}})
+    assert group(house).committed()["a", 2] == found["a", 2]
+
+
+def test_groups_are_listed_and_described() -> None:
+    house = House()
+    assert Groups(house.root()).names() == []
+    assert group(house).description().state == "Dead"
+    for name in ("z", "a/b", "x" * 300):
+        group(house, name).join("one", session_timeout_ms=10_000).commit({"a": {0: 1}})
+    group(house, "a/b").join("two").leave()
+    assert Groups(house.root()).names() == ["a/b", "x" * 300, "z"]
+    found = group(house, "z").description()
+    assert (found.state, found.generation, found.instance, found.session_timeout_ms) == ("Stable", 1, "one", 10_000)
+    house.now_ms += 10_000
+    assert (group(house, "z").description().state, group(house, "z").description().instance) == ("Empty", None)
+    assert (group(house, "a/b").description().state, group(house, "a/b").description().generation) == ("Empty", 2)
+    group(house, "z").delete()
+    assert Groups(house.root()).names() == ["a/b", "x" * 300]
+    assert (group(house, "z").description().state, offsets(group(house, "z"))) == ("Dead", {})
+
+
+def test_a_newer_member_fences() -> None:
+    house = House()
+    old = group(house).join("one")
+    old.commit({"a": {0: 5}})
+    new = group(house).join("two")
+    for late in (lambda: old.commit({"a": {0: 9}}), old.heartbeat):
+        with pytest.raises(Fenced, match=r"generation 1 \(one\) of group 'g' was superseded"):
+            late()
+    old.leave()
+    new.heartbeat()
+    assert (new.generation, offsets(group(house))) == (2, {("a", 0): 5})
+
+
+def test_a_member_of_the_same_name_is_another_generation() -> None:
+    house = House()
+    old, new = group(house).join("one"), group(house).join("one")
+    new.commit({"a": {0: 5}})
+    with pytest.raises(Fenced):
+        old.commit({"a": {0: 1}})
+
+
+def test_operators_are_refused_while_the_group_is_active() -> None:
+    house = House(partitions=2)
+    member = group(house).join("one", session_timeout_ms=10_000)
+    member.commit({"a": {0: 5, 1: 5}})
+    house.now_ms += 9_000
+    member.heartbeat()
+    house.now_ms += 9_000
+    for refused in (
+        lambda: group(house).alter({"a": {0: 0}}),
+        lambda: group(house).alter({"a": {0: 0}}, dry_run=True),
+        lambda: group(house).delete_offsets({"a": {0}}),
+        lambda: group(house).delete(),
+        lambda: group(house).delete(dry_run=True),
+    ):
+        with pytest.raises(Conflict, match=r"group 'g' is active \(Stable, member one\): stop its consumer, or wait"):
+            refused()
+    assert offsets(group(house)) == {("a", 0): 5, ("a", 1): 5}
+    house.now_ms += 1_000
+    changed = group(house).alter({"a": {0: 0}}, dry_run=True)
+    assert {place: item.offset for place, item in changed.items()} == {("a", 0): 0}
+    assert offsets(group(house)) == {("a", 0): 5, ("a", 1): 5}
+    group(house).alter({"a": {0: 0}})
+    assert offsets(group(house)) == {("a", 0): 0, ("a", 1): 5}
+    # The consumer had only slept.
+    with pytest.raises(Fenced, match="it is at generation 2; stop"):
+        member.commit({"a": {0: 6}})
+    group(house).delete_offsets({"a": {1}}, dry_run=True)
+    group(house).delete_offsets({"a": {1}})
+    assert offsets(group(house)) == {("a", 0): 0}
+
+
+def test_leaving_empties_the_group_at_once() -> None:
+    house = House()
+    member = group(house).join("one")
+    member.commit({"a": {0: 5}})
+    member.leave()
+    assert group(house).description().state == "Empty"
+    group(house).alter({"a": {0: 1}})
+    assert offsets(group(house)) == {("a", 0): 1}
+
+
+def test_wrong_input_changes_nothing() -> None:
+    house = House(partitions=2)
+    member = group(house).join("one")
+    for wrong, says in (
+        ({"a": {2: 0}}, "expected offsets of partitions 0 to 1 of topic 'a', found 0 of partition 2"),
+        ({"a": {0: -1}}, "found -1 of partition 0"),
+        ({"a": {0: True}}, "found True of partition 0"),
+        ({"a": {0: 2**63}}, "expected offsets"),
+        ({"a": {0: OffsetAndMetadata(1, "ö" * 2100)}}, "has 4200 bytes, at most 4096"),
+    ):
+        with pytest.raises(BadRequest, match=says):
+            member.commit(wrong)
+        with pytest.raises(BadRequest, match=says):
+            group(house, "h").alter(wrong)
+    with pytest.raises(NotFound, match="topic 'nope' does not exist"):
+        member.commit({"a": {0: 1}, "nope": {0: 1}})
+    assert offsets(group(house)) == {}
+    for nobody in (lambda: group(house, "h").delete(), lambda: group(house, "h").delete_offsets({"a": {0}})):
+        with pytest.raises(NotFound, match="group 'h' does not exist"):
+            nobody()
+    for timeout in (0, 86_400_001, True):
+        with pytest.raises(BadRequest, match=r"session.timeout.ms is 1 to 86400000"):
+            group(house, "h").join(session_timeout_ms=timeout)
+    with pytest.raises(BadRequest, match="a group id has 1 to 1024 characters"):
+        group(house, "")
+    assert Groups(house.root()).names() == ["g"]
+
+
+def test_offsets_of_a_topic_that_was_created_again_are_gone() -> None:
+    house = House()
+    member = group(house).join("one")
+    member.topic_ids["a"] = house.topic("a").head().topic_id
+    member.commit({"a": {0: 5}, "b": {0: 6}})
+    house.root().delete_topic("a")
+    assert offsets(group(house)) == {("b", 0): 6}
+    house.root().create_topic("a")
+    assert offsets(group(house)) == {("b", 0): 6}
+    # The member read the topic that is gone: its offsets mean nothing in the new one.
+    member.commit({"a": {0: 9}})
+    assert offsets(group(house)) == {("b", 0): 6}
+    group(house).join("two").commit({"a": {0: 1}})
+    assert offsets(group(house)) == {("a", 0): 1, ("b", 0): 6}
+
+
+def test_restoring_keeps_times_and_is_idempotent() -> None:
+    house = House()
+    topic_id = house.topic("a").head().topic_id
+    old = CommittedOffset("a", topic_id, 0, 5, 2, "m", START_MS - 99)
+    group(house).restore([old], generation=4)
+    group(house).restore([old], generation=4)
+    assert group(house).committed() == {("a", 0): old}
+    assert group(house).log.current().number == 0
+    member = group(house).join("one")
+    assert member.generation == 5
+    member.commit({"a": {0: 7}})
+    group(house).restore([replace(old, offset=1)])
+    assert offsets(group(house)) == {("a", 0): 7}
+    member.commit({"a": {0: 8}})
+
+
+def test_races_lost_answers_and_damage() -> None:
+    house = House()
+    first, second = group(house), group(house)
+    one = first.join("one")
+    second.state()
+    one.commit({"a": {0: 1}})
+    two = second.join("two")
+    with pytest.raises(Fenced):
+        one.commit({"a": {0: 2}})
+    store = FaultyStore(house.store, Script({("create:commit", 0): Fault(FaultKind.ERROR_AFTER)}), lambda seconds: None)
+    three = Groups(house.root(store)).group("g").join("three")
+    assert three.generation == 3
+    assert group(house).log.refresh().number == 3
+    with pytest.raises(Fenced):
+        two.heartbeat()
+    key = commit_key(groups_prefix("g"), 2)
+    house.store.replace(key, house.store.get(key).replace(b"two", b"owt"))  # type: ignore[union-attr]
+    with pytest.raises(Corrupt, match="does not match its own CRC-32C"):
+        group(house).committed()
+
+
+# -- offsets of transactions
+
+
+def begun(house: House, name: str = "job") -> TransactionalProducer:
+    return house.producer(name)
+
+
+def test_offsets_count_exactly_when_the_transaction_is_committed() -> None:
+    house = House()
+    member = group(house).join("one")
+    producer = begun(house)
+    with producer.begin() as transaction:
+        transaction.append("b", rows("1"))
+        transaction.send_offsets(member, {"a": {0: 41}})
+        transaction.send_offsets(member, {"a": {0: 42}, "c": {0: 1}})
+        assert offsets(group(house)) == {}
+    assert (offsets(group(house)), house.values("b")) == ({("a", 0): 42, ("c", 0): 1}, ["1"])
+    aborted = producer.begin()
+    aborted.send_offsets(member, {"a": {0: 99}})
+    aborted._prepare()
+    assert group(house).description().pending == (("job", 1, "a", 0, 99),)
+    assert offsets(group(house))["a", 0] == 42
+    aborted.abort()
+    assert (group(house).description().pending, offsets(group(house))["a", 0]) == ((), 42)
+    only = producer.begin()
+    only.send_offsets(member.metadata, {"a": {0: 43}})
+    assert only.commit().n == 2
+    assert offsets(group(house))["a", 0] == 43
+    for wrong in ({"a": {5: 1}}, {"a": {0: -1}}):
+        with pytest.raises(BadRequest, match="expected offsets of partitions 0 to 0 of topic 'a'"):
+            producer.begin().send_offsets("g", wrong)
+        assert producer._open is not None
+        producer._open.abort()
+
+
+def test_every_later_entry_records_outcomes_and_the_commit_is_forgotten_then() -> None:
+    house = House()
+    root = house.root()
+    member = Groups(root).group("g").join("one")
+    producer = sparklog.transactional(root, "job")
+    for n in range(3):
+        transaction = producer.begin()
+        transaction.send_offsets(member, {"a": {0: n}})
+        transaction.commit()
+        assert [item.n for item in member.group.log.current().pending] == [n]
+        # The entry that prepared this one recorded the one before.
+        assert [item.n for item in producer.log.current().commits] == [n]
+    member.heartbeat()
+    assert member.group.log.current().pending == ()
+    assert offsets(group(house)) == {("a", 0): 2}
+    with producer.begin() as transaction:
+        transaction.append("b", rows("1"))
+    assert [item.n for item in producer.log.current().commits] == [3]
+
+
+def test_a_forgotten_commit_is_not_an_abort() -> None:
+    house = House()
+    member = group(house).join("one")
+    sleeper = group(house)
+    producer = begun(house)
+    with producer.begin() as transaction:
+        transaction.send_offsets(member, {"a": {0: 5}})
+    assert [item.n for item in sleeper.log.refresh().pending] == [0]
+    member.heartbeat()
+    with producer.begin() as transaction:
+        transaction.append("b", rows("1"))
+    root = producer.root
+    Groups(root).group("g").state()
+    from sparklog.transactions.completion import forget_recorded
+
+    forget_recorded(root, producer.log)
+    assert [item.n for item in producer.log.current().commits] == [1]
+    # The sleeper's state is older than the decisions that it reads.
+    real = sleeper.log.refresh
+    stale = [sleeper.log.current()]
+    sleeper.log.refresh = lambda: stale.pop() if stale else real()  # type: ignore[method-assign]
+    assert offsets(sleeper) == {("a", 0): 5}
+
+
+def test_a_newer_member_aborts_what_the_older_one_has_prepared() -> None:
+    house = House()
+    old = group(house).join("one")
+    producer = begun(house)
+    transaction = producer.begin()
+    transaction.append("b", rows("1"))
+    transaction.send_offsets(old, {"a": {0: 5}})
+    transaction._prepare()
+    new = group(house).join("two")
+    assert new.group.stable().offsets == ()
+    with pytest.raises(Fenced, match="aborted by a newer member of its consumer group"):
+        transaction.commit()
+    assert (offsets(group(house)), house.values("b")) == ({}, [])
+    late = producer.begin()
+    late.append("b", rows("2"))
+    late.send_offsets(old, {"a": {0: 6}})
+    with pytest.raises(Fenced, match=r"generation 1 \(one\) of group 'g' was superseded"):
+        late.commit()
+    assert (offsets(group(house)), house.values("b"), house.held("b")) == ({}, [], [0])
+
+
+def test_offsets_that_no_member_sent_are_waited_for() -> None:
+    house = House()
+    transaction = begun(house).begin()
+    transaction.send_offsets("g", {"a": {0: 5}})
+    transaction._prepare()
+    member = group(house).join("one")
+    assert member.group.log.current().pending
+    with pytest.raises(Unavailable, match="wait for transaction 0 of 'job' to be decided"):
+        Group(house.root(), "g").stable(timeout_ms=-1)
+    transaction.commit()
+    assert offsets(group(house)) == {("a", 0): 5}
+    assert group(house).stable().pending == ()
+    lost = begun(house, "lost").begin()
+    lost.send_offsets("g", {"a": {0: 9}})
+    lost._prepare()
+    house.now_ms += 60_001
+    assert group(house).stable().offsets[0].offset == (5,)
+    with pytest.raises(Conflict, match=r"transaction.timeout.ms passed"):
+        lost.commit()
+
+
+def test_a_reset_that_comes_after_the_prepare_stands() -> None:
+    house = House(partitions=2)
+    transaction = begun(house).begin()
+    transaction.send_offsets("g", {"a": {0: 5, 1: 5}})
+    transaction._prepare()
+    group(house).alter({"a": {0: 1}})
+    transaction.commit()
+    assert offsets(group(house)) == {("a", 0): 1, ("a", 1): 5}
+
+
+def test_a_job_that_shares_a_transaction_sends_offsets_too() -> None:
+    house = House()
+    owner = begun(house).begin()
+    owner.append("b", rows("owner"))
+    for offset in (4, 5):
+        joined = begun(house).join(owner.n, "part-1")
+        joined.send_offsets("g", {"a": {0: offset}})
+        joined.prepare()
+    owner.send_offsets("h", {"c": {0: 9}})
+    owner.commit()
+    assert (offsets(group(house)), offsets(group(house, "h"))) == ({("a", 0): 5}, {("c", 0): 9})
+
+
+def test_damaged_decisions_leave_offsets_pending() -> None:
+    house = House()
+    with begun(house).begin() as transaction:
+        transaction.send_offsets("g", {"a": {0: 5}})
+    key = commit_key("_transactions/job", 1)
+    data = house.store.get(key)
+    house.store.replace(key, data.replace(b"commit", b"c0mmit"))  # type: ignore[union-attr]
+    assert (offsets(group(house)), len(group(house).description().pending)) == ({}, 1)
+    group(house).join("one").heartbeat()
+    house.store.replace(key, data)  # type: ignore[union-attr]
+    assert offsets(group(house)) == {("a", 0): 5}
+
+
+def test_on_a_local_disk(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "log", create=True)
+    root.create_topic("a", partitions=2)
+    member = Groups(root).group("team/one").join()
+    member.commit({"a": {0: 5, 1: 7}})
+    assert offsets(Groups(str(tmp_path / "log")).group("team/one")) == {("a", 0): 5, ("a", 1): 7}
+    assert Groups(root).names() == ["team/one"]
+    assert (tmp_path / "log/_groups/team%2Fone/_log/00000000000000000001.json").exists()
+    assert root.topics() == ["a"]
