@@ -30,6 +30,7 @@ from sparklog.cli import (
     log_dirs,
     offsets,
     produce,
+    report,
     topics,
     transactions,
 )
@@ -121,3 +122,4 @@ log_dirs.register(app)
 imports.register(app)
 export.register(app)
 clone.register(app)
+report.register(app)

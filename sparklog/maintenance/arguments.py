@@ -24,7 +24,7 @@ from sparklog.log.names import check_topic_name
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
 
-__all__ = ["DONE", "FAILED", "INTERRUPTED", "WRONG_USAGE", "Common", "add_common", "common"]
+__all__ = ["DONE", "FAILED", "INTERRUPTED", "WRONG_USAGE", "Common", "add_common", "common", "settings_file"]
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -69,15 +69,18 @@ def common(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Commo
     if not chosen.root:
         parser.error("give --root, or set SPARKLOG_ROOT")
     try:
-        settings = Settings(0) if chosen.properties is None else _settings(chosen.properties)
+        settings = Settings(0) if chosen.properties is None else settings_file(chosen.properties)
         topics = _topics(chosen.topic)
     except BadRequest as error:
         parser.error(str(error))
     return Common(chosen.root, topics, chosen.now_ms, chosen.dry_run, chosen.json, settings)
 
 
-def _settings(path: str) -> Settings:
-    """The file lies with the caller, like the command line itself, not in the store."""
+def settings_file(path: str) -> Settings:
+    """The settings of a properties file, without a clock; `BadRequest` if it cannot be read or has an error.
+
+    The file lies with the caller, like the command line itself, not in the store.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:

@@ -1,0 +1,245 @@
+"""What a report says, as data: gathered once, shown as a page or as JSON. Times are ms since the epoch, sizes bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+
+__all__ = [
+    "ATTENTION",
+    "INFORMATION",
+    "Activity",
+    "Doing",
+    "GroupFacts",
+    "GroupPartition",
+    "HeldBack",
+    "Note",
+    "PartitionFacts",
+    "Removal",
+    "Report",
+    "TopicFacts",
+    "document",
+]
+
+ATTENTION, INFORMATION = "attention", "information"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One partition. Offsets as Kafka counts them; `records` None where only reading would tell (Kafka's directories).
+
+    `oldest_ms`, `newest_ms`: smallest and greatest record time; None without times. Of a Kafka directory the oldest is
+    the first record's. `unsealed`: its slices that are not sealed yet; None in Kafka's directories, as is `slices`.
+    """
+
+    partition: int
+    log_start: int
+    last_stable: int
+    log_end: int
+    records: int | None
+    bytes: int
+    oldest_ms: int | None
+    newest_ms: int | None
+    slices: int | None
+    unsealed: int | None
+
+    @property
+    def offsets(self) -> int:
+        """Offsets between log start and log end: at least as many as there are records."""
+        return self.log_end - self.log_start
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Of a topic's own log: its version, when that was committed, commits of the last hour and day that are kept, and
+    how many commits came after its newest checkpoint (None: it has none)."""
+
+    version: int
+    newest_ms: int
+    last_hour: int
+    last_day: int
+    since_checkpoint: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """One topic. `cleanup_policy`, `configs` (those that were set), `activity`: None in Kafka's directories."""
+
+    topic: str
+    topic_id: str
+    internal: bool
+    cleanup_policy: str | None
+    configs: Mapping[str, str] | None
+    partitions: tuple[PartitionFacts, ...]
+    activity: Activity | None
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.partitions)
+
+    @property
+    def offsets(self) -> int:
+        return sum(part.offsets for part in self.partitions)
+
+    @property
+    def records(self) -> int | None:
+        """Of all partitions; None if one does not say."""
+        known = [part.records for part in self.partitions if part.records is not None]
+        return sum(known) if len(known) == len(self.partitions) else None
+
+    @property
+    def oldest_ms(self) -> int | None:
+        return min((part.oldest_ms for part in self.partitions if part.oldest_ms is not None), default=None)
+
+    @property
+    def newest_ms(self) -> int | None:
+        return max((part.newest_ms for part in self.partitions if part.newest_ms is not None), default=None)
+
+    @property
+    def unsealed(self) -> int | None:
+        known = [part.unsealed for part in self.partitions if part.unsealed is not None]
+        return sum(known) if known else None
+
+    @property
+    def held_back(self) -> int:
+        """Offsets that read_committed readers cannot reach yet."""
+        return sum(part.log_end - part.last_stable for part in self.partitions)
+
+    @property
+    def skew(self) -> float | None:
+        """The largest partition's bytes over the mean; None where there is nothing to compare."""
+        if len(self.partitions) < 2 or not self.bytes:
+            return None
+        return max(part.bytes for part in self.partitions) * len(self.partitions) / self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPartition:
+    """How far a group is in one partition. `offset` None: it has committed none; `lag` None then, too."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    log_end: int | None
+    lag: int | None
+    seconds_behind: float | None
+    member: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """One consumer group; `state` in Kafka's words."""
+
+    group: str
+    state: str
+    partitions: tuple[GroupPartition, ...]
+
+    @property
+    def lag(self) -> int:
+        return sum(part.lag or 0 for part in self.partitions)
+
+    @property
+    def seconds_behind(self) -> float | None:
+        return max((part.seconds_behind for part in self.partitions if part.seconds_behind is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """An open transaction: read_committed readers of the partition stop at `first`. `owner`: a transactional id, or
+    one of Kafka's producers; `age_ms`, `timeout_ms`: None where the files do not say."""
+
+    topic: str
+    partition: int
+    owner: str
+    first: int
+    end: int
+    age_ms: int | None
+    timeout_ms: int | None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether anybody may abort it by now; the next commit or maintenance run does."""
+        return self.age_ms is not None and self.timeout_ms is not None and self.age_ms > self.timeout_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What the next maintenance run would do to a partition: `action` is seal, merge, compact or expire, `due` whether
+    it would (else `why` says why not)."""
+
+    topic: str
+    partition: int
+    action: str
+    bytes: int
+    due: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Files of a topic that the next vacuum would delete."""
+
+    topic: str
+    kind: str
+    why: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something to know: `level` is `attention` or `information`; `topic` empty where it is about the whole place."""
+
+    level: str
+    topic: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything. `kind` is `root` or `kafka`; `doing`, `removals` and `groups` are None where they do not apply."""
+
+    location: str
+    kind: str
+    now_ms: int
+    topics: tuple[TopicFacts, ...]
+    groups: tuple[GroupFacts, ...] | None
+    held_back: tuple[HeldBack, ...]
+    doing: tuple[Doing, ...] | None
+    removals: tuple[Removal, ...] | None
+    notes: tuple[Note, ...]
+    made_by: str = "sparklog"
+
+    @property
+    def bytes(self) -> int:
+        return sum(topic.bytes for topic in self.topics)
+
+    @property
+    def partitions(self) -> int:
+        return sum(len(topic.partitions) for topic in self.topics)
+
+
+_COMPUTED = {
+    PartitionFacts: ("offsets",),
+    TopicFacts: ("bytes", "offsets", "records", "oldest_ms", "newest_ms", "unsealed", "held_back", "skew"),
+    GroupFacts: ("lag", "seconds_behind"),
+    HeldBack: ("overdue",),
+    Report: ("bytes",),
+}
+
+
+def document(value: object) -> object:
+    """A report, or a part of one, as JSON has it: names in camel case, what is computed from parts included."""
+    if is_dataclass(value):
+        names = [each.name for each in fields(value)] + list(_COMPUTED.get(type(value), ()))
+        return {_camel(name): document(getattr(value, name)) for name in names}
+    if isinstance(value, tuple):
+        return [document(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(name): document(each) for name, each in value.items()}
+    return value
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
