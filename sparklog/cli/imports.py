@@ -18,14 +18,17 @@ from sparklog.cli.options import (
     example,
     parse_configs,
 )
+from sparklog.cli.tables import print_table
 
 if TYPE_CHECKING:
     from sparklog.kafka.damage import Skipped
+    from sparklog.kafka.importing import ImportedTopic, ImportReport, OnProgress
 
 HELP = """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
 
-The directory of a stopped broker, or a copy or backup of one; it is only read. Topics must not exist in the root. Kafka
-keeps topic configs elsewhere: give them with --config. A topic is there whole or not at all.
+The directory of a stopped broker, or a copy or backup of one; it is only read. Run it again to complete an import that
+was killed, or to take what is new since: a topic goes on where its last import ended. Kafka keeps topic configs
+elsewhere: give them with --config.
 """
 EXAMPLES = example("sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact")
 
@@ -43,20 +46,25 @@ def import_(
         OpenTransactions,
         typer.Option(
             "--open-transactions",
-            help="Those that Kafka has not ended: keep them until the topic is appended to, abort them, or refuse.",
+            help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
+            " to, abort them (no import can go on then), or refuse.",
         ),
     ] = OpenTransactions.keep,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be taken, change nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also a file.delete.delay.ms that takes files from running jobs.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    from sparklog.cli.places import open_root
-    from sparklog.kafka.importing import import_log_dir
+    from sparklog.cli.places import open_root, root_if_there
+    from sparklog.kafka.importing import AUTO, NEVER, import_log_dir, unwatched
 
-    log = open_root(root, create=True)
-    names = import_log_dir(
-        log,
+    report = import_log_dir(
+        root_if_there(root) if dry_run else open_root(root, create=True),
         log_dir,
         topics=topic,
         configs=parse_configs(config),
@@ -64,17 +72,83 @@ def import_(
         corrupt_records=corrupt_records.value,
         on_skipped=_warn,
         open_transactions=open_transactions.value,
+        link=NEVER if copy else AUTO,
+        dry_run=dry_run,
+        on_progress=unwatched if quiet else _meters(),
     )
-    rows = []
-    for name in names:
-        found = log.topic(name).describe()
-        records = sum(part.log_end - part.log_start for part in found.partitions)
-        rows.append({"topic": name, "partitions": len(found.partitions), "offsets": records})
     if as_json:
-        print(json.dumps(rows))
+        print(json.dumps(document(report)))
         return
-    for row in rows:
-        print(f"Imported topic {row['topic']}: {row['partitions']} partitions, {row['offsets']} offsets.")
+    _show(report, dry_run)
+
+
+def document(report: ImportReport) -> dict[str, object]:
+    """The report as JSON."""
+    return {
+        "topics": [
+            {
+                "topic": each.topic,
+                "kafkaTopicId": each.kafka_topic_id,
+                "created": each.created,
+                "partitions": [
+                    {
+                        "partition": part.partition,
+                        "logStart": part.log_start,
+                        "logEnd": part.log_end,
+                        "since": part.since,
+                        "records": part.records,
+                        "bytesCopied": part.copied,
+                        "bytesLinked": part.linked,
+                        "skipped": part.skipped,
+                        "openTransactions": part.open,
+                    }
+                    for part in each.partitions
+                ],
+            }
+            for each in report.topics
+        ]
+    }
+
+
+def _show(report: ImportReport, dry_run: bool) -> None:
+    headings = ("TOPIC", "PARTITIONS", "OFFSETS", "THERE-BEFORE", "RECORDS", "COPIED", "LINKED", "SKIPPED", "OPEN")
+    print_table(headings, [_row(each, dry_run) for each in report.topics])
+
+
+def _row(found: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
+    from sparklog.maintenance.progress import megabytes
+
+    parts = found.partitions
+    # Offsets that the log start has passed since count neither as there nor as new.
+    offsets = sum(max(part.log_end - max(part.since, part.log_start), 0) for part in parts)
+    before = sum(max(part.since - part.log_start, 0) for part in parts)
+    return (
+        found.topic,
+        len(parts),
+        offsets,
+        before,
+        "-" if dry_run else sum(part.records for part in parts),
+        megabytes(sum(part.copied for part in parts)),
+        megabytes(sum(part.linked for part in parts)),
+        sum(part.skipped for part in parts),
+        "-" if dry_run else sum(part.open for part in parts),
+    )
+
+
+def _meters() -> OnProgress:
+    """A line every few seconds, for each partition."""
+    from sparklog.maintenance.progress import Meter
+
+    meters: dict[tuple[str, int], Meter] = {}
+
+    def watch(topic: str, partition: int, records: int, nbytes: int) -> None:
+        meter = meters.get((topic, partition))
+        if meter is None:
+            meters.clear()
+            meter = meters[topic, partition] = Meter(f"import {topic}-{partition}")
+        meter(records, nbytes)
+
+    return watch
 
 
 def _warn(skipped: Skipped) -> None:

@@ -66,3 +66,13 @@ def open_root(root: str, *, create: bool = False) -> Root:
     from sparklog.datasource.location import open_log, resolve
 
     return open_log(resolve(root), create=create)
+
+
+def root_if_there(root: str) -> Root | None:
+    """A sparklog root, None where there is none yet: for who only looks at what would be done."""
+    from sparklog.errors import NotFound
+
+    try:
+        return open_root(root)
+    except NotFound:
+        return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sparklog.cli.options import JsonOption, RootOption, example
+from sparklog.cli.tables import print_table
 
 if TYPE_CHECKING:
     from sparklog.transactions.listing import Standing
@@ -37,7 +37,7 @@ def list_(
         for item in found
     ]
     if rows:
-        _table(("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"), rows)
+        print_table(("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"), rows)
 
 
 @app.command(epilog=example("sparklog transactions describe orders-job --root /data/log"))
@@ -61,7 +61,7 @@ def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption
             (held.topic, held.partition, held.n, held.first, held.end, _seconds(held.age_ms), _seconds(held.timeout_ms))
             for held in found.held
         ]
-        _table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
+        print_table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
     for waiting in found.waiting:
         print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by jobs/retain.py")
     if found.pending:
@@ -70,7 +70,7 @@ def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption
             for item in found.pending
             for topic, partition, offset in item.offsets
         ]
-        _table(("GROUP", "TOPIC", "PARTITION", "OFFSET", "N", "STATE", "AGE"), pending)
+        print_table(("GROUP", "TOPIC", "PARTITION", "OFFSET", "N", "STATE", "AGE"), pending)
 
 
 @app.command(epilog=example("sparklog transactions abort orders-job --root /data/log"))
@@ -145,17 +145,3 @@ def _outcome(committed: bool | None) -> str:
 
 def _seconds(ms: int) -> str:
     return f"{ms / 1000:.1f} s"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
-    for row in rows:
-        table.add_row(*map(str, row))
-    console = Console(highlight=False, markup=False)
-    # A pipe has no width: the table must not be cut to 80 columns there.
-    console.print(table, width=None if console.is_terminal else 1000)

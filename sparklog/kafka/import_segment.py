@@ -11,32 +11,45 @@ The active segment becomes the one slice of an append file: its batches, whose b
 it is read in place. If messages of formats v0 or v1 are in it, it is closed: merging moves batches to other offsets,
 which such messages do not survive.
 
+Of a segment whose beginning was taken before, only the batches behind that are copied, to an append file as well:
+sealing puts the two together.
+
 Where damage is skipped, the copy is the batches that are sound, back to back; its indexes then are new ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.errors import Corrupt
+from sparklog.errors import Conflict, Corrupt
 from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import build_index, encode_footer
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE
-from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window, seek
 from sparklog.kafka.sound_batches import Damage, Resumed, sound_windows
 from sparklog.kafka.transaction_state import TransactionEvents
 from sparklog.log.names import is_sealed
 from sparklog.log.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter
 
-__all__ = ["Batches", "CopiedSegment", "OldMessages", "copy_segment", "offset_index_of", "time_index_of"]
+__all__ = [
+    "Batches",
+    "CopiedSegment",
+    "LastBatch",
+    "OldMessages",
+    "Progress",
+    "copy_segment",
+    "offset_index_of",
+    "silent",
+    "time_index_of",
+]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -44,12 +57,19 @@ LeftOut: TypeAlias = Callable[[int, int, int, int | None, str], None]
 """Told of damage that is not copied: position, bytes, first offset, offset behind it or None, what was found."""
 
 GO_ON = "restore the file, or import what is whole with corrupt_records skip or truncate"
+Progress: TypeAlias = Callable[[int, int], None]
+"""Told what was done since it was told last: records, bytes."""
+
 WINDOW_BYTES = 1 << 20
 """Read and decoded at once: whatever a window of this size is decompressed to, decoding has room for it."""
 
 
 class OldMessages(Exception):  # noqa: N818
     """Messages of formats v0 or v1 were found where only batches may be: copy the segment as a closed one."""
+
+
+def silent(records: int, nbytes: int) -> None:
+    """Progress that nobody watches."""
 
 
 def _nobody(position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
@@ -67,11 +87,21 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True)
+class LastBatch:
+    """What tells a batch from another: its last offset, the checksum in its header, its leader epoch."""
+
+    last: int
+    crc: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class CopiedSegment:
     """One segment as it was copied: `file` is None if it holds no batch above the log start, then nothing was written.
 
     `next_offset`: the offset after its last batch, or the base; `leader_epoch`: its batches' greatest, -1 without.
-    `aborted`: transactions with their ABORT marker in it; `epochs`: of each transactional producer, in its last batch.
+    `aborted`: transactions with their ABORT marker in it; `epochs`: of each transactional producer, in its last batch;
+    `last`: the last batch, None without one; `records`, `nbytes`: of what was read.
     """
 
     base: int
@@ -81,6 +111,9 @@ class CopiedSegment:
     batches: Batches
     aborted: AbortedTransactions
     epochs: dict[int, int]
+    last: LastBatch | None
+    records: int
+    nbytes: int
 
 
 @dataclass
@@ -98,6 +131,7 @@ class _Totals:
     columns: list[tuple[Int64s, Int64s, Int64s, Int64s]] = field(default_factory=list)
     events: TransactionEvents = field(default_factory=TransactionEvents)
     epochs: dict[int, int] = field(default_factory=dict)
+    last: LastBatch | None = None
 
     def batches(self) -> Batches:
         parts = list(zip(*self.columns, strict=True)) or [(np.empty(0, np.int64),)] * 4
@@ -116,6 +150,7 @@ class _Totals:
         position = headers.position + self.nbytes
         self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
         self.next_offset = int(headers.next_offset[-1])
+        self.last = LastBatch(int(headers.last_offset[-1]), int(headers.crc[-1]), int(headers.leader_epoch[-1]))
         self.nbytes += nbytes
         self.crc = crc32c(data, self.crc)
         self.max_ts = max(self.max_ts, int(headers.max_timestamp.max()))
@@ -168,24 +203,32 @@ def copy_segment(
     last: bool,
     log_start: int,
     aborted_by: Callable[[TransactionEvents], AbortedTransactions],
+    since: int | None = None,
     limit: int | None = None,
     policy: str = FAIL,
     left_out: LeftOut = _nobody,
+    progress: Progress = silent,
 ) -> CopiedSegment:
     """Copy the segment that starts at offset `base` to `path`, a sealed segment or an append file; closes `writer`.
 
     `last`: it is the active one, else `limit` is the base of the next. What it holds below `log_start` alone is not
-    copied. `aborted_by`: from the segment's events, the transactions with their ABORT marker in it. `Corrupt` with
-    file, position and offset for damage, unless `policy` is to skip it, or to truncate and this is the last segment:
-    then `left_out` is told. `OldMessages` for such where `path` is an append file. Nothing is written then.
+    copied, nor what lies below `since` (None: all is new), where the copy begins. `aborted_by`: from the segment's
+    events, the transactions with their ABORT marker in it. `Corrupt` with file, position and offset for damage, unless
+    `policy` is to skip it, or to truncate and this is the last segment: then `left_out` is told. `OldMessages` for such
+    where `path` is an append file; `Conflict` if a batch lies across `since`. Nothing is written then.
     """
-    totals = _Totals(base)
+    begin = base if since is None else since
+    totals = _Totals(begin)
     closed = is_sealed(path)
+    start = 0 if since is None else seek(file, base, since)
+    windows = _windows(file, base, start=start, last=last, limit=limit, policy=policy, left_out=left_out)
     try:
-        for window in _windows(file, base, last=last, limit=limit, policy=policy, left_out=left_out):
+        for window in windows if since is None else _since(windows, since, file):
             if not closed and window.headers.is_legacy.any():
                 raise OldMessages
+            before = totals.records
             writer.write(totals.add(window, file))
+            progress(totals.records - before, int(window.headers.size.sum()))
         kept = totals.nbytes > 0 and totals.next_offset > log_start
         batches = totals.batches()
         aborted = aborted_by(totals.events)
@@ -195,20 +238,49 @@ def copy_segment(
             footer = b"" if closed else _footer(totals, batches, partition, aborted)
             writer.write(footer)
             writer.close()
-            described = _described(totals, path, base, partition, len(footer), file.modified // 1_000_000)
+            described = _described(totals, path, begin, partition, len(footer), file.modified // 1_000_000)
         else:
             writer.discard()
             described = None
     except BaseException:
         writer.discard()
         raise
-    return CopiedSegment(base, totals.next_offset, totals.leader_epoch, described, batches, aborted, totals.epochs)
+    return CopiedSegment(
+        base=begin,
+        next_offset=totals.next_offset,
+        leader_epoch=totals.leader_epoch,
+        file=described,
+        batches=batches,
+        aborted=aborted,
+        epochs=totals.epochs,
+        last=totals.last,
+        records=totals.records,
+        nbytes=totals.nbytes,
+    )
+
+
+def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator[Window]:
+    """The batches from offset `since` on."""
+    for window in windows:
+        headers = window.headers
+        row = int(np.searchsorted(headers.next_offset, since, "right"))
+        if row == len(headers):
+            continue
+        first = int(headers.base_offset[row])
+        if first < since:
+            raise Conflict(
+                f"{file.path} holds a batch of offsets {first} to {int(headers.last_offset[row])}: expected one to "
+                f"begin at {since}, where the last import ended; this is not the log that was imported"
+            )
+        cut = int(headers.position[row])
+        shifted = replace(headers[row:], position=headers.position[row:] - cut)
+        yield Window(window.data[cut:], window.start + cut, shifted)
 
 
 def _windows(
-    file: SegmentFile, base: int, *, last: bool, limit: int | None, policy: str, left_out: LeftOut
+    file: SegmentFile, base: int, *, start: int, last: bool, limit: int | None, policy: str, left_out: LeftOut
 ) -> Iterator[Window]:
-    """The segment's sound batches; of the last segment those that are written."""
+    """The segment's sound batches from position `start`; of the last segment those that are written."""
 
     def decide(damage: Damage) -> bool:
         # A broker that is writing, or was killed while it did, leaves a last batch that is not whole.
@@ -231,7 +303,7 @@ def _windows(
 
     return sound_windows(
         file,
-        0,
+        start,
         base,
         walk=lambda position: BatchWalk(file, position, window=WINDOW_BYTES, bodies=True),
         decide=decide,

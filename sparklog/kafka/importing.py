@@ -1,44 +1,114 @@
 """Topics of a Kafka log dir become topics of a root, with all that Kafka's files say of them.
 
-Kept: offsets and log starts, batches byte for byte (closed segments as they are, with their indexes), the cleaner's
-checkpoint, leader epochs (what is appended later has the next one). Not in the files and so given by the caller: topic
-configs. A topic is there whole or not at all: all of its partitions are copied and checked before it is created.
+Kept: offsets and log starts, batches byte for byte (closed segments as they are, with their indexes, as links where
+that can be), the cleaner's checkpoint, leader epochs (what is appended later has the next one), Kafka's topic id. Not
+in the files and so given by the caller: topic configs.
+
+A topic is created first, naming the topic of Kafka's that it is filled from; then pieces of its partitions are copied,
+checked and committed, each from where the one before it ended. So an import that was killed is completed by another
+one, which copies nothing twice that was committed, and an import of a log that has grown takes what is new
+(`sparklog.kafka.import_plan` says when that may be). What is seen meanwhile of a partition is the beginning of Kafka's.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
-from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, LOG_STARTS_FILE
-from sparklog.kafka import directory
-from sparklog.kafka.damage import FAIL, OnSkipped, check_policy, log_skipped
-from sparklog.kafka.import_partition import PartitionSource, Target, copy_partition
+from sparklog.errors import BadRequest, Conflict, SparklogError
+from sparklog.kafka.damage import FAIL, OnSkipped, Skipped, check_policy, log_skipped
+from sparklog.kafka.import_partition import CoordinatorEntry, Known, PartitionSource, Target, copy_partition
+from sparklog.kafka.import_plan import TopicPlan, foreseen, plan_import, topic_sources
 from sparklog.log.configs import TopicConfigs, check_delete_delay
+from sparklog.log.conflicts import CreateIntent
+from sparklog.log.env import SYSTEM, Env
 from sparklog.log.imports import ImportedPartition, ImportIntent
-from sparklog.log.names import check_topic_name, did_you_mean
+from sparklog.log.kafka_source import KafkaSource
 from sparklog.log.root import Root
+from sparklog.log.topic import Topic
 
-__all__ = ["import_log_dir"]
+__all__ = ["ImportReport", "ImportedTopic", "OnProgress", "PartitionReport", "import_log_dir", "unwatched"]
 
 INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
 """Kafka's own override of `segment.bytes`, which it lets nobody set below 1 MiB."""
 SLICES_PER_COMMIT = 10_000
+BYTES_PER_COMMIT = 1 << 30
+"""A commit is made once this much was copied for it (see also `import_partition.PIECE_BYTES`)."""
 KEEP, ABORT, REFUSE = OPEN_CHOICES = ("keep", "abort", "refuse")
 """What an import does with transactions that are open in Kafka."""
+AUTO, NEVER = LINK_CHOICES = ("auto", "never")
+"""Whether closed segments become links to Kafka's files where both lie on one disk."""
+
+OnProgress: TypeAlias = Callable[[str, int, int, int], None]
+"""Told what was done since it was told last: topic, partition, records, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _TopicSource:
-    name: str
-    partitions: tuple[PartitionSource, ...]
+class PartitionReport:
+    """What an import did to one partition (a dry run: would do).
+
+    * `log_start`, `log_end`: as they are now; `since`: below it all was there already
+    * `records`, `copied`, `linked`: new ones, bytes copied and bytes shared with Kafka's files
+    * `skipped`: places where damage was left out; `open`: transactions that no marker ends
+
+    A dry run looks at names and sizes: `copied` is what is to be read at most, `records` and `open` are not known (0).
+    """
+
+    partition: int
+    log_start: int
+    log_end: int
+    since: int
+    records: int
+    copied: int
+    linked: int
+    skipped: int
+    open: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTopic:
+    """What an import did to one topic: `created` it, or went on with it."""
+
+    topic: str
+    kafka_topic_id: str
+    created: bool
+    partitions: tuple[PartitionReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import did, topics by name."""
+
+    topics: tuple[ImportedTopic, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the topics."""
+        return [each.topic for each in self.topics]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What the caller has chosen, checked."""
+
+    configs: TopicConfigs
+    force: bool
+    policy: str
+    on_skipped: OnSkipped
+    open_transactions: str
+    link: bool
+    on_progress: OnProgress
+
+
+def unwatched(topic: str, partition: int, records: int, nbytes: int) -> None:
+    """Progress that nobody watches."""
 
 
 def import_log_dir(
-    root: Root,
+    root: Root | None,
     path: str | os.PathLike[str],
     *,
     topics: Sequence[str] | None = None,
@@ -47,31 +117,46 @@ def import_log_dir(
     corrupt_records: str = FAIL,
     on_skipped: OnSkipped = log_skipped,
     open_transactions: str = KEEP,
-) -> list[str]:
-    """Import topics of the log dir at `path` (None: all but Kafka's internal ones); their names, sorted.
+    link: str = AUTO,
+    dry_run: bool = False,
+    on_progress: OnProgress = unwatched,
+) -> ImportReport:
+    """Import topics of the log dir at `path` (None: all but Kafka's internal ones), or what is new of them.
 
-    `configs` are set on each of them; `force` as in `Root.create_topic`. `corrupt_records` says what damage does:
-    `fail`, `skip` (what is damaged is left out) or `truncate` (what Kafka would keep after an unclean shutdown with
-    recovery point 0: a partition ends in front of its first damage); `on_skipped` is told what is not imported, bytes
-    behind the log's end included (by default a warning is logged). `open_transactions`: what becomes of those that
-    Kafka has not ended: `keep` (they hold back the last stable offset until they are ended or the topic is appended
-    to), `abort`, or `refuse` (`Conflict`). `NotFound` if there is no log dir or no such
-    topic; `Conflict` if a topic exists; `BadRequest` for partitions that are missing in the log dir, or a config
-    that is not valid; `Corrupt` with file, position and offset for damage. A topic that fails is not there; those
-    imported before it stay.
+    A topic that the root has already goes on where its last import ended, complete or not. `configs` are set on each
+    topic; `force` as in `Root.create_topic`. `corrupt_records` says what damage does: `fail`, `skip` (what is damaged
+    is left out) or `truncate` (what Kafka would keep after an unclean shutdown with recovery point 0: a partition ends
+    in front of its first damage); `on_skipped` is told what is not imported, bytes behind the log's end included (by
+    default a warning is logged). `open_transactions`: what becomes of those that Kafka has not ended: `keep` (they hold
+    back the last stable offset until a later import brings their marker, or they are ended here), `abort` (the topics
+    are Kafka's no more: what Kafka has decided ends so, the others are aborted, and no import can go on), or `refuse`
+    (`Conflict`). `link`: `auto` or `never`. `dry_run`: nothing is changed, the report says what would be (`root` None:
+    for a root that is not there yet).
+
+    `NotFound` if there is no log dir or no such topic; `Conflict` if a topic exists and was not imported from this one,
+    was written to since, or was cut in Kafka; `BadRequest` for partitions that are missing in the log dir, a config or
+    a name that is not valid: nothing is changed then. `Corrupt` with file, position and offset for damage. A topic of
+    which nothing could be imported is not created; what was committed before an error stays, and the next import goes
+    on from there.
     """
     check_policy(corrupt_records)
-    if open_transactions not in OPEN_CHOICES:
-        raise BadRequest(f"expected open transactions to be one of {', '.join(OPEN_CHOICES)}, not {open_transactions}")
+    for value, choices, what in (
+        (open_transactions, OPEN_CHOICES, "open transactions"),
+        (link, LINK_CHOICES, "link"),
+    ):
+        if value not in choices:
+            raise BadRequest(f"expected {what} to be one of {', '.join(choices)}, not {value}")
     checked = _configs(configs, force)
-    sources = _sources(os.path.abspath(os.fspath(path)), topics)
-    for source in sources:
-        check_topic_name(source.name)
-        _refuse_existing(root, source.name)
+    chosen = _Choices(checked, force, corrupt_records, on_skipped, open_transactions, link == AUTO, on_progress)
+    place = os.path.abspath(os.fspath(path))
+    if root is None and not dry_run:
+        raise BadRequest("expected a root to import into, found none: only a dry run can do without")
+    plans = plan_import(root, topic_sources(place, topics), corrupt_records)
+    if root is None or dry_run:
+        return ImportReport(tuple(_foreseen(plan, SYSTEM if root is None else root.env) for plan in plans))
     root.ensure_probed()
-    for source in sources:
-        _import_topic(root, source, checked, force, open_transactions, corrupt_records, on_skipped)
-    return [source.name for source in sources]
+    coordinator: Mapping[int, CoordinatorEntry] = {}
+    return ImportReport(tuple(_TopicImport(root, plan, chosen, coordinator).run() for plan in plans))
 
 
 def _configs(given: Mapping[str, object] | None, force: bool) -> TopicConfigs:
@@ -83,115 +168,148 @@ def _configs(given: Mapping[str, object] | None, force: bool) -> TopicConfigs:
     return checked
 
 
-def _refuse_existing(root: Root, name: str) -> None:
-    if root.topic_handle(name).log.refresh().head.exists:
-        raise Conflict(f"topic '{name}' exists in {root.location}; delete it first, or import into another root")
+class _TopicImport:
+    """Imports one topic: creates it or goes on with it, and commits pieces of its partitions as they are copied."""
 
+    def __init__(
+        self, root: Root, plan: TopicPlan, chosen: _Choices, coordinator: Mapping[int, CoordinatorEntry]
+    ) -> None:
+        self._root = root
+        self._plan = plan
+        self._chosen = chosen
+        self._coordinator = coordinator
+        self._pending: list[ImportedPartition] = []
+        self._written: list[str] = []
+        self._attempted = False
+        self._reports: dict[int, PartitionReport] = {}
 
-def _sources(path: str, topics: Sequence[str] | None) -> list[_TopicSource]:
-    layout = directory.kafka_layout(path)
-    if layout is None:
-        raise NotFound(
-            f"{path} is no Kafka log dir: expected folders like orders-0 with files like 00000000000000000000.log"
+    def run(self) -> ImportedTopic:
+        source, chosen = self._plan.source, self._chosen
+        topic = self._topic()
+        try:
+            for part, known in zip(source.partitions, self._plan.known, strict=True):
+                self._partition(topic, part, known)
+            if chosen.open_transactions == REFUSE:
+                self._refuse_open(topic)
+            self._commit(topic)
+        except BaseException:
+            # What failed first is what there is to say.
+            with suppress(SparklogError):
+                self._give_up(topic)
+            raise
+        if chosen.open_transactions == ABORT and topic.head(refresh=False).kafka_open:
+            topic.end_kafka_transactions()
+        reports = tuple(self._reports[part.number] for part in source.partitions)
+        return ImportedTopic(source.name, source.topic_id, not self._plan.exists, reports)
+
+    def _topic(self) -> Topic:
+        """The topic, created or with what is new of partitions and configs."""
+        source, configs = self._plan.source, self._chosen.configs
+        count = len(source.partitions)
+        if not self._plan.exists:
+            intent = CreateIntent(self._root.env.new_id(), count, configs, kafka_source=KafkaSource(source.topic_id))
+            return self._root.begin_topic(source.name, intent)
+        topic = self._root.topic(source.name)
+        head = topic.head(refresh=False)
+        changed = {name: text for name, text in configs.explicit.items() if head.configs.explicit.get(name) != text}
+        if changed or count > head.partitions:
+            topic.alter(
+                configs=changed, partitions=count if count > head.partitions else None, force=self._chosen.force
+            )
+        return topic
+
+    def _partition(self, topic: Topic, part: PartitionSource, known: Known) -> None:
+        """Copy what is new of a partition, and commit pieces on the way."""
+        chosen, name = self._chosen, self._plan.source.name
+        damages: list[Skipped] = []
+
+        def skipped(damage: Skipped) -> None:
+            damages.append(damage)
+            chosen.on_skipped(damage)
+
+        target = Target(
+            store=self._root.store,
+            topic=name,
+            read_version=max(topic.head(refresh=False).version, 0),
+            index_interval=topic.head(refresh=False).configs.index_interval_bytes,
+            env=self._root.env,
+            written=self._written,
+            policy=chosen.policy,
+            on_skipped=skipped,
+            link=chosen.link,
+            coordinator=self._coordinator,
+            progress=lambda records, nbytes: chosen.on_progress(name, part.number, records, nbytes),
         )
-    if layout == "partition":
-        raise BadRequest(f"{path} is one partition: give the log dir it lies in, {os.path.dirname(path)}")
-    folders = directory.partition_folders(path)
-    names = sorted({topic for topic, _ in folders})
-    chosen = sorted(set(topics)) if topics is not None else [name for name in names if not directory.is_internal(name)]
-    unknown = next((name for name in chosen if name not in names), None)
-    if unknown is not None:
-        raise NotFound(f"there is no topic '{unknown}' in {path}{did_you_mean(unknown, names)}")
-    if not chosen:
-        raise NotFound(f"there are only Kafka's internal topics in {path}: name those to import, of {', '.join(names)}")
-    starts = directory.offset_checkpoint(path, LOG_STARTS_FILE)
-    cleaned = directory.offset_checkpoint(path, CLEANER_OFFSETS_FILE)
-    return [_TopicSource(name, _partitions(path, name, folders, starts, cleaned)) for name in chosen]
-
-
-def _partitions(
-    path: str,
-    name: str,
-    folders: Mapping[tuple[str, int], str],
-    starts: Mapping[tuple[str, int], int],
-    cleaned: Mapping[tuple[str, int], int],
-) -> tuple[PartitionSource, ...]:
-    mine = {number: folder for (topic, number), folder in folders.items() if topic == name}
-    numbers = sorted(mine)
-    missing = next((at for at, number in enumerate(numbers) if at != number), None)
-    if missing is not None:
-        raise BadRequest(
-            f"expected partitions 0 to {numbers[-1]} of {name} in {path}, found no {name}-{missing}: bring the folders"
-            " of all partitions together first, from the brokers that hold them"
-        )
-    return tuple(
-        PartitionSource(number, mine[number], starts.get((name, number)), cleaned.get((name, number)))
-        for number in numbers
-    )
-
-
-def _import_topic(
-    root: Root,
-    source: _TopicSource,
-    configs: TopicConfigs,
-    force: bool,
-    open_transactions: str,
-    policy: str,
-    on_skipped: OnSkipped,
-) -> None:
-    """Copy all partitions, then create the topic and name what was copied."""
-    handle = root.topic_handle(source.name)
-    target = Target(
-        store=root.store,
-        topic=source.name,
-        read_version=max(handle.log.refresh().head.version, 0),
-        index_interval=configs.index_interval_bytes,
-        env=root.env,
-        written=[],
-        policy=policy,
-        on_skipped=on_skipped,
-    )
-    created = None
-    try:
-        copied = [copy_partition(partition, target) for partition in source.partitions]
-        if open_transactions == REFUSE:
-            _refuse_open(source.name, copied)
-        created = root.create_topic(
-            source.name, partitions=len(source.partitions), configs=dict(configs.explicit), force=force
-        )
-        head = created.head(refresh=False)
-        for group in _groups(copied):
-            head = created.commit(ImportIntent(head.topic_id, group), head).head
-        if open_transactions == ABORT and head.kafka_open:
-            created.end_kafka_transactions()
-    except BaseException:
-        # What failed first is what there is to say; files left behind are the vacuum's.
-        with suppress(SparklogError):
-            if created is not None:
-                created.delete()
-            else:
-                for key in target.written:
-                    root.store.delete(key)
-        raise
-
-
-def _refuse_open(topic: str, copied: Sequence[ImportedPartition]) -> None:
-    found = [each for part in copied for each in part.open]
-    if found:
-        raise Conflict(
-            f"expected no open transactions in {topic}, found {len(found)}, the first is {found[0]}: end it in Kafka,"
-            " or import with another choice for open transactions"
+        for piece in copy_partition(part, target, known):
+            last = piece
+            self._pending.append(piece)
+            if self._full():
+                self._commit(topic)
+                target.read_version = max(topic.head(refresh=False).version, 0)
+        self._reports[part.number] = PartitionReport(
+            partition=part.number,
+            log_start=last.log_start,
+            log_end=last.log_end,
+            since=known.end,
+            records=target.records,
+            copied=target.copied,
+            linked=target.linked,
+            skipped=len(damages),
+            open=len(last.stands()),
         )
 
+    def _full(self) -> bool:
+        """Whether what waits is enough for a commit. Who refuses open transactions knows of them in the end only."""
+        files = [file for piece in self._pending for file in piece.files]
+        if self._chosen.open_transactions == REFUSE:
+            return False
+        return len(files) >= SLICES_PER_COMMIT or sum(file.size for file in files) >= BYTES_PER_COMMIT
 
-def _groups(copied: Sequence[ImportedPartition]) -> Iterator[tuple[ImportedPartition, ...]]:
-    """Whole partitions, as many as a commit should list."""
-    group: list[ImportedPartition] = []
-    slices = 0
-    for part in copied:
-        if group and slices + len(part.files) > SLICES_PER_COMMIT:
-            yield tuple(group)
-            group, slices = [], 0
-        group.append(part)
-        slices += len(part.files)
-    yield tuple(group)
+    def _commit(self, topic: Topic) -> None:
+        """Commit what waits, one piece of each partition at a time."""
+        # From here on nobody can say that no commit names these files: what comes to be of no use is the vacuum's.
+        self._attempted |= bool(self._pending)
+        self._written.clear()
+        while self._pending:
+            group = {piece.partition: piece for piece in reversed(self._pending)}
+            head = topic.head(refresh=False)
+            topic.commit(ImportIntent(head.topic_id, tuple(group.values()), self._plan.source.topic_id), head)
+            self._pending = [piece for piece in self._pending if group[piece.partition] is not piece]
+
+    def _refuse_open(self, topic: Topic) -> None:
+        last = {piece.partition: piece for piece in self._pending}
+        found = [each for piece in last.values() for each in piece.stands()]
+        if found:
+            raise Conflict(
+                f"expected no open transactions in {topic.name}, found {len(found)}, the first is {found[0]}: end it in"
+                " Kafka, or import with another choice for open transactions"
+            )
+
+    def _give_up(self, topic: Topic) -> None:
+        """Leave what is committed. A topic that was created for this, and of which nothing was, goes."""
+        if not self._plan.exists and not self._attempted:
+            topic.delete()
+        for key in self._written:
+            self._root.store.delete(key)
+
+
+def _foreseen(plan: TopicPlan, env: Env) -> ImportedTopic:
+    """What an import would do, by names and sizes of files."""
+    source = plan.source
+    reports = []
+    for part, known in zip(source.partitions, plan.known, strict=True):
+        log_start, log_end, nbytes = foreseen(part, known, env)
+        reports.append(
+            PartitionReport(
+                partition=part.number,
+                log_start=log_start,
+                log_end=max(log_end, known.end),
+                since=known.end,
+                records=0,
+                copied=nbytes,
+                linked=0,
+                skipped=0,
+                open=0,
+            )
+        )
+    return ImportedTopic(source.name, source.topic_id, not plan.exists, tuple(reports))

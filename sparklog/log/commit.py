@@ -22,6 +22,7 @@
 | resolved                     | [{id, n, committed, siblings}]: outcomes; `committed` lists prepare versions     |
 | kafkaOpen                    | [{partition, producer, epoch, first, end}]: Kafka's transactions, imported open  |
 | kafkaEnded                   | [{partition, producer}]: those of them whose markers this commit appends         |
+| kafkaSource                  | Kafka's topic, and how far this commit takes each partition of it                |
 | holds                        | {id: {version, expiresMs}, or null to let go}                                    |
 | floor                        | the upload floor                                                                 |
 | expired                      | {writer id: version of its entry}: registry entries dropped as idle              |
@@ -44,6 +45,7 @@ from sparklog.errors import Corrupt
 from sparklog.log import fields as json_fields
 from sparklog.log.fields import FORMAT, INT64_MAX, Fields, by_text
 from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
+from sparklog.log.kafka_source import KafkaSource
 from sparklog.log.names import MAX_VERSION, is_sealed, path_read_version
 from sparklog.log.slices import FileSlices
 
@@ -67,7 +69,7 @@ OPS = (CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEA
 COMMIT_FIELDS = (
     *("format", "readFeatures", "writeFeatures", "version", "topicId", "commitId", "prevCrc", "timeMs", "leaderEpoch"),
     *("writer", "op", "files", "remove", "edits", "logStarts", "configs", "partitions", "txn", "resolved"),
-    *("kafkaOpen", "kafkaEnded", "holds", "floor", "expired", "crc"),
+    *("kafkaOpen", "kafkaEnded", "kafkaSource", "holds", "floor", "expired", "crc"),
 )
 WRITER_FIELDS = ("kind", "id", "batch", "run", "count")
 FILE_FIELDS = (
@@ -165,6 +167,7 @@ class Commit:
     resolved: tuple[Resolved, ...] = ()
     kafka_open: tuple[KafkaOpen, ...] = ()
     kafka_ended: tuple[KafkaEnded, ...] = ()
+    kafka_source: KafkaSource | None = None
     holds: Mapping[str, Hold | None] = field(default_factory=dict)
     floor: int | None = None
     expired: Mapping[str, int] = field(default_factory=dict)
@@ -206,6 +209,7 @@ def encode_commit(commit: Commit) -> bytes:
         ],
         "kafkaOpen": [each.to_json() for each in commit.kafka_open],
         "kafkaEnded": [each.to_json() for each in commit.kafka_ended],
+        "kafkaSource": commit.kafka_source.to_json() if commit.kafka_source else None,
         "holds": {name: hold_document(hold) for name, hold in sorted(commit.holds.items())},
         "floor": commit.floor,
         "expired": dict(sorted(commit.expired.items())),
@@ -295,6 +299,9 @@ def decode_commit(data: bytes, key: str, version: int) -> Commit:
         resolved=tuple(_resolved(item) for item in doc.objects("resolved")),
         kafka_open=tuple(KafkaOpen.from_json(item, MAX_PARTITIONS) for item in doc.objects("kafkaOpen")),
         kafka_ended=tuple(KafkaEnded.from_json(item, MAX_PARTITIONS) for item in doc.objects("kafkaEnded")),
+        kafka_source=KafkaSource.from_json(doc.object("kafkaSource"), MAX_PARTITIONS)
+        if doc.has("kafkaSource")
+        else None,
         holds={name: decode_hold(doc, name, value) for name, value in doc.mapping("holds").items()},
         floor=doc.optional("floor", 0),
         expired=doc.numbers_by_text("expired"),

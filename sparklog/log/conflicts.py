@@ -46,6 +46,7 @@ from sparklog.log.configs import TopicConfigs
 from sparklog.log.fields import KNOWN_WRITE_FEATURES
 from sparklog.log.head import Head
 from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
+from sparklog.log.kafka_source import KafkaSource
 from sparklog.log.names import path_read_version
 from sparklog.log.registry import WriterKey, decide
 from sparklog.log.rewrite_outputs import Outputs
@@ -73,6 +74,7 @@ class Draft:
     resolved: tuple[Resolved, ...] = ()
     kafka_open: tuple[KafkaOpen, ...] = ()
     kafka_ended: tuple[KafkaEnded, ...] = ()
+    kafka_source: KafkaSource | None = None
     holds: Mapping[str, Hold | None] = field(default_factory=dict)
     floor: int | None = None
     expired: Mapping[str, int] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class Draft:
             resolved=self.resolved,
             kafka_open=self.kafka_open,
             kafka_ended=self.kafka_ended,
+            kafka_source=self.kafka_source,
             holds=self.holds,
             floor=self.floor,
             expired=self.expired,
@@ -415,6 +418,7 @@ class CreateIntent:
     topic_id: str
     partitions: int
     configs: TopicConfigs
+    kafka_source: KafkaSource | None = None
     needs_table: bool = False
     repeatable: bool = False
 
@@ -424,7 +428,14 @@ class CreateIntent:
                 f"topic '{topic}' already exists, with {base.partitions} partitions; alter it or choose another name"
             )
         configs: dict[str, str | None] = dict(self.configs.explicit)
-        return Draft(CREATE, topic_id=self.topic_id, leader_epoch=0, configs=configs, partitions=self.partitions)
+        return Draft(
+            CREATE,
+            topic_id=self.topic_id,
+            leader_epoch=0,
+            configs=configs,
+            partitions=self.partitions,
+            kafka_source=self.kafka_source,
+        )
 
 
 @dataclass(frozen=True, slots=True)

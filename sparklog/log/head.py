@@ -33,6 +33,7 @@ from sparklog.log.commit import (
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.fields import Fields, by_text
 from sparklog.log.kafka_open import KafkaOpen, forgotten
+from sparklog.log.kafka_source import KafkaSource
 from sparklog.log.registry import Entry, advance
 
 Offsets = npt.NDArray[np.int64]
@@ -52,6 +53,7 @@ HEAD_FIELDS = [
     "cleanedThrough",
     "open",
     "kafkaOpen",
+    "kafkaSource",
     "registry",
     "siblings",
     "holds",
@@ -93,6 +95,7 @@ class Head:
     cleaned_through: Offsets = field(default_factory=lambda: NO_PARTITIONS)
     open: tuple[Prepare, ...] = ()
     kafka_open: tuple[KafkaOpen, ...] = ()
+    kafka_source: KafkaSource | None = None
     registry: Mapping[str, Entry] = field(default_factory=dict)
     siblings: Mapping[str, int] = field(default_factory=dict)
     holds: Mapping[str, Hold] = field(default_factory=dict)
@@ -192,6 +195,7 @@ class Head:
             "cleanedThrough": self.cleaned_through.tolist(),
             "open": [_prepare_document(prepare) for prepare in self.open],
             **({"kafkaOpen": kafka_open} if kafka_open else {}),
+            **({"kafkaSource": self.kafka_source.to_json()} if self.kafka_source else {}),
             "registry": {name: entry.to_json() for name, entry in sorted(self.registry.items())},
             "siblings": dict(sorted(self.siblings.items())),
             "holds": {name: hold_document(hold) for name, hold in sorted(self.holds.items())},
@@ -221,6 +225,9 @@ class Head:
             cleaned_through=_frozen(np.array(item.integers("cleanedThrough", len(log_end), 0), np.int64)),
             open=tuple(_prepare(entry, len(log_end)) for entry in item.objects("open")),
             kafka_open=tuple(KafkaOpen.from_json(entry, len(log_end)) for entry in item.objects("kafkaOpen")),
+            kafka_source=(
+                KafkaSource.from_json(item.object("kafkaSource"), len(log_end)) if item.has("kafkaSource") else None
+            ),
             registry={name: Entry.from_json(item.object("registry").object(name)) for name in item.mapping("registry")},
             siblings=item.numbers_by_text("siblings"),
             holds={
@@ -291,6 +298,9 @@ def _applied(head: Head, commit: Commit) -> Head:
         prepares = _forget(prepares, start)
         known_open: tuple[KafkaOpen, ...] = changes.get("kafka_open", head.kafka_open)  # type: ignore[assignment]
         changes["kafka_open"] = forgotten(known_open, start)
+    if commit.kafka_source is not None:
+        known_source = head.kafka_source
+        changes["kafka_source"] = known_source.after(commit.kafka_source) if known_source else commit.kafka_source
     if commit.configs:
         explicit = {
             name: text for name, text in {**head.configs.explicit, **commit.configs}.items() if text is not None
@@ -345,7 +355,10 @@ def _kafka_open(head: Head, commit: Commit) -> tuple[KafkaOpen, ...]:
             f"commit {commit.version} ends a transaction of producer {first.producer} in partition {first.partition} "
             "that is not open"
         )
-    return (*(each for each in head.kafka_open if each.ended not in ended), *commit.kafka_open)
+    # What an import found open before and still does goes on: the same transaction, with all that is known of it now.
+    again = {(each.ended, each.first) for each in commit.kafka_open}
+    kept = (each for each in head.kafka_open if each.ended not in ended and (each.ended, each.first) not in again)
+    return (*kept, *commit.kafka_open)
 
 
 def _resolve(

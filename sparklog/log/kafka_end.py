@@ -1,7 +1,8 @@
 """Ending Kafka's transactions that an import found open: their markers are appended, as Kafka's coordinator would have.
 
 The markers are Kafka's own, so scans, sealing, compaction and Kafka's tools need to know nothing new. An ABORT carries
-the epoch after the transaction's, as when Kafka's coordinator aborts one that has timed out.
+the epoch after the transaction's, as when Kafka's coordinator aborts one that has timed out. What that coordinator had
+decided stays decided: a transaction whose COMMIT had not reached this partition yet gets it, whoever ends it.
 
 Who appends to an imported topic ends them first (`Topic.commit_append`), by ABORT: from then on Kafka's log and this
 one differ, no broker can end them any more, and the new records would stay behind them, unseen, for good.
@@ -21,7 +22,7 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.commit import APPEND
 from sparklog.log.conflicts import Draft, Nothing, assign, check_floor, check_topic
 from sparklog.log.head import Head
-from sparklog.log.kafka_open import KafkaOpen
+from sparklog.log.kafka_open import COMMIT, KafkaOpen
 from sparklog.log.names import append_path
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import FileSlices, SliceFlag
@@ -38,8 +39,9 @@ TRIES = 10
 def end_kafka_transactions(
     topic: Topic, *, producers: Collection[int] | None = None, commit: bool = False
 ) -> tuple[KafkaOpen, ...]:
-    """End the open transactions of these producer ids (None: all) in one commit, by ABORT markers or, with `commit`, by
-    COMMIT markers; those that were ended. None are left open that were asked for, whoever ended them.
+    """End the open transactions of these producer ids (None: all) in one commit: as they were decided, else by ABORT
+    markers or, with `commit`, by COMMIT markers; those that were ended. None are left open that were asked for, whoever
+    ended them.
     """
     for _ in range(TRIES):
         head = topic.head()
@@ -92,9 +94,10 @@ def _write_markers(topic: Topic, head: Head, chosen: Sequence[KafkaOpen], commit
     try:
         for partition in sorted({each.partition for each in chosen}):
             own = [each for each in chosen if each.partition == partition]
+            committed = [commit if each.decided is None else each.decided == COMMIT for each in own]
             data = b"".join(
                 end_txn_marker(
-                    commit=commit,
+                    commit=committed[i],
                     offset=i,
                     timestamp=now_ms,
                     producer_id=each.producer,
@@ -103,7 +106,8 @@ def _write_markers(topic: Topic, head: Head, chosen: Sequence[KafkaOpen], commit
                 )
                 for i, each in enumerate(own)
             )
-            flags = SliceFlag.KAFKA_PRODUCERS if commit else SliceFlag.KAFKA_PRODUCERS | SliceFlag.KAFKA_ABORTED
+            aborted = _entries(own, committed)
+            flags = SliceFlag.KAFKA_PRODUCERS | (SliceFlag.KAFKA_ABORTED if len(aborted) else SliceFlag.NONE)
             output.add(
                 [data],
                 partition=partition,
@@ -115,7 +119,7 @@ def _write_markers(topic: Topic, head: Head, chosen: Sequence[KafkaOpen], commit
                 crc=crc32c(data),
                 flags=int(flags),
                 index=None,
-                aborted=None if commit else _entries(own),
+                aborted=aborted if len(aborted) else None,
             )
         return output.close()
     except BaseException:
@@ -123,12 +127,12 @@ def _write_markers(topic: Topic, head: Head, chosen: Sequence[KafkaOpen], commit
         raise
 
 
-def _entries(own: Sequence[KafkaOpen]) -> AbortedTransactions:
-    """What the markers take back; they lie at offsets from 0 in the slice."""
-    n = len(own)
+def _entries(own: Sequence[KafkaOpen], committed: Sequence[bool]) -> AbortedTransactions:
+    """What the ABORT markers take back; all markers lie at offsets from 0 in the slice."""
+    rows = np.flatnonzero(~np.array(committed, np.bool_))
     return AbortedTransactions(
-        np.array([each.producer for each in own], np.int64),
-        np.array([each.first for each in own], np.int64),
-        np.arange(n, dtype=np.int64),
-        np.full(n, -1, np.int64),
+        np.array([each.producer for each in own], np.int64)[rows],
+        np.array([each.first for each in own], np.int64)[rows],
+        rows.astype(np.int64),
+        np.full(len(rows), -1, np.int64),
     )

@@ -135,6 +135,22 @@ class LocalStore:
         fd, temporary = self._temporary(path, key)
         return _LocalWriter(self, key, path, fd, temporary)
 
+    def link(self, file: str, inode: int, key: str) -> bool:
+        path, same = self._file(key), False
+        self._make_folders(os.path.dirname(path), key)
+        try:
+            with open(file, "rb") as source:
+                self._sync(source.fileno())  # who wrote it may not have waited for the disk
+            os.link(os.path.realpath(file), path)
+            same = os.stat(path).st_ino == inode
+            if not same:
+                os.unlink(path)
+        except OSError:
+            return False
+        if same:
+            self._settle(path, key)
+        return same
+
     def delete(self, key: str) -> None:
         path = self._file(key)
         try:

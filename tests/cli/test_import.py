@@ -23,22 +23,76 @@ def log_dir(tmp_path: Path) -> Path:
     return place
 
 
-def test_all_topics_then_one_that_exists(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
-    said = sparklog("import", log_dir, "-c", "retention.ms=-1")
-    assert said.lines == [
-        "Imported topic clicks: 1 partitions, 3 offsets.",
-        "Imported topic orders: 2 partitions, 6 offsets.",
+def test_all_topics_then_what_is_new(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+    said = sparklog("import", log_dir, "-c", "retention.ms=-1", "--quiet")
+    assert said.err == ""
+    assert [line.split() for line in said.lines] == [
+        ["TOPIC", "PARTITIONS", "OFFSETS", "THERE-BEFORE", "RECORDS", "COPIED", "LINKED", "SKIPPED", "OPEN"],
+        ["clicks", "1", "3", "0", "3", "0.1", "KB", "0.0", "MB", "0", "0"],
+        ["orders", "2", "6", "0", "6", "0.2", "KB", "0.0", "MB", "0", "0"],
     ]
     topic = package.open(root).topic("orders")
     assert topic.head().configs.retention_ms == -1
     assert topic.scan().to_table()["value"].to_pylist() == [b"a", b"b", b"c"] * 2
-    assert "topic 'clicks' exists" in sparklog("import", log_dir, code=1).err
+    write_partition(log_dir, "orders-1", {3: kafka_batch(3, [b"d"])})
+    again = sparklog("import", log_dir)
+    assert [line.split()[:5] for line in again.lines[1:]] == [
+        ["clicks", "1", "0", "3", "0"],
+        ["orders", "2", "1", "6", "1"],
+    ]
+    assert topic.scan().to_table()["value"].to_pylist() == [b"a", b"b", b"c"] * 2 + [b"d"]
+
+
+def test_a_topic_that_is_not_kafkas(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+    package.open(root, create=True).create_topic("clicks")
+    said = sparklog("import", log_dir, code=1)
+    assert len(said.err.splitlines()) == 1
+    assert "topic 'clicks' exists" in said.err
+    assert package.open(root).topics() == ["clicks"]
 
 
 def test_chosen_topics_as_json(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
     said = sparklog("import", log_dir, "--topic", "clicks", "--json")
-    assert json.loads(said.out) == [{"topic": "clicks", "partitions": 1, "offsets": 3}]
+    found = json.loads(said.out)
+    (topic,) = found["topics"]
+    (partition,) = topic.pop("partitions")
+    assert topic == {"topic": "clicks", "kafkaTopicId": "", "created": True}
+    size = segment(log_dir / "clicks-0", 0).stat().st_size
+    assert partition == {
+        "partition": 0,
+        "logStart": 0,
+        "logEnd": 3,
+        "since": 0,
+        "records": 3,
+        "bytesCopied": size,
+        "bytesLinked": 0,
+        "skipped": 0,
+        "openTransactions": 0,
+    }
     assert package.open(root).topics() == ["clicks"]
+
+
+def test_a_dry_run_changes_nothing(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+    said = sparklog("import", log_dir, "--dry-run")
+    assert [line.split()[:5] for line in said.lines[1:]] == [
+        ["clicks", "1", "3", "0", "-"],
+        ["orders", "2", "6", "0", "-"],
+    ]
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--copy",)])
+def test_closed_segments_are_links_unless_copies_are_wanted(
+    log_dir: Path, root: Path, sparklog: Sparklog, options: tuple[str, ...]
+) -> None:
+    write_partition(log_dir, "clicks-0", {3: kafka_batch(3, [b"d"])})
+    said = json.loads(sparklog("import", log_dir, "-t", "clicks", "--json", *options).out)
+    (partition,) = said["topics"][0]["partitions"]
+    closed, active = (segment(log_dir / "clicks-0", base).stat() for base in (0, 3))
+    assert (closed.st_nlink, active.st_nlink) == (1 if options else 2, 1)
+    assert partition["bytesLinked"] == (0 if options else closed.st_size)
+    assert partition["bytesCopied"] == active.st_size + (closed.st_size if options else 0)
+    assert package.open(root).topic("clicks").scan().to_table()["value"].to_pylist() == [b"a", b"b", b"c", b"d"]
 
 
 def test_damage_is_one_line_or_skipped(log_dir: Path, root: Path, sparklog: Sparklog) -> None:

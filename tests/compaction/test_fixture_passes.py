@@ -49,7 +49,7 @@ class Found:
 
 
 def imported(place: Place, stage: Stage) -> Topic:
-    names = import_log_dir(place.root, stage.folder, configs=dict(stage.configs.explicit), force=True)
+    names = import_log_dir(place.root, stage.folder, configs=dict(stage.configs.explicit), force=True).names
     assert names == ["compacted"]
     return place.root.topic("compacted")
 

@@ -218,7 +218,7 @@ def stages_of(fixture: Path) -> Iterator[tuple[str, dict[str, Any], int]]:
 
 def imported(folder: Path, fixture: Path, stage: str, configs: dict[str, Any]) -> list[Topic]:
     root = open_root(LocalStore(str(folder), durable=False), create=True, env=Clock().env(1))
-    return [root.topic(name) for name in import_log_dir(root, fixture / stage, configs=configs, force=True)]
+    return [root.topic(name) for name in import_log_dir(root, fixture / stage, configs=configs, force=True).names]
 
 
 def test_imported_segments_are_accepted(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> No
             kafkas = json.loads((folder / "fixture.json").read_text())["configs"]
             configs = {"cleanup.policy": "compact", "delete.retention.ms": kafkas.get("delete.retention.ms", DAY_MS)}
         place = Place("local", tmp_path / "roots" / short)
-        for name in import_log_dir(place.root, folder / stage, configs=configs):
+        for name in import_log_dir(place.root, folder / stage, configs=configs).names:
             topics[f"{short}.{name}"] = place.root.topic(name)
             told[f"{short}.{name}"] = (folder, stage)
     assert len(topics) > 12

@@ -27,6 +27,7 @@ from sparklog.log.commit import (
     peek_commit_id,
 )
 from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
+from sparklog.log.kafka_source import ImportedEnd, KafkaSource
 from sparklog.log.slices import FileSlices
 from tests.log.topics import file_of, output_of
 
@@ -52,8 +53,9 @@ FULL = Commit(
     partitions=12,
     txn=Txn("Bestellung/ä", 5, {"payments": 17}, 60_000),
     resolved=(Resolved("t", 4, (38, 39), {"payments": 16}), Resolved("u", 1)),
-    kafka_open=(KafkaOpen(1, 1000, 3, 31, 40),),
+    kafka_open=(KafkaOpen(1, 1000, 3, 31, 40), KafkaOpen(1, 1002, 0, 32, 40, "ä", 60_000, 17, "commit")),
     kafka_ended=(KafkaEnded(0, 1001),),
+    kafka_source=KafkaSource("dGhpcyBpcyBhbiBpZCwga", {2: ImportedEnd(9, 7, 99, 3), 0: ImportedEnd(5)}),
     holds={"backup": Hold(40, 1_800_000_000_000), "clone": None},
     floor=30,
     expired={"old": 12},
@@ -76,8 +78,12 @@ GOLDEN = (
     '"txn":{"id":"Bestellung/\\u00e4","n":5,"siblings":{"payments":17},"timeoutMs":60000},'
     '"resolved":[{"id":"t","n":4,"committed":[38,39],"siblings":{"payments":16}},'
     '{"id":"u","n":1,"committed":[],"siblings":{}}],'
-    '"kafkaOpen":[{"partition":1,"producer":1000,"epoch":3,"first":31,"end":40}],'
+    '"kafkaOpen":[{"partition":1,"producer":1000,"epoch":3,"first":31,"end":40},'
+    '{"partition":1,"producer":1002,"epoch":0,"first":32,"end":40,"transactionalId":"\\u00e4","timeoutMs":60000,'
+    '"startMs":17,"decided":"commit"}],'
     '"kafkaEnded":[{"partition":0,"producer":1001}],'
+    '"kafkaSource":{"topicId":"dGhpcyBpcyBhbiBpZCwga","partition":[0,2],"end":[5,9],"last":[-1,7],"crc":[0,99],'
+    '"epoch":[-1,3]},'
     '"holds":{"backup":{"version":40,"expiresMs":1800000000000},"clone":null},"floor":30,"expired":{"old":12}'
 )
 

@@ -33,7 +33,8 @@ from sparklog.log.decision import (
 from sparklog.log.entry_log import CHECKPOINT_BYTES, CHECKPOINT_ENTRIES
 from sparklog.log.fields import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
 from sparklog.log.head import HEAD_FIELDS, OPEN_FIELDS
-from sparklog.log.kafka_open import KAFKA_ENDED_FIELDS, KAFKA_OPEN_FIELDS
+from sparklog.log.kafka_open import KAFKA_ENDED_FIELDS, KAFKA_OPEN_FIELDS, KAFKA_OPEN_OPTIONAL_FIELDS
+from sparklog.log.kafka_source import KAFKA_SOURCE_FIELDS
 from sparklog.log.registry import REGISTRY_FIELDS
 from sparklog.log.root_id import ROOT_FIELDS
 from sparklog.log.slice_table import COLUMN_TYPES, STATUS_NAMES
@@ -75,8 +76,9 @@ def names(table: str) -> list[str]:
         ("The other objects: in `edits`", EDIT_FIELDS),
         ("The other objects: in `txn`", TXN_FIELDS),
         ("The other objects: in `resolved`", RESOLVED_FIELDS),
-        ("The other objects: in `kafkaOpen`", KAFKA_OPEN_FIELDS),
+        ("The other objects: in `kafkaOpen`", (*KAFKA_OPEN_FIELDS, *KAFKA_OPEN_OPTIONAL_FIELDS)),
         ("The other objects: in `kafkaEnded`", KAFKA_ENDED_FIELDS),
+        ("The other objects: in `kafkaSource`", KAFKA_SOURCE_FIELDS),
         ("The other objects: in `holds`", HOLD_FIELDS),
         ("Checkpoints: member of the head", CHECKPOINT_FIELDS),
         ("Checkpoints: in `head`", HEAD_FIELDS),

@@ -353,7 +353,7 @@ def test_imported_fixtures_keep_the_segments_that_kafka_keeps(fixtures: Path) ->
         folder = fixtures / "retention" / name
         configs, stages = fixture(folder)
         place = Place()
-        (topic_name,) = import_log_dir(place.root, folder / before, configs=dict(configs.explicit), force=True)
+        (topic_name,) = import_log_dir(place.root, folder / before, configs=dict(configs.explicit), force=True).names
         topic = place.root.topic(topic_name)
         assert topic.head().log_start.tolist() == [stages[before]["logStartOffset"]]
         retain_topic(topic, Settings(stages[after]["clockMs"]))

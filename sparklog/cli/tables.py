@@ -1,0 +1,22 @@
+"""Tables on stdout: aligned columns, as wide as they are where nobody watches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["print_table"]
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print the rows below their headings, without lines."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(*map(str, row))
+    # A pipe has no width: the table must not be cut to 80 columns there.
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000).print(table)

@@ -1,0 +1,51 @@
+"""Logs of Kafka's that are imported as they grow, sealed and merged in between: readers see what one import shows."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sparklog.compaction.run import compact_topic
+from sparklog.kafka.importing import import_log_dir
+from sparklog.maintenance.work import InProcess, Settings
+from tests.compaction.histories import History
+from tests.compaction.test_imported_transactions import check, log_dir, model_of, sealed_by_now
+from tests.log.data_plane import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place("memory", tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_random_logs_that_grow_between_imports(place: Place, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    history = History(rng, segment_bytes=rng.choice((300, 900, 4000)))
+    for _ in range(rng.choice((3, 6))):
+        history.write(rng.choice((3, 20, 60)))
+        if rng.random() < 0.3:
+            history.end_transactions()
+        if rng.random() < 0.3:
+            history.roll()
+        shutil.rmtree(tmp_path / "kafka", ignore_errors=True)
+        import_log_dir(place.root, log_dir(history, tmp_path / "kafka"), configs={"segment.bytes": 3000}, force=True)
+        topic = place.root.topic("t")
+        check(topic, model_of(history), rng)
+        if rng.random() < 0.7:
+            sealed_by_now(topic)
+            check(topic, model_of(history), rng)
+        assert place.reopened().head() == topic.head()
+    left = topic.head().kafka_open
+    topic.end_kafka_transactions()
+    for each in left:
+        writer = next(writer for writer in history.writers if writer.producer_id == each.producer)
+        history.end_transaction(writer, 0)
+    check(topic, model_of(history), rng)
+    compact_topic(topic, Settings(0), InProcess())
+    sealed_by_now(topic)
+    assert topic.snapshot().slices.all().sealed().all()
+    check(topic, model_of(history), rng)

@@ -1,0 +1,553 @@
+"""Imports that go on: of a log that has grown, and of one that was killed; and what no import goes on with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, SparklogError
+from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, offsets_to_bytes
+from sparklog.kafka import import_partition, importing
+from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.segment_file import SegmentFile
+from sparklog.kafka.view import KafkaView
+from sparklog.log.commit import IMPORT
+from sparklog.log.invariants import check_state
+from sparklog.log.root import Root, open_root
+from sparklog.log.topic import Topic
+from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.storage.local import LocalStore
+from sparklog.storage.memory import MemoryStore
+from tests.fixture_data import ExpectedRecord, partitions, split_partition
+from tests.kafka.logs import FIRST, SECOND, batch, marker, records, segment, write_partition
+from tests.kafka.logs import read as read_in_place
+from tests.log.data_plane import Clock
+
+STARTS = "log-start-offset-checkpoint"
+LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
+
+
+@pytest.fixture
+def root() -> Root:
+    return open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+
+
+def fresh(number: int = 1) -> Root:
+    return open_root(MemoryStore(Clock()), create=True, env=Clock().env(number))
+
+
+def read(topic: Topic, partition: int = 0, isolation: str = READ_UNCOMMITTED) -> list[ExpectedRecord]:
+    scan = topic.scan(partitions=[partition], isolation=isolation, columns=COLUMNS)
+    return [record for found in scan for record in records(found)]
+
+
+def state(topic: Topic, partition: int = 0) -> tuple[object, ...]:
+    """All that readers see of a partition, and what is open in it."""
+    head = topic.head()
+    opened = tuple(each for each in head.kafka_open if each.partition == partition)
+    bounds = (head.log_start[partition], head.log_end[partition], head.last_stable()[partition])
+    return (*map(int, bounds), opened, *(read(topic, partition, level) for level in LEVELS))
+
+
+def metadata(folder: Path, topic_id: str = "DYgfIwO1zvCu-XXovTnyZg") -> None:
+    (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
+
+
+# ---------------------------------------------------------------- logs that grow
+
+
+def transactional_log() -> list[bytes]:
+    """Batches of three producers, transactions interleaved, one left open."""
+    parts: list[bytes] = []
+    at = 0
+
+    def add(data: bytes, count: int = 1) -> None:
+        nonlocal at
+        parts.append(data)
+        at += count
+
+    def data(producer: int = -1, count: int = 2) -> None:
+        add(batch(at, [b"%d-%d" % (at, i) for i in range(count)], producer=producer), count)
+
+    def end(producer: int, *, commit: bool) -> None:
+        add(marker(at, producer, commit=commit))
+
+    data(), data(7), data(8), data(), end(7, commit=True)
+    data(7), end(8, commit=False), data(9), end(7, commit=False), data(8), data(7)
+    end(9, commit=True), data(9, 3), end(8, commit=True), data(), end(7, commit=True), data(8), end(9, commit=False)
+    return parts
+
+
+BATCHES = transactional_log()
+
+
+def offsets_before(count: int) -> int:
+    """The offset that follows the first `count` batches."""
+    return sum(int.from_bytes(each[23:27], "big") + 1 for each in BATCHES[:count])
+
+
+def write_log(place: Path, count: int, per_segment: int) -> None:
+    """The first batches as t-0, in segments of so many batches; the last one active."""
+    folder = place / "t-0"
+    shutil.rmtree(folder, ignore_errors=True)
+    segments = {
+        offsets_before(first): b"".join(BATCHES[first : min(first + per_segment, count)])
+        for first in range(0, max(count, 1), per_segment)
+    }
+    metadata(write_partition(place, "t-0", segments))
+
+
+@pytest.mark.parametrize("per_segment", [1, 3, 100])
+def test_a_log_that_has_grown_is_as_if_imported_at_once(tmp_path: Path, per_segment: int) -> None:
+    whole = {}
+    for count in range(1, len(BATCHES) + 1):
+        write_log(tmp_path, count, per_segment)
+        place = fresh(count)
+        import_log_dir(place, tmp_path)
+        whole[count] = state(place.topic("t"))
+    for step in (1, 4, 7):
+        root = fresh()
+        for count in range(step, len(BATCHES) + 1, step):
+            write_log(tmp_path, count, per_segment)
+            found = import_log_dir(root, tmp_path).topics[0]
+            topic = root.topic("t")
+            assert state(topic) == whole[count], (step, count)
+            assert found.created == (count == step)
+            assert found.partitions[0].since == offsets_before(count - step)
+            snapshot = topic.snapshot()
+            check_state(snapshot.head, snapshot.slices)
+        version = root.topic("t").head().version
+        assert import_log_dir(root, tmp_path).topics[0].partitions[0].records == 0
+        assert root.topic("t").head().version == version
+
+
+FIXTURES = [
+    ("compaction/incremental", ["before", "pass-1", "appended", "pass-2", "appended-2", "after"]),
+    ("compaction/transactions", ["before", "pass-1", "appended", "pass-2", "appended-2", "pass-3", "after"]),
+    ("compaction/transactions-tv0", ["before", "appended", "appended-2", "appended-3", "appended-4", "after"]),
+    ("compaction/producer-state", ["before", "pass-1", "appended", "pass-2", "appended-2", "after"]),
+    ("compaction/old-formats", ["before", "pass-1", "appended", "after"]),
+    ("compaction/small-map", ["before", "pass-1", "pass-4", "after"]),
+    ("compaction/compact-delete", ["before", "pass-1", "after"]),
+    ("compaction-by-broker", ["before", "after"]),
+    ("retention/delete-records", ["before", "start-moved", "after"]),
+    ("retention/ms-all", ["before", "after", "appended"]),
+    ("retention/bytes", ["before", "after"]),
+    ("preallocated-running", ["data", "data-after-clean-shutdown"]),
+]
+
+
+@pytest.mark.parametrize(("fixture", "stages"), FIXTURES)
+def test_what_kafka_does_to_a_log_between_two_imports(
+    fixtures: Path, root: Root, fixture: str, stages: Sequence[str]
+) -> None:
+    """Appended to, compacted, expired, cut at its start: offsets are what counts."""
+    ends: dict[tuple[str, int], int] = {}
+    for stage in stages:
+        folder = fixtures / fixture / stage
+        import_log_dir(root, folder)
+        view = KafkaView(folder)
+        for name in partitions(folder):
+            topic_name, number = split_partition(name)
+            topic, bounds = root.topic(topic_name), view.bounds(topic_name)[number]
+            head = topic.head()
+            assert (head.log_start[number], head.log_end[number]) == (bounds.log_start, bounds.log_end), (name, stage)
+            assert head.last_stable()[number] == bounds.last_stable
+            for level in LEVELS:
+                expected = read_in_place(view, topic_name, number, level)
+                found = read(topic, number, level)
+                since = ends.get((topic_name, number), 0)
+                new = [record for record in found if record.offset >= since]
+                assert new == [record for record in expected if record.offset >= since], (name, stage)
+                # What the cleaner removed in Kafka is still here, what it kept is the same.
+                assert set(map(repr, expected)) <= set(map(repr, found))
+            ends[topic_name, number] = bounds.log_end
+            snapshot = topic.snapshot()
+            check_state(snapshot.head, snapshot.slices)
+
+
+def test_the_log_start_moves_with_kafkas(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
+    metadata(tmp_path / "t-0")
+    import_log_dir(root, tmp_path)
+    (tmp_path / STARTS).write_bytes(offsets_to_bytes({("t", 0): 4}))
+    import_log_dir(root, tmp_path)
+    topic = root.topic("t")
+    assert topic.head().log_start[0] == 4
+    assert [record.value for record in read(topic)] == [b"e", b"f"]
+    # All that was imported has expired there, and more.
+    shutil.rmtree(tmp_path / "t-0")
+    metadata(write_partition(tmp_path, "t-0", {20: batch(20, [b"x"]), 21: b""}))
+    (tmp_path / STARTS).unlink()
+    import_log_dir(root, tmp_path)
+    assert (topic.head().log_start[0], topic.head().log_end[0]) == (20, 21)
+    assert [record.value for record in read(topic)] == [b"x"]
+
+
+def test_an_open_transaction_that_expired_unseen_is_forgotten(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: batch(0, [b"a"], producer=7)})
+    metadata(tmp_path / "t-0")
+    import_log_dir(root, tmp_path)
+    assert [each.first for each in root.topic("t").head().kafka_open] == [0]
+    shutil.rmtree(tmp_path / "t-0")
+    metadata(write_partition(tmp_path, "t-0", {9: batch(9, [b"x"]) + batch(10, [b"y"], producer=7)}))
+    import_log_dir(root, tmp_path)
+    assert [(each.first, each.end) for each in root.topic("t").head().kafka_open] == [(10, 11)]
+    assert [record.value for record in read(root.topic("t"), isolation=READ_COMMITTED)] == [b"x"]
+
+
+def test_new_partitions_come_along_and_configs_are_set(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST})
+    import_log_dir(root, tmp_path, configs={"retention.ms": -1})
+    write_partition(tmp_path, "t-1", {0: FIRST})
+    import_log_dir(root, tmp_path)
+    topic = root.topic("t")
+    assert topic.head().log_end.tolist() == [3, 3]
+    assert topic.head().configs.retention_ms == -1
+    import_log_dir(root, tmp_path, configs={"retention.ms": 5})
+    assert topic.head().configs.retention_ms == 5
+
+
+def test_a_tail_that_was_not_whole_comes_later(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND[:-5]})
+    assert import_log_dir(root, tmp_path, on_skipped=lambda _: None).topics[0].partitions[0].skipped == 1
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
+    found = import_log_dir(root, tmp_path).topics[0].partitions[0]
+    assert (found.since, found.records, found.skipped) == (3, 3, 0)
+    assert [record.offset for record in read(root.topic("t"))] == list(range(6))
+
+
+def test_what_is_new_counts_as_dirty(root: Root, tmp_path: Path) -> None:
+    """What was compacted in Kafka since is not compacted here: a clean mark would leave old values for good."""
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
+    (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 3}))
+    import_log_dir(root, tmp_path)
+    write_partition(tmp_path, "t-0", {6: batch(6, [b"x"])})
+    (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 6}))
+    import_log_dir(root, tmp_path)
+    assert root.topic("t").head().cleaned_through.tolist() == [3]
+
+
+# ---------------------------------------------------------------- what no import goes on with
+
+
+def refused(root: Root, place: Path, error: type[SparklogError], words: str, **options: Any) -> None:
+    """The import raises one clear line, and nothing changes."""
+    before = sorted((info.key, info.size) for info in root.store.list(""))
+    with pytest.raises(error, match=words) as caught:
+        import_log_dir(root, place, **options)
+    assert "\n" not in str(caught.value)
+    assert sorted((info.key, info.size) for info in root.store.list("")) == before
+
+
+def test_another_topic_of_the_name(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
+    metadata(tmp_path / "t-0")
+    root.create_topic("t")
+    refused(root, tmp_path, Conflict, "topic 't' exists in memory:test and was not imported")
+    root.delete_topic("t")
+    import_log_dir(root, tmp_path)
+    metadata(tmp_path / "t-0", "AAAAAAAAAAAAAAAAAAAAAQ")
+    refused(root, tmp_path, Conflict, "imported from a topic with id DYgf.*, found one with id AAAA.*: it was created")
+
+
+def test_folders_of_two_topics(root: Root, tmp_path: Path) -> None:
+    for number, topic_id in enumerate(("DYgfIwO1zvCu-XXovTnyZg", "AAAAAAAAAAAAAAAAAAAAAQ")):
+        metadata(write_partition(tmp_path, f"t-{number}", {0: FIRST}), topic_id)
+    refused(root, tmp_path, BadRequest, "topics of different ids, AAAA.* and DYgf.*: bring those of one topic together")
+
+
+def test_a_topic_that_was_written_to(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST})
+    write_partition(tmp_path, "u-0", {0: FIRST})
+    import_log_dir(root, tmp_path)
+    root.topic("u").append(pa.table({"value": [b"mine"]}))
+    write_partition(tmp_path, "t-0", {3: SECOND})
+    refused(root, tmp_path, Conflict, "'u' .* written to since .*: partition 0 ends at 4, the import ended at 3")
+    assert root.topic("t").head().log_end[0] == 3
+    import_log_dir(root, tmp_path, topics=["t"])
+    assert root.topic("t").head().log_end[0] == 6
+
+
+def test_a_topic_with_more_partitions(root: Root, tmp_path: Path) -> None:
+    for number in range(2):
+        write_partition(tmp_path, f"t-{number}", {0: FIRST})
+    import_log_dir(root, tmp_path)
+    shutil.rmtree(tmp_path / "t-1")
+    refused(root, tmp_path, Conflict, "has 2 partitions, found 1 of it: expected at least as many")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_log_that_was_cut(root: Root, tmp_path: Path, known: bool) -> None:
+    folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
+    if known:
+        metadata(folder)
+    import_log_dir(root, tmp_path)
+    segment(folder, 3).write_bytes(b"")
+    refused(root, tmp_path, Conflict, "t-0 ends at 3, below 6, up to where it was imported: its log was cut")
+    other = batch(3, [b"d", b"e", b"F"])
+    segment(folder, 3).write_bytes(other + batch(6, [b"g"]))
+    refused(root, tmp_path, Conflict, "last batch that was imported of t-0, up to offset 5, is not the one")
+
+
+def test_a_cut_that_compaction_hides_shows_in_the_leader_epochs(root: Root, tmp_path: Path) -> None:
+    folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
+    metadata(folder)
+    import_log_dir(root, tmp_path)
+    segment(folder, 3).write_bytes(batch(6, [b"g"]))
+    (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 6}))
+    (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 4\n")
+    refused(root, tmp_path, Conflict, "is not the one that lies there now")
+    (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 6\n")
+    import_log_dir(root, tmp_path)
+    assert [record.offset for record in read(root.topic("t"))] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_names_that_are_kept(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "a-0", {0: FIRST})
+    write_partition(tmp_path, "_groups-0", {0: FIRST})
+    refused(root, tmp_path, BadRequest, "one leading '_' are kept for sparklog itself, found '_groups'")
+
+
+def test_choices_that_are_none(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST})
+    refused(root, tmp_path, BadRequest, "expected link to be one of auto, never, not soft", link="soft")
+    refused(root, tmp_path, BadRequest, "open transactions to be one of keep, abort, refuse", open_transactions="?")
+
+
+# ---------------------------------------------------------------- imports that are killed
+
+
+@dataclass
+class Steps:
+    """Faults at one call, and how many there were."""
+
+    kind: FaultKind
+    at: int
+    calls: int = 0
+
+    def __call__(self, call: Call) -> Fault | None:
+        self.calls += 1
+        return Fault(self.kind) if call.number == self.at else None
+
+
+def three_topics(place: Path) -> None:
+    write_partition(place, "t-0", {0: FIRST, 3: SECOND, 6: batch(6, [b"g"], producer=7), 7: batch(7, [b"h"])})
+    write_partition(place, "t-1", {0: FIRST, 3: b""})
+    write_partition(place, "u-0", {0: batch(0, [b"x"], producer=5), 1: marker(1, 5, commit=False) + batch(2, [b"y"])})
+    for name in ("t-0", "t-1"):
+        metadata(place / name)
+
+
+PLACES = (("t", 0), ("t", 1), ("u", 0))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit for each segment."""
+    monkeypatch.setattr(import_partition, "PIECE_BYTES", 1)
+    monkeypatch.setattr(importing, "BYTES_PER_COMMIT", 1)
+
+
+def seen(root: Root) -> Iterator[tuple[str, int, list[int]]]:
+    """What readers see of each partition that is there."""
+    for name in root.topics():
+        topic = root.topic(name)
+        for number in range(topic.head().partitions):
+            yield name, number, [record.offset for record in read(topic, number, READ_COMMITTED)]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize(
+    "kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER]
+)
+def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(tmp_path: Path, kind: FaultKind) -> None:
+    three_topics(tmp_path)
+    whole = fresh()
+    import_log_dir(whole, tmp_path)
+    expected = {place: state(whole.topic(place[0]), place[1]) for place in PLACES}
+    offsets = {(name, number): found for name, number, found in seen(whole)}
+    again = 0
+    for at in range(1000):
+        store = MemoryStore(Clock())
+        open_root(store, create=True, env=Clock().env(at))
+        steps = Steps(kind, at)
+        with contextlib.suppress(SparklogError, Crash):
+            import_log_dir(open_root(FaultyStore(store, steps), env=Clock().env(at)), tmp_path)
+        after = open_root(store, env=Clock().env(at + 1000))
+        for name, number, found in seen(after):
+            assert found == offsets[name, number][: len(found)], (at, name, number)
+        data = {info.key for info in store.list("") if info.key.endswith((".log", ".slices"))}
+        named = {f"{name}/{path}" for name in after.topics() for path in after.topic(name).snapshot().slices.paths()}
+        import_log_dir(after, tmp_path)
+        for place in PLACES:
+            assert state(after.topic(place[0]), place[1]) == expected[place], (at, place)
+        # What was named was not copied again, and all that is of no use lies in the folder of a topic.
+        since = {info.key for info in store.list("") if info.key.endswith((".log", ".slices"))}
+        assert data <= since
+        assert len(since - data) == 7 - len(named), at
+        assert {key.split("/")[0] for key in since} == {"t", "u"}
+        again += 0 < len(named) < 7
+        if steps.calls <= at:
+            break
+    assert at < 999
+    assert again > 10
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_pieces_are_committed_as_they_are_copied(root: Root, tmp_path: Path) -> None:
+    three_topics(tmp_path)
+    said: list[tuple[str, int, int, int]] = []
+    report = import_log_dir(root, tmp_path, on_progress=lambda *done: said.append(done))
+    topic = root.topic("t")
+    assert topic.head().version == 5
+    assert [each.first for each in topic.head().kafka_open] == [6]
+    assert report.names == ["t", "u"]
+    first = report.topics[0].partitions[0]
+    assert (first.records, first.log_end, first.linked, first.open) == (8, 8, 0, 1)
+    assert sum(records for name, number, records, _ in said if (name, number) == ("t", 0)) == 8
+    assert sum(nbytes for name, number, _, nbytes in said if (name, number) == ("t", 0)) == first.copied
+    assert first.copied == sum(file.stat().st_size for file in (tmp_path / "t-0").glob("*.log"))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_damage_behind_what_was_committed_keeps_that(root: Root, tmp_path: Path) -> None:
+    folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND + b"\0" * 30, 6: batch(6, [b"g"])})
+    with pytest.raises(Corrupt):
+        import_log_dir(root, tmp_path)
+    assert [record.offset for record in read(root.topic("t"))] == [0, 1, 2]
+    segment(folder, 3).write_bytes(SECOND)
+    import_log_dir(root, tmp_path)
+    assert [record.offset for record in read(root.topic("t"))] == list(range(7))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_who_refuses_open_transactions_has_all_or_nothing(root: Root, tmp_path: Path) -> None:
+    three_topics(tmp_path)
+    with pytest.raises(Conflict, match=r"no open transactions in t, found 1, the first is .* from 6"):
+        import_log_dir(root, tmp_path, topics=["t"], open_transactions="refuse")
+    assert root.topics() == []
+    write_partition(tmp_path, "t-0", {8: marker(8, 7, commit=True)})
+    import_log_dir(root, tmp_path, topics=["t"], open_transactions="refuse")
+    assert len(read(root.topic("t"))) == 8
+
+
+def test_two_imports_at_once_copy_for_one(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST})
+    import_log_dir(root, tmp_path)
+    write_partition(tmp_path, "t-0", {3: SECOND})
+    other = open_root(root.store, env=Clock().env(7))
+    whole = import_partition.copy_segment
+
+    def overtaken(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(import_partition, "copy_segment", whole)
+        import_log_dir(other, tmp_path)
+        return whole(*args, **options)
+
+    monkeypatch.setattr(import_partition, "copy_segment", overtaken)
+    import_log_dir(root, tmp_path)
+    assert [record.offset for record in read(root.topic("t"))] == list(range(6))
+
+
+def test_a_dry_run_says_what_would_be_taken(root: Root, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
+    found = import_log_dir(None, tmp_path, dry_run=True).topics[0]
+    assert (found.created, found.partitions[0].log_end) == (True, 6)
+    assert found.partitions[0].copied == len(FIRST) + len(SECOND)
+    before = [info.key for info in root.store.list("")]
+    assert import_log_dir(root, tmp_path, dry_run=True).topics[0] == found
+    assert [info.key for info in root.store.list("")] == before
+    import_log_dir(root, tmp_path)
+    write_partition(tmp_path, "t-0", {6: batch(6, [b"x"])})
+    again = import_log_dir(root, tmp_path, dry_run=True).topics[0]
+    assert (again.created, again.partitions[0].since, again.partitions[0].log_end) == (False, 6, 7)
+    assert again.partitions[0].copied == len(batch(6, [b"x"]))
+    assert root.topic("t").head().log_end[0] == 6
+    with pytest.raises(BadRequest, match="expected a root to import into"):
+        import_log_dir(None, tmp_path)
+
+
+def test_the_commit_names_kafkas_topic(root: Root, fixtures: Path) -> None:
+    import_log_dir(root, fixtures / "compaction/incremental/before")
+    source = root.topic("compacted").head().kafka_source
+    assert source is not None
+    assert source.topic_id == "DYgfIwO1zvCu-XXovTnyZg"
+    commit = json.loads(root.store.get("compacted/_log/00000000000000000001.json"))
+    assert commit["op"] == IMPORT
+    assert commit["kafkaSource"]["end"] == [root.topic("compacted").head().log_end[0]]
+
+
+# ---------------------------------------------------------------- links
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Root:
+    return open_root(LocalStore(tmp_path / "root", durable=False), create=True, env=Clock().env(1))
+
+
+def linked_bases(folder: Path) -> list[int]:
+    """Base offsets of the segments that have a second name."""
+    return [int(file.stem) for file in sorted(folder.glob("*.log")) if file.stat().st_nlink == 2]
+
+
+def test_closed_segments_below_the_high_watermark_are_linked(on_disk: Root, tmp_path: Path) -> None:
+    place = tmp_path / "kafka"
+    parts = {0: FIRST, 3: SECOND, 6: batch(6, [b"g"]), 7: batch(7, [b"h"])}
+    for name in ("t-0", "u-0"):
+        write_partition(place, name, parts)
+    # What lies above it the broker may still cut off.
+    (place / "replication-offset-checkpoint").write_bytes(offsets_to_bytes({("t", 0): 6}))
+    report = import_log_dir(on_disk, place)
+    assert linked_bases(place / "t-0") == [0, 3]
+    assert linked_bases(place / "u-0") == []
+    part = report.topics[0].partitions[0]
+    assert (part.linked, part.copied) == (len(FIRST) + len(SECOND), len(parts[6]) + len(parts[7]))
+    assert [record.offset for record in read(on_disk.topic("t"))] == list(range(8))
+    # A broker deletes by name, and appends to the last segment only.
+    shutil.rmtree(place)
+    on_disk.topic("t").log.refresh()
+    assert [record.offset for record in read(on_disk.topic("t"))] == list(range(8))
+
+
+def test_damaged_segments_are_no_links(on_disk: Root, tmp_path: Path) -> None:
+    place = tmp_path / "kafka"
+    folder = write_partition(place, "t-0", {0: FIRST + b"\0" * 30, 3: SECOND, 6: b""})
+    with pytest.raises(Corrupt):
+        import_log_dir(on_disk, place)
+    assert linked_bases(folder) == []
+    for policy, bases, ends in (("skip", [], 6), ("truncate", [], 3)):
+        import_log_dir(on_disk, place, corrupt_records=policy, on_skipped=lambda _: None)
+        assert linked_bases(folder) == bases
+        assert on_disk.topic("t").head().log_end[0] == ends
+        on_disk.delete_topic("t")
+
+
+def test_what_cannot_be_linked_is_copied(on_disk: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "kafka"
+    folder = write_partition(place, "t-0", {0: FIRST, 3: SECOND})
+    other = tmp_path / "other"
+    other.write_bytes(FIRST)
+    monkeypatch.setattr(SegmentFile, "__init__", _of_another_inode(SegmentFile.__init__))
+    report = import_log_dir(on_disk, place)
+    assert linked_bases(folder) == []
+    assert report.topics[0].partitions[0].linked == 0
+    assert len(read(on_disk.topic("t"))) == 6
+
+
+def _of_another_inode(whole: Any) -> Any:
+    """As if the file had been replaced between its opening and its linking."""
+
+    def opened(self: SegmentFile, path: str) -> None:
+        whole(self, path)
+        self.inode += 1
+
+    return opened
