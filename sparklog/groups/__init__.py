@@ -1,8 +1,8 @@
 """Consumer groups: how far who has read, in the root itself.
 
 `group` is a group and its members, `groups` all of a root, `state` the entries of a group's log and the steps from one
-to the next, `offsets` the tables in them. Transactions put offsets of groups into what they commit
-(`sparklog.transactions`).
+to the next, `offsets` the tables in them, `lag` how far groups are behind. Transactions put offsets of groups into what
+they commit (`sparklog.transactions`).
 """
 
 from __future__ import annotations

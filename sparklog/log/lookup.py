@@ -1,9 +1,9 @@
-"""The first offset at or after a time, by Kafka's rule, in a few ranged reads per partition.
+"""The first offset at or after a time, by Kafka's rule, and the time of the first record at or above an offset.
 
 Kafka answers with the first record in offset order, at or above the log start and below the bound, whose timestamp is
 at or after the target; records of aborted transactions and markers count. It is not the record nearest in time:
 timestamps may go back. The snapshot's slice table tells the slice, its footer the window, the window the record: two
-reads. In a sealed segment the `.timeindex` and the `.index` stand for the footer: three.
+reads. In a sealed segment the `.timeindex` and the `.index` stand for the footer: three. By offset it is two in both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from sparklog.log.snapshot import Snapshot
     from sparklog.log.topic import Topic
 
-__all__ = ["offsets_for_timestamps"]
+__all__ = ["first_records", "offsets_for_timestamps"]
+
+ANY_TIME = -1
+"""What every record's time is at least: Kafka's "no timestamp"."""
 
 
 def offsets_for_timestamps(
@@ -36,30 +39,52 @@ def offsets_for_timestamps(
 
     A file that is gone is looked for in a newer snapshot. `NotFound` for a partition that does not exist.
     """
+    return _looked_up(topic, snapshot, {partition: (target, 0) for partition, target in targets.items()}, isolation)
+
+
+def first_records(
+    topic: Topic, snapshot: Snapshot, offsets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
+) -> dict[int, TimestampOffset | None]:
+    """Per partition of `offsets`, the first record at or above that offset: its offset and time (ms); None: no such.
+
+    Two requests per partition at most. `NotFound` for a partition that does not exist.
+    """
+    return _looked_up(topic, snapshot, {partition: (ANY_TIME, low) for partition, low in offsets.items()}, isolation)
+
+
+def _looked_up(
+    topic: Topic, snapshot: Snapshot, wanted: Mapping[int, tuple[int, int]], isolation: str
+) -> dict[int, TimestampOffset | None]:
+    """`wanted`: partition to (least time, least offset). A file that is gone is looked for in a newer snapshot."""
     from sparklog.log.fetch import MissingFile
 
     check_isolation(isolation)
     answers: dict[int, TimestampOffset | None] = {}
-    for partition, target in targets.items():
+    bounds = bounds_of(snapshot)
+    for partition, (target, low) in wanted.items():
         missed = ""
         while partition not in answers:
+            own = check_partition(topic.name, partition, bounds)
+            start, end = max(low, own.log_start), own.end(isolation)
             try:
-                answers[partition] = _offset_for_timestamp(topic, snapshot, partition, target, isolation)
+                answers[partition] = _first(topic, snapshot, partition, target, start, end)
             except MissingFile as missing:
                 if missing.file == missed:
                     raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
                 missed = missing.file
                 snapshot = topic.read_snapshot()
+                bounds = bounds_of(snapshot)
     return answers
 
 
-def _offset_for_timestamp(
-    topic: Topic, snapshot: Snapshot, partition: int, target: int, isolation: str
+def _first(
+    topic: Topic, snapshot: Snapshot, partition: int, target: int, start: int, end: int
 ) -> TimestampOffset | None:
-    bounds = check_partition(topic.name, partition, bounds_of(snapshot))
-    start, end = bounds.log_start, bounds.end(isolation)
+    """The first record in offsets `[start, end)` with a time of at least `target`."""
+    if start >= end:
+        return None
     found = snapshot.slices.select(partition, start, end)
-    # A slice that the log start cuts may have its late records below it: then the next candidate is looked at.
+    # A slice that the start cuts may have its late records below it: then the next candidate is looked at.
     for row in np.flatnonzero(found.max_ts >= target).tolist():
         one = planned_slices(topic.name, partition, found[row : row + 1]).row(0)
         answer = _in_slice(topic.store, one, target, start)
@@ -104,7 +129,7 @@ def _in_segment(store: Store, found: PlannedSlice, target: int, start: int) -> T
     from sparklog.log.fetch import enter_segment, read_window
 
     index = read_offset_index(store, found)
-    times = None if index is None else read_time_index(store, found)
+    times = None if index is None or target == ANY_TIME else read_time_index(store, found)
     entrance = entrance_for_timestamp(index, times, found, target, start)
     low, first = enter_segment(store, found, entrance)
     until = entrance.until

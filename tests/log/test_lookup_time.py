@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log import fetch
+from sparklog.log.lookup import first_records
 from sparklog.log.root_view import RootView
 from sparklog.log.topic import Topic
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
@@ -98,6 +99,32 @@ def test_a_log_start_inside_a_large_slice_is_respected(large: tuple[Topic, list[
         topic.delete_records({0: start})
         for target in (0, times[start] - 5000, times[start], times[start] + 1, times[4000]):
             assert topic.offset_for_timestamp(target, 0) == {0: model(times, target, start)}
+
+
+def test_the_first_record_at_an_offset_and_its_time(place: Place) -> None:
+    topic = place.topic(2)
+    topic.append(timed([5, 7, 3]).append_column("partition", pa.array([0, 0, 0], pa.int32())))
+    topic.append(timed([9, 4]).append_column("partition", pa.array([0, 0], pa.int32())))
+    times = [5, 7, 3, 9, 4]
+    for offset, time in enumerate(times):
+        found = first_records(topic, topic.read_snapshot(), {0: offset, 1: 0})
+        assert found == {0: TimestampOffset(offset, time), 1: None}
+    assert first_records(topic, topic.read_snapshot(), {0: 5, 1: 7}) == {0: None, 1: None}
+    topic.delete_records({0: 2})
+    assert first_records(topic, topic.read_snapshot(), {0: 0}) == {0: TimestampOffset(2, 3)}
+    with pytest.raises(NotFound, match="expected partitions 0 to 1"):
+        first_records(topic, topic.read_snapshot(), {2: 0})
+
+
+def test_the_first_record_at_an_offset_costs_two_ranged_reads_at_most(
+    memory: Place, large: tuple[Topic, list[int]]
+) -> None:
+    topic, times = large
+    snapshot = topic.read_snapshot()
+    for offset in range(0, len(times), 97):
+        memory.store.reset()
+        assert first_records(topic, snapshot, {0: offset}) == {0: TimestampOffset(offset, times[offset])}
+        assert len([key for verb, key in memory.store.keys if "/append/" in key]) <= 2
 
 
 def test_append_time_is_looked_up_without_reading_records(memory: Place) -> None:
