@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sparklog.datasource import partitioned, register
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
+    from sparklog.groups.consumer import consumer
     from sparklog.log.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
     from sparklog.transactions import transactional
 
@@ -28,6 +29,7 @@ __all__ = [
     "SparklogError",
     "Unavailable",
     "__version__",
+    "consumer",
     "open",
     "partitioned",
     "register",
@@ -37,6 +39,7 @@ __all__ = [
 _HOME = {
     "open": ("sparklog.log.root", "open_root"),
     "register": ("sparklog.datasource", "register"),
+    "consumer": ("sparklog.groups.consumer", "consumer"),
     "partitioned": ("sparklog.datasource", "partitioned"),
     "transactional": ("sparklog.transactions", "transactional"),
 }

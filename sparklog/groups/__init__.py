@@ -1,8 +1,8 @@
 """Consumer groups: how far who has read, in the root itself.
 
-`group` is a group and its members, `groups` all of a root, `state` the entries of a group's log and the steps from one
-to the next, `offsets` the tables in them, `lag` how far groups are behind. Transactions put offsets of groups into what
-they commit (`sparklog.transactions`).
+`group` is a group and its members, `groups` all of a root, `consumer` reads topics as a member, `lag` says how far
+groups are behind; `state` has the entries of a group's log and the steps from one to the next, `offsets` the tables in
+them. Transactions put offsets of groups into what they commit (`sparklog.transactions`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparklog.groups.consumer import Consumer
     from sparklog.groups.group import Group, GroupDescription, Membership
     from sparklog.groups.groups import Groups
     from sparklog.groups.offsets import CommittedOffset, GroupMetadata, OffsetAndMetadata
 
 _HOME = {
     "CommittedOffset": "offsets",
+    "Consumer": "consumer",
     "Group": "group",
     "GroupDescription": "group",
     "GroupMetadata": "offsets",
@@ -26,6 +28,7 @@ _HOME = {
 }
 __all__ = [
     "CommittedOffset",
+    "Consumer",
     "Group",
     "GroupDescription",
     "GroupMetadata",

@@ -342,7 +342,8 @@ class Group:
     def checked(self, offsets: Offsets, ids: Mapping[str, str] | None = None) -> tuple[TopicOffsets, ...]:
         """Offsets to be committed as columns, with the time of now. `ids`: of topics as the consumer knows them.
 
-        `NotFound` for a topic that does not exist; `BadRequest` for a partition, an offset or metadata that cannot be.
+        `NotFound` for a topic that does not exist, `Conflict` if it was created again; `BadRequest` for a partition, an
+        offset or metadata that cannot be.
         """
         now_ms = self.root.env.wall_ms()
         found = []
@@ -350,6 +351,10 @@ class Group:
             if not positions:
                 continue
             head = self.root.topic(topic).head(refresh=False)
+            if ids is not None and ids.get(topic, head.topic_id) != head.topic_id:
+                raise Conflict(
+                    f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"
+                )
             rows = {}
             for partition, position in positions.items():
                 offset, epoch, metadata = (
@@ -368,8 +373,7 @@ class Group:
                         "are kept beside an offset; shorten it"
                     )
                 rows[partition] = offset, now_ms, NO_EPOCH if epoch is None else epoch, metadata
-            topic_id = head.topic_id if ids is None else ids.get(topic, head.topic_id)
-            found.append(topic_offsets(topic, topic_id, rows))
+            found.append(topic_offsets(topic, head.topic_id, rows))
         return tuple(found)
 
 
@@ -377,7 +381,7 @@ class Group:
 class Membership:
     """What joining gave: the right to commit, until a newer generation takes over (`Fenced` from then on).
 
-    `topic_ids`: of topics as the member knows them; a topic that was created again since gets no offsets from it.
+    `topic_ids`: of topics as the member knows them; one that was created again since takes no offsets from it.
     """
 
     group: Group
@@ -391,7 +395,10 @@ class Membership:
         return self.metadata.generation
 
     def commit(self, offsets: Offsets) -> None:
-        """Commit offsets, next to read, topic to partition to offset. `Fenced` if a newer member took over."""
+        """Commit offsets, next to read, topic to partition to offset. `Fenced` if a newer member took over.
+
+        `NotFound`, `Conflict`, `BadRequest`: as `Group.checked`.
+        """
         checked = self.group.checked(offsets, self.topic_ids)
         self.group._write(lambda base: steps.commit(base, self.metadata, checked))
 

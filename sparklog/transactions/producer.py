@@ -40,6 +40,7 @@ from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
 
 if TYPE_CHECKING:
+    from sparklog.groups.consumer import Consumer
     from sparklog.log.append_writer import AppendWriter, WriteOptions
     from sparklog.log.appending import ArrowData
 
@@ -191,19 +192,29 @@ class Transaction:
         if any(len(file) for file in files):
             self._files.setdefault(target.topic, []).append((target, tuple(files)))
 
-    def send_offsets(self, group: str | GroupMetadata | Membership, offsets: Offsets) -> None:
+    def send_offsets(self, group: str | GroupMetadata | Membership | Consumer, offsets: Offsets | None = None) -> None:
         """Offsets (next to read) of a consumer group, topic to partition to offset: committed with the transaction.
 
-        Given a member of the group, `commit` is refused with `Fenced` once a newer member has joined; given a name
-        alone, nothing fences. `NotFound` for a topic that does not exist, `BadRequest` for a partition or an offset
-        that cannot be.
+        Given a consumer (its positions, if no offsets are given) or another member of the group, `commit` is refused
+        with `Fenced` once a newer member has joined; given a name alone, nothing fences. `NotFound` for a topic that
+        does not exist, `BadRequest` for a partition or an offset that cannot be, and for a consumer that commits by
+        itself.
         """
+        from sparklog.groups.consumer import Consumer
+
         self._check_open()
-        member = (
-            group.metadata if isinstance(group, Membership) else group if isinstance(group, GroupMetadata) else None
-        )
-        name = group if isinstance(group, str) else group.group.id if isinstance(group, Membership) else group.group
+        if isinstance(group, Consumer):
+            if group.auto_commit_interval_ms is not None:
+                raise BadRequest(
+                    f"{group!r} commits by itself, also what a transaction aborts; set enable_auto_commit=False"
+                )
+            offsets = group.positions() if offsets is None else offsets
+            group = group.membership
+        if offsets is None:
+            raise BadRequest("expected offsets, topic to partition to offset; only a consumer knows its own")
         ids = group.topic_ids if isinstance(group, Membership) else None
+        member = group.metadata if isinstance(group, Membership) else None if isinstance(group, str) else group
+        name = str(group) if member is None else member.group
         checked = Group(self._root, name).checked(offsets, ids)
         self._offsets[name] = merged(self._offsets.get(name, ()), checked)
         self._members[name] = member

@@ -1,0 +1,391 @@
+"""A consumer in plain Python: follows topics, remembers in its group how far it has read.
+
+    with sparklog.consumer("/data/log", "billing", topics=["orders", "payments"]) as consumer:
+        while True:
+            for batch in consumer.poll(timeout=1.0):
+                ...                                     # a pyarrow.RecordBatch with the columns of `topic.scan`
+
+It is Kafka's consumer with one instance per group: the newest owns all partitions of its topics, an older one is fenced
+by it at its next commit or heartbeat. Everything happens inside the calls: offsets are committed automatically at the
+beginning of a `poll` and by `close`, as in Kafka, and there is no thread in the background, so who does not `poll` for
+longer than its session timeout counts as gone. Records come partition by partition in offset order; what compaction
+took, markers, and under read_committed what was aborted is passed over; nothing is read past the last stable offset.
+
+To consume, transform and produce exactly once: `enable_auto_commit=False`, then per batch
+
+    with producer.begin() as transaction:
+        transaction.append("invoices", made_of(batch))
+        transaction.send_offsets(consumer)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable
+from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
+from sparklog.groups.offsets import CommittedOffset, GroupMetadata
+from sparklog.log.env import Moment
+from sparklog.log.root import Root, open_root
+from sparklog.log.root_view import RootView
+from sparklog.log.scan import check_isolation, read_parts
+from sparklog.log.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange
+from sparklog.storage.store import Store
+
+__all__ = ["EARLIEST", "LATEST", "NONE", "Consumer", "consumer"]
+
+_LOG = logging.getLogger("sparklog.groups")
+EARLIEST, LATEST, NONE = "earliest", "latest", "none"
+FETCH_BYTES = 4 << 20
+"""About so much is read of each partition before the next one's turn."""
+HEARTBEATS = 3
+"""Signs of life per session timeout, from a consumer that has nothing to commit."""
+
+Place = tuple[str, int]
+
+
+def consumer(
+    root: Root | Store | str | os.PathLike[str],
+    group: str,
+    *,
+    topics: str | Sequence[str],
+    auto_offset_reset: str = LATEST,
+    enable_auto_commit: bool = True,
+    auto_commit_interval_ms: int = 5_000,
+    isolation_level: str = READ_COMMITTED,
+    session_timeout_ms: int = SESSION_TIMEOUT_MS,
+    max_poll_records: int | None = None,
+    columns: Sequence[str] = COLUMNS,
+    instance: str | None = None,
+) -> Consumer:
+    """Join a group and read topics from where it left off; `root` is an open root, or where one is.
+
+    `auto_offset_reset`: where a partition begins whose committed offset is missing or out of range: `earliest`,
+    `latest`, or `none`: `NotFound`. `max_poll_records`: of one `poll` at most (None: as many as are read at once).
+    `columns` of the batches. `NotFound` for a topic that does not exist; `Unavailable` if a transaction that no member
+    of the group began has offsets pending and is not decided within a minute.
+    """
+    opened = root if isinstance(root, Root) else open_root(root)
+    return Consumer(
+        opened,
+        group,
+        topics=[topics] if isinstance(topics, str) else list(topics),
+        auto_offset_reset=auto_offset_reset,
+        auto_commit_interval_ms=auto_commit_interval_ms if enable_auto_commit else None,
+        isolation_level=isolation_level,
+        session_timeout_ms=session_timeout_ms,
+        max_poll_records=max_poll_records,
+        columns=columns,
+        instance=instance,
+    )
+
+
+class Consumer:
+    """See the module. Not safe to share between threads. `close` it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        root: Root,
+        group: str,
+        *,
+        topics: Sequence[str],
+        auto_offset_reset: str,
+        auto_commit_interval_ms: int | None,
+        isolation_level: str,
+        session_timeout_ms: int,
+        max_poll_records: int | None,
+        columns: Sequence[str],
+        instance: str | None,
+    ) -> None:
+        _check(topics, auto_offset_reset, auto_commit_interval_ms, max_poll_records, columns)
+        self.isolation = check_isolation(isolation_level)
+        self.topics = tuple(dict.fromkeys(topics))
+        self.auto_commit_interval_ms = auto_commit_interval_ms
+        self._root = root
+        self._env = root.env
+        self._view = RootView(root)
+        self._reset = auto_offset_reset
+        self._limit = max_poll_records
+        self._columns = tuple(columns)
+        self._view.refresh(self.topics)
+        self._ids = {topic: self._view.topic_id(topic) for topic in self.topics}
+        self._bounds = {topic: self._view.bounds(topic) for topic in self.topics}
+        self.group = Group(root, group)
+        self.membership: Membership = self.group.join(instance, session_timeout_ms=session_timeout_ms)
+        self.membership.topic_ids.update(self._ids)
+        self._written = self._committed_at = self._env.now()
+        self._kept: dict[Place, int] = {}
+        self._positions: dict[Place, int] = {}
+        self._stream: Iterator[pa.RecordBatch] | None = None
+        self._waiting: deque[pa.RecordBatch] = deque()
+        self._closed = False
+        try:
+            self.seek_to_committed()
+        except SparklogError:
+            self.membership.leave()
+            raise
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.group.id!r}, {self._root.location!r}, {', '.join(self.topics)})"
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # What was being worked on when it failed is not done.
+        self.close(commit=kind is None)
+
+    # -- reading
+
+    def poll(self, timeout: float = 0.0) -> list[pa.RecordBatch]:
+        """The next records; waits up to `timeout` seconds for some. Empty if there are none.
+
+        `Fenced` if a newer consumer of the group took over; `Conflict` if a topic was deleted or created again;
+        `NotFound` if offsets are gone that were not read, under `auto_offset_reset="none"`.
+        """
+        self._check_open()
+        begun = self._env.now()
+        while True:
+            self._keep_up()
+            found = self._take()
+            if found:
+                return found
+            self._refresh()
+            if self._stream is not None:
+                continue
+            left_ms = timeout * 1000 - self._env.now().elapsed_ms(begun)
+            if left_ms <= 0:
+                return []
+            self._env.sleep(min(self._view.poll_interval_ms, left_ms) / 1000)
+
+    def _take(self) -> list[pa.RecordBatch]:
+        """What has been read and not handed out, or a batch more; positions move behind it."""
+        if not self._waiting and self._stream is not None:
+            try:
+                batch = next(self._stream, None)
+            except NotFound as error:
+                # Deleted before they were read: where to go on is for the reset policy to say.
+                _LOG.warning("%s", error)
+                batch, self._stream = None, None
+            if batch is None:
+                self._stream = None
+            else:
+                self._waiting.append(batch)
+        found, room = [], self._limit
+        while self._waiting and (room is None or room > 0):
+            batch = self._waiting.popleft()
+            if room is not None and batch.num_rows > room:
+                self._waiting.appendleft(batch.slice(room))
+                batch = batch.slice(0, room)
+            self._move_behind(batch)
+            found.append(batch.select(self._columns))
+            room = None if room is None else room - batch.num_rows
+        return found
+
+    def _move_behind(self, batch: pa.RecordBatch) -> None:
+        topic = batch.column("topic")[0].as_py()
+        partitions = batch.column("partition").to_numpy()
+        offsets = batch.column("offset").to_numpy()
+        # Offsets of a partition go up: its last row is the newest.
+        last, first = np.unique(partitions[::-1], return_index=True)
+        for partition, offset in zip(last.tolist(), offsets[::-1][first].tolist(), strict=True):
+            self._positions[topic, partition] = offset + 1
+
+    def _refresh(self) -> None:
+        """See what is new, and begin to read it; no stream if there is nothing."""
+        self._view.refresh(self.topics)
+        for topic in self.topics:
+            if self._view.topic_id(topic) != self._ids[topic]:
+                raise Conflict(f"topic {topic} was deleted and created again while it was read: start again")
+            self._bounds[topic] = self._view.bounds(topic)
+        ranges = [wanted for topic in self.topics for wanted in self._ranges(topic)]
+        self._stream = self._read(ranges) if ranges else None
+
+    def _ranges(self, topic: str) -> list[OffsetRange]:
+        """What there is to read of a topic, partitions that are new from their log start."""
+        found = []
+        for partition, bounds in self._bounds[topic].items():
+            place = topic, partition
+            at = self._positions.setdefault(place, bounds.log_start)
+            if not bounds.log_start <= at <= bounds.log_end:
+                at = self._positions[place] = self._start(place, at, bounds)
+            if at < bounds.end(self.isolation):
+                found.append(OffsetRange(topic, partition, at, bounds.end(self.isolation)))
+        return [
+            OffsetRange(topic, each.partition, each.start, _cut(each, nbytes))
+            for each, nbytes in zip(found, self._view.nbytes(found), strict=True)
+        ]
+
+    def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        wanted = tuple(dict.fromkeys((*self._columns, "topic", "partition", "offset")))
+        for topic in self.topics:
+            own = [each for each in ranges if each.topic == topic]
+            yield from read_parts(self._view.plan(own, self.isolation), wanted)
+            for each in own:
+                # Behind the last record there may be markers, aborted ones, or gaps.
+                self._positions[topic, each.partition] = each.end
+
+    # -- positions
+
+    def position(self, topic: str, partition: int) -> int:
+        """The next offset that `poll` gives of a partition. `NotFound` if it is not read here."""
+        if (topic, partition) not in self._positions:
+            raise NotFound(f"{self!r} does not read partition {partition} of topic {topic}")
+        return self._positions[topic, partition]
+
+    def positions(self) -> dict[str, dict[int, int]]:
+        """The same of all, topic to partition to offset: what `commit` commits."""
+        found: dict[str, dict[int, int]] = {topic: {} for topic in self.topics}
+        for (topic, partition), offset in self._positions.items():
+            found[topic][partition] = offset
+        return found
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on from an offset. One out of range is met by `auto_offset_reset` at the next `poll`."""
+        self.position(topic, partition)
+        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+            raise BadRequest(f"expected an offset of at least 0, found {offset!r}")
+        self._drop_read()
+        self._positions[topic, partition] = offset
+
+    def seek_to_beginning(self) -> None:
+        """Go on from the log start of every partition."""
+        self._seek({place: bounds.log_start for place, bounds in self._all_bounds()})
+
+    def seek_to_end(self) -> None:
+        """Go on from the end of every partition: the last stable offset, under read_committed."""
+        self._seek({place: bounds.end(self.isolation) for place, bounds in self._all_bounds()})
+
+    def seek_to_committed(self) -> None:
+        """Go on from the committed offsets: where a consumer begins, and where it goes after an aborted transaction."""
+        state = self.group.stable()
+        self._kept = {
+            (each.topic, partition): offset
+            for each in state.offsets
+            if self._ids.get(each.topic) == each.topic_id
+            for partition, offset in zip(each.partition, each.offset, strict=True)
+        }
+        self._seek({place: self._start(place, self._kept.get(place), bounds) for place, bounds in self._all_bounds()})
+
+    def _all_bounds(self) -> list[tuple[Place, Bounds]]:
+        return [
+            ((topic, partition), bounds)
+            for topic in self.topics
+            for partition, bounds in self._view.bounds(topic).items()
+        ]
+
+    def _seek(self, positions: Mapping[Place, int]) -> None:
+        self._drop_read()
+        self._positions.update(positions)
+
+    def _drop_read(self) -> None:
+        self._stream = None
+        self._waiting.clear()
+
+    def _start(self, place: Place, offset: int | None, bounds: Bounds) -> int:
+        """A position: `offset` if it is in range, else what the reset policy says."""
+        if offset is not None and bounds.log_start <= offset <= bounds.log_end:
+            return offset
+        name = f"{place[0]}-{place[1]}"
+        what = f"group '{self.group.id}' has no offset committed for {name}"
+        if offset is not None:
+            what = f"offset {offset} of {name} is out of range: it has {bounds.log_start} to {bounds.log_end}"
+        if self._reset == NONE:
+            raise NotFound(f"{what}; seek, reset the group, or choose auto_offset_reset earliest or latest")
+        start = bounds.log_start if self._reset == EARLIEST else bounds.end(self.isolation)
+        if offset is not None:
+            _LOG.warning("%s; going on at %s (auto_offset_reset=%s)", what, start, self._reset)
+        return start
+
+    # -- committing
+
+    def group_metadata(self) -> GroupMetadata:
+        """Who this is, for a transaction that sends offsets of it."""
+        return self.membership.metadata
+
+    def committed(self) -> Mapping[Place, CommittedOffset]:
+        """What the group has committed, by (topic, partition)."""
+        return self.group.committed()
+
+    def commit(self, offsets: Offsets | None = None) -> None:
+        """Commit positions (or `offsets`); returns when it is done. `Fenced` if a newer consumer took over."""
+        self._check_open()
+        if offsets is None:
+            changed: dict[str, dict[int, int]] = {}
+            for (topic, partition), offset in self._positions.items():
+                if self._kept.get((topic, partition)) != offset:
+                    changed.setdefault(topic, {})[partition] = offset
+            offsets = changed
+        if any(offsets.values()):
+            self.membership.commit(offsets)
+            self._written = self._env.now()
+            for topic, positions in offsets.items():
+                for partition, position in positions.items():
+                    self._kept[topic, partition] = position if isinstance(position, int) else position.offset
+
+    def _keep_up(self) -> None:
+        """Commit if it is time, and show that this consumer lives."""
+        now = self._env.now()
+        try:
+            if self._is_due(now, self._committed_at, self.auto_commit_interval_ms):
+                self.commit()
+                self._committed_at = now
+            if self._is_due(now, self._written, self.membership.session_timeout_ms // HEARTBEATS):
+                self.membership.heartbeat()
+                self._written = now
+        except Unavailable as error:
+            _LOG.warning("group '%s' is behind, the next poll tries again: %s", self.group.id, error)
+
+    @staticmethod
+    def _is_due(now: Moment, last: Moment, interval_ms: int | None) -> bool:
+        return interval_ms is not None and now.elapsed_ms(last) >= interval_ms
+
+    def close(self, *, commit: bool = True) -> None:
+        """Commit, if that is automatic (and `commit`), and leave the group. Closing twice does nothing."""
+        if self._closed:
+            return
+        try:
+            try:
+                if commit and self.auto_commit_interval_ms is not None:
+                    self.commit()
+            finally:
+                self.membership.leave()
+        except (Conflict, Fenced, NotFound, Unavailable) as error:
+            _LOG.warning("closing a consumer of group '%s': %s", self.group.id, error)
+        self._drop_read()
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BadRequest(f"{self!r} is closed: make another one")
+
+
+def _cut(wanted: OffsetRange, nbytes: int) -> int:
+    """Where to end a range so that about `FETCH_BYTES` are read."""
+    offsets = wanted.end - wanted.start
+    return wanted.end if nbytes <= FETCH_BYTES else wanted.start + max(1, offsets * FETCH_BYTES // nbytes)
+
+
+def _check(
+    topics: Sequence[str], reset: str, interval_ms: int | None, limit: int | None, columns: Sequence[str]
+) -> None:
+    if not topics:
+        raise BadRequest("a consumer needs topics, found none")
+    if reset not in (EARLIEST, LATEST, NONE):
+        raise BadRequest(f"auto_offset_reset is {EARLIEST}, {LATEST} or {NONE}, found {reset!r}")
+    if interval_ms is not None and interval_ms < 0:
+        raise BadRequest(f"auto_commit_interval_ms is at least 0, found {interval_ms}")
+    if limit is not None and limit < 1:
+        raise BadRequest(f"max_poll_records is at least 1, found {limit}")
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown or len(set(columns)) != len(columns):
+        raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")

@@ -1,0 +1,317 @@
+"""The plain consumer: where it begins, what it gives, what it commits and when, and who fences whom."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
+from sparklog.groups import Consumer, Groups
+from sparklog.log.env import Env
+from sparklog.log.root import open_root
+from sparklog.log.view import COLUMNS, READ_UNCOMMITTED
+from tests.transactions.house import House, rows
+
+
+class Place(House):
+    """A house whose sleepers move the clock."""
+
+    def env(self, skew_ms: int = 0) -> Env:
+        def sleep(seconds: float) -> None:
+            self.now_ms += max(1, int(seconds * 1000))
+
+        self.processes += 1
+        return Env(lambda: self.now_ms, lambda: self.now_ms, sleep, random.Random(self.processes))
+
+    def consumer(self, topics: str | Sequence[str] = "a", **how: object) -> Consumer:
+        how = {"auto_offset_reset": "earliest", **how}
+        root = open_root(self.store, env=self.env())
+        return sparklog.consumer(root, "g", topics=topics, **how)  # type: ignore[arg-type]
+
+    def committed(self) -> dict[tuple[str, int], int]:
+        return {place: item.offset for place, item in Groups(self.root()).group("g").committed().items()}
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place(partitions=2)
+
+
+def append(place: Place, topic: str, partition: int, *values: str) -> None:
+    place.topic(topic).append(rows(*values, partition=partition))
+
+
+def values(batches: Iterable[pa.RecordBatch]) -> list[str]:
+    return [value.decode() for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def everything(consumer: Consumer) -> list[str]:
+    found: list[str] = []
+    while batches := consumer.poll():
+        found += values(batches)
+    return found
+
+
+def test_it_goes_on_where_it_left_off(place: Place) -> None:
+    append(place, "a", 0, "1", "2")
+    append(place, "a", 1, "3")
+    with place.consumer() as consumer:
+        assert sorted(everything(consumer)) == ["1", "2", "3"]
+        assert consumer.positions() == {"a": {0: 2, 1: 1}}
+        append(place, "a", 0, "4")
+        assert everything(consumer) == ["4"]
+        assert place.committed() == {}
+    assert place.committed() == {("a", 0): 3, ("a", 1): 1}
+    assert Groups(place.root()).group("g").description().state == "Empty"
+    append(place, "a", 1, "5")
+    with place.consumer() as consumer:
+        assert everything(consumer) == ["5"]
+
+
+def test_batches_have_the_columns_of_a_scan(place: Place) -> None:
+    append(place, "a", 1, "1")
+    (batch,) = place.consumer().poll()
+    assert tuple(batch.schema.names) == COLUMNS
+    assert batch.to_pylist()[0]["topic"] == "a"
+    assert (batch.to_pylist()[0]["partition"], batch.to_pylist()[0]["offset"]) == (1, 0)
+    (batch,) = place.consumer(columns=("value", "offset")).poll()
+    assert batch.to_pydict() == {"value": [b"1"], "offset": [0]}
+
+
+def test_where_a_group_begins(place: Place) -> None:
+    append(place, "a", 0, "1")
+    with place.consumer(auto_offset_reset="latest") as consumer:
+        assert consumer.poll() == []
+        append(place, "a", 0, "2")
+        assert everything(consumer) == ["2"]
+    assert place.committed() == {("a", 0): 2, ("a", 1): 0}
+    with pytest.raises(NotFound, match="group 'g' has no offset committed for b-0; seek, reset the group"):
+        place.consumer(["a", "b"], auto_offset_reset="none")
+    assert Groups(place.root()).group("g").description().state == "Empty"
+    assert everything(place.consumer(auto_offset_reset="none")) == []
+
+
+def test_latest_is_remembered_before_anything_came(place: Place) -> None:
+    append(place, "a", 0, "1")
+    place.consumer(auto_offset_reset="latest").close()
+    append(place, "a", 0, "2")
+    assert everything(place.consumer(auto_offset_reset="latest")) == ["2"]
+
+
+def test_offsets_out_of_range_are_reset(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    append(place, "a", 0, "1", "2", "3")
+    Groups(place.root()).group("g").alter({"a": {0: 1, 1: 7}})
+    place.topic("a").delete_records({0: 2})
+    with pytest.raises(NotFound, match="offset 1 of a-0 is out of range: it has 2 to 3"):
+        place.consumer(auto_offset_reset="none")
+    assert place.consumer(auto_offset_reset="latest").positions() == {"a": {0: 3, 1: 0}}
+    consumer = place.consumer()
+    assert "offset 7 of a-1 is out of range: it has 0 to 0; going on at 0" in caplog.text
+    assert everything(consumer) == ["3"]
+    append(place, "a", 0, "4", "5")
+    place.topic("a").delete_records({0: 4})
+    assert everything(consumer) == ["5"]
+    consumer.seek("a", 0, 99)
+    assert everything(consumer) == ["5"]
+
+
+def test_automatic_commits_are_of_what_earlier_polls_gave(place: Place) -> None:
+    append(place, "a", 0, *map(str, range(10)))
+    consumer = place.consumer(max_poll_records=3, auto_commit_interval_ms=5000)
+    assert values(consumer.poll()) == ["0", "1", "2"]
+    place.now_ms += 5000
+    assert values(consumer.poll()) == ["3", "4", "5"]
+    assert place.committed()["a", 0] == 3
+    assert values(consumer.poll()) == ["6", "7", "8"]
+    assert place.committed()["a", 0] == 3
+    with pytest.raises(ZeroDivisionError), consumer:
+        raise ZeroDivisionError
+    # Work that failed is not done.
+    assert place.committed()["a", 0] == 3
+    assert everything(place.consumer()) == ["3", "4", "5", "6", "7", "8", "9"]
+
+
+def test_commits_by_hand(place: Place) -> None:
+    append(place, "a", 0, "1", "2", "3")
+    consumer = place.consumer(enable_auto_commit=False, max_poll_records=1)
+    assert values(consumer.poll()) == ["1"]
+    place.now_ms += 60_000
+    assert values(consumer.poll()) == ["2"]
+    assert place.committed() == {}
+    consumer.commit()
+    assert place.committed() == {("a", 0): 2, ("a", 1): 0}
+    consumer.commit({"a": {0: 1}})
+    assert consumer.committed()["a", 0].offset == 1
+    number = consumer.group.log.refresh().number
+    consumer.commit()
+    consumer.commit()
+    assert consumer.group.log.refresh().number == number + 1
+    consumer.close()
+    consumer.close()
+    assert place.committed()["a", 0] == 2
+    with pytest.raises(BadRequest, match="is closed"):
+        consumer.poll()
+
+
+def test_seeking(place: Place) -> None:
+    append(place, "a", 0, "1", "2", "3")
+    consumer = place.consumer(max_poll_records=2)
+    assert values(consumer.poll()) == ["1", "2"]
+    assert consumer.position("a", 0) == 2
+    consumer.seek("a", 0, 1)
+    assert everything(consumer) == ["2", "3"]
+    consumer.seek_to_beginning()
+    assert everything(consumer) == ["1", "2", "3"]
+    consumer.seek_to_beginning()
+    consumer.seek_to_end()
+    assert everything(consumer) == []
+    for wrong in (-1, True, "1"):
+        with pytest.raises(BadRequest, match="expected an offset of at least 0"):
+            consumer.seek("a", 0, wrong)  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match="does not read partition 9 of topic a"):
+        consumer.seek("a", 9, 0)
+
+
+def test_several_topics_and_large_backlogs_take_turns(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparklog.groups.consumer.FETCH_BYTES", 200)
+    for topic in ("a", "b"):
+        for number in range(12):
+            append(place, topic, number % 2, f"{topic}{number % 2}-{number:02}")
+    consumer = place.consumer(["b", "a"])
+    found = everything(consumer)
+    assert len(found) == len(set(found)) == 24
+    for part in ("a0", "a1", "b0", "b1"):
+        own = [value for value in found if value.startswith(part)]
+        assert own == sorted(own)
+    assert len({value[:2] for value in found[:12]}) == 4
+
+
+def test_it_waits_and_shows_that_it_lives(place: Place) -> None:
+    consumer = place.consumer(session_timeout_ms=9_000, auto_commit_interval_ms=1_000)
+    begun = place.now_ms
+    assert consumer.poll(timeout=30) == []
+    assert 30_000 <= place.now_ms - begun < 31_000
+    assert Groups(place.root()).group("g").description().state == "Stable"
+    # A commit of where it began, then a sign of life each three seconds.
+    assert 10 <= consumer.group.log.current().number <= 12
+    with pytest.raises(Conflict, match="group 'g' is active"):
+        Groups(place.root()).group("g").alter({"a": {0: 0}})
+    place.now_ms += 9_000
+    Groups(place.root()).group("g").alter({"a": {0: 0}})
+    with pytest.raises(Fenced):
+        consumer.poll()
+    consumer.close()
+
+
+def test_a_newer_consumer_fences_the_older_one(place: Place) -> None:
+    append(place, "a", 0, "1")
+    old = place.consumer()
+    assert everything(old) == ["1"]
+    new = place.consumer()
+    assert everything(new) == ["1"]
+    with pytest.raises(Fenced, match="was superseded"):
+        old.commit()
+    old.close()
+    new.close()
+    assert place.committed()["a", 0] == 1
+
+
+def test_it_stops_at_the_last_stable_offset(place: Place) -> None:
+    append(place, "a", 0, "1")
+    transaction = place.hold(place.producer(), a=["open"])
+    append(place, "a", 0, "2")
+    append(place, "a", 1, "3")
+    read, dirty = place.consumer(), place.consumer(isolation_level=READ_UNCOMMITTED)
+    assert sorted(everything(dirty)) == ["1", "2", "3", "open"]
+    first = everything(read)
+    assert "open" not in first
+    assert not {"1", "2", "3"} <= set(first)
+    transaction.commit()
+    assert sorted(first + everything(read)) == ["1", "2", "3", "open"]
+    aborted = place.hold(place.producer("other"), a=["never"])
+    aborted.abort()
+    append(place, "a", 0, "4")
+    assert everything(read) == ["4"]
+
+
+def test_topics_that_go_and_partitions_that_come(place: Place) -> None:
+    append(place, "a", 0, "1")
+    consumer = place.consumer(auto_offset_reset="latest")
+    place.topic("a").alter(partitions=3)
+    append(place, "a", 2, "new")
+    assert everything(consumer) == ["new"]
+    place.root().delete_topic("a")
+    with pytest.raises(NotFound, match="topic 'a' does not exist"):
+        consumer.poll()
+    place.root().create_topic("a")
+    append(place, "a", 0, "other")
+    with pytest.raises(Conflict, match="topic a was deleted and created again while it was read"):
+        consumer.poll()
+    consumer.close()
+    assert place.committed() == {}
+    assert Groups(place.root()).group("g").description().state == "Empty"
+    assert everything(place.consumer()) == ["other"]
+    with pytest.raises(NotFound, match="topic 'nope' does not exist"):
+        place.consumer("nope")
+
+
+def test_wrong_settings(place: Place) -> None:
+    for how, says in (
+        ({"topics": []}, "needs topics"),
+        ({"auto_offset_reset": "newest"}, "auto_offset_reset is earliest, latest or none, found 'newest'"),
+        ({"max_poll_records": 0}, "max_poll_records is at least 1"),
+        ({"auto_commit_interval_ms": -1}, "auto_commit_interval_ms is at least 0"),
+        ({"isolation_level": "odd"}, "expected isolation read_committed or read_uncommitted"),
+        ({"columns": ("value", "odd")}, "expected distinct columns"),
+        ({"session_timeout_ms": 0}, r"session.timeout.ms is 1 to"),
+    ):
+        with pytest.raises(BadRequest, match=says):
+            place.consumer(**how)  # type: ignore[arg-type]
+    assert Groups(place.root()).names() == []
+
+
+def test_consume_transform_produce_is_exactly_once(place: Place) -> None:
+    append(place, "a", 0, "1", "2", "3")
+    consumer = place.consumer(enable_auto_commit=False, max_poll_records=1)
+    producer = place.producer()
+
+    def step(*, fail: bool = False) -> None:
+        batches = consumer.poll()
+        with producer.begin() as transaction:
+            transaction.append("b", rows(*[value.upper() + "!" for value in values(batches)]))
+            transaction.send_offsets(consumer)
+            if fail:
+                raise ZeroDivisionError
+
+    step()
+    assert (place.values("b"), place.committed()) == (["1!"], {("a", 0): 1, ("a", 1): 0})
+    with pytest.raises(ZeroDivisionError):
+        step(fail=True)
+    consumer.seek_to_committed()
+    step()
+    assert (place.values("b"), place.committed()["a", 0]) == (["1!", "2!"], 2)
+    newer = place.consumer(enable_auto_commit=False)
+    with pytest.raises(Fenced, match="was superseded"):
+        step()
+    assert values(newer.poll()) == ["3"]
+    assert place.values("b") == ["1!", "2!"]
+    with pytest.raises(BadRequest, match="enable_auto_commit=False"):
+        producer.begin().send_offsets(place.consumer())
+    assert producer._open is not None
+    with pytest.raises(BadRequest, match="only a consumer knows its own"):
+        producer._open.send_offsets("g")
+
+
+def test_on_a_local_disk(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "log", create=True)
+    root.create_topic("a", partitions=4).append(pa.table({"value": [b"%d" % i for i in range(100)]}))
+    with sparklog.consumer(tmp_path / "log", "g", topics="a", auto_offset_reset="earliest") as consumer:
+        assert sorted(map(int, everything(consumer))) == list(range(100))
+        assert consumer.poll(timeout=0.05) == []
+    committed = Groups(str(tmp_path / "log")).group("g").committed()
+    assert sum(item.offset for item in committed.values()) == 100
