@@ -24,6 +24,7 @@ from sparklog.cli import (
     configs,
     consume,
     delete_records,
+    doctor,
     export,
     get,
     imports,
@@ -94,7 +95,7 @@ app = typer.Typer(
     # Boxes would cut the names of options to fit 80 columns.
     rich_markup_mode=None,
     context_settings=SHORT_HELP,
-    epilog="Exit codes: 0 done, 1 a sparklog error (one line on stderr), 2 wrong usage, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 a sparklog error (one line on stderr), 2 wrong usage, 130 interrupted; get also 3.",
 )
 
 
@@ -104,7 +105,8 @@ def sparklog(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
-    """Topics in Kafka's format as plain files, without brokers. No command here starts Spark.
+    """Topics in Kafka's format as plain files, without brokers. No command here starts Spark, but for
+    doctor --spark.
 
     Where a command takes --root, SPARKLOG_ROOT in the environment does as well.
     """
@@ -119,6 +121,7 @@ offsets.register(app)
 delete_records.register(app)
 get.register(app)
 log_dirs.register(app)
+doctor.register(app)
 imports.register(app)
 export.register(app)
 clone.register(app)

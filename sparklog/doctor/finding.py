@@ -1,0 +1,62 @@
+"""What a check finds, and the world that checks look at."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["FAIL", "HERE", "OK", "WARN", "Answer", "Finding", "Machine"]
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+ANSWER_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: what was found, and for `warn` and `fail` the exact command or setting that puts it right."""
+
+    check: str
+    status: str
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a program ended, None where it could not be started, and what it wrote to both of its streams."""
+
+    code: int | None
+    text: str
+
+
+def _run(command: Sequence[str]) -> Answer:
+    """Away from the current folder: Python would take modules from there that no worker has."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False, cwd="/"
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Answer(None, str(error))
+    return Answer(done.returncode, done.stdout + done.stderr)
+
+
+def _free(path: str) -> tuple[int, int]:
+    """Bytes free, and bytes in all, of the file system of a path."""
+    usage = shutil.disk_usage(path)
+    return usage.free, usage.total
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What checks ask of the operating system: environment, programs on the PATH, running one, space of a disk."""
+
+    environ: Mapping[str, str]
+    which: Callable[[str], str | None] = shutil.which
+    run: Callable[[Sequence[str]], Answer] = _run
+    free: Callable[[str], tuple[int, int]] = _free
+
+
+HERE = Machine(os.environ)
