@@ -44,7 +44,7 @@ CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """A record as a consumer got it; `timestamp_type` 0: CreateTime, 1: LogAppendTime."""
+    """A record as a consumer got it; `timestamp_type` 0: CreateTime, 1: LogAppendTime, -1: none."""
 
     offset: int
     timestamp: int
@@ -57,8 +57,8 @@ class Consumed:
 class Broker:
     """A broker over `folder`; `data` is its log dir. Use as a context: it is stopped in the end."""
 
-    def __init__(self, folder: Path) -> None:
-        """`Missing` (of `tests.kafka_tools`) where it cannot be run."""
+    def __init__(self, folder: Path, more: str = "") -> None:
+        """`more`: further lines of `server.properties`. `Missing` (of `tests.kafka_tools`) where it cannot be run."""
         self.folder = folder
         self.data = folder / "data"
         self._java = find_java()
@@ -69,7 +69,7 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self.port, controller = free_ports(2)
-        (folder / "server.properties").write_text(_properties(self.port, controller, self.data))
+        (folder / "server.properties").write_text(_properties(self.port, controller, self.data) + more)
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self._run("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(folder / "server.properties"))
 
@@ -146,8 +146,9 @@ class Broker:
         for file in (LOG_STARTS_FILE, CLEANER_OFFSETS_FILE):
             known = self.data / file
             offsets = parse_offsets(known.read_bytes()) if known.exists() else {}
-            for (_, partition), offset in parse_offsets((exported / file).read_bytes()).items():
-                offsets[there, partition] = offset
+            for (name_there, partition), offset in parse_offsets((exported / file).read_bytes()).items():
+                if name_there == topic:
+                    offsets[there, partition] = offset
             known.write_bytes(offsets_to_bytes(offsets))
         for file in (RECOVERY_POINTS_FILE, CLEAN_SHUTDOWN_FILE):
             (self.data / file).unlink(missing_ok=True)
@@ -196,6 +197,13 @@ class Broker:
         )
         return answer.splitlines()
 
+    def groups(self, *arguments: str) -> list[str]:
+        """Lines that `kafka-consumer-groups` prints."""
+        tools = fetched_jars(f"kafka-tools-{KAFKA_VERSION}", _IVY, f"kafka-tools-{KAFKA_VERSION}.jar")
+        command = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+        answer = self._run(command, "--bootstrap-server", self.address, *arguments, classes=f"{tools}{os.sep}*")
+        return [line for line in answer.splitlines() if line.strip()]
+
     def _command(self, name: str, *arguments: str, classes: str = "") -> list[str]:
         options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
         quiet = "-Dorg.slf4j.simpleLogger.log.org.apache.kafka=info"
@@ -222,7 +230,9 @@ def free_ports(count: int) -> Sequence[int]:
 
 def _consumed(record: Any) -> Consumed:
     headers = tuple((name, value) for name, value in record.headers or ())
-    return Consumed(record.offset, record.timestamp, record.timestamp_type, record.key, record.value, headers)
+    # Messages of format v0 have neither; Kafka's own consumers say -1.
+    time, kind = (-1 if each is None else each for each in (record.timestamp, record.timestamp_type))
+    return Consumed(record.offset, time, kind, record.key, record.value, headers)
 
 
 def _properties(port: int, controller: int, data: Path) -> str:

@@ -18,8 +18,28 @@ HELP = """Write topics as Kafka log directories: segments, indexes, checkpoints,
 The directory must be empty or not there; it is there whole or not at all. Only what lies below the last stable offset
 goes out, and no record of an aborted transaction. What is printed, and written beside the partitions as
 <topic>.properties, are the configs to create the topic with.
+
+With --groups also what consumer groups have committed for these topics: as the topic __consumer_offsets, and as
+consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.
 """
-EXAMPLES = example("sparklog export orders --root /data/log --to /data/kafka-logs")
+EXAMPLES = example("sparklog export orders --root /data/log --to /data/kafka-logs --groups all")
+
+TopicIdOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic-id",
+        metavar="[TOPIC=]ID",
+        help="Instead of the topic's own: the id it has in a Kafka cluster. May be repeated.",
+    ),
+]
+GroupsOption = Annotated[
+    list[str] | None,
+    typer.Option("--groups", metavar="NAME,...|all", help="Offsets of these consumer groups go out, too."),
+]
+OffsetsPartitionsOption = Annotated[
+    int,
+    typer.Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups."),
+]
 
 
 def _partitions(text: str | None) -> list[int] | None:
@@ -52,6 +72,25 @@ def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, 
     return found
 
 
+def _topic_ids(given: list[str], topics: list[str]) -> dict[str, str]:
+    """`ID` is that of the only topic, `TOPIC=ID` names it."""
+    found: dict[str, str] = {}
+    for text in given:
+        topic, equals, identity = text.rpartition("=")
+        if not equals and len(topics) > 1:
+            raise typer.BadParameter(f"{text} is of one topic: name it, TOPIC={text}", param_hint="'--topic-id'")
+        found[topic if equals else topics[0]] = identity
+    return found
+
+
+def _groups(given: list[str]) -> list[str] | str | None:
+    """`all`, or names with commas between them; None without the option."""
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    if given and not names:
+        raise typer.BadParameter("expected names of groups, or all", param_hint="'--groups'")
+    return "all" if names == ["all"] else names or None
+
+
 def export(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics.")],
     root: RootOption,
@@ -75,10 +114,9 @@ def export(
         str | None,
         typer.Option("--end", metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole."),
     ] = None,
-    topic_id: Annotated[
-        str | None,
-        typer.Option("--topic-id", metavar="ID", help="Instead of the topic's own: the id it has in a Kafka cluster."),
-    ] = None,
+    topic_id: TopicIdOption = None,
+    groups: GroupsOption = None,
+    offsets_partitions: OffsetsPartitionsOption = 50,
     link: Annotated[
         bool, typer.Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
     ] = False,
@@ -105,7 +143,9 @@ def export(
         ends=_offsets(end, "--end", named or []),
         version=version,
         time_ms=time_ms,
-        topic_id=topic_id,
+        topic_id=_topic_ids(topic_id or [], topics),
+        groups=_groups(groups or []),
+        offsets_partitions=offsets_partitions,
         link=link,
     )
     if as_json:
@@ -128,12 +168,17 @@ def _show(topic: ExportedTopic) -> None:
     print(
         f"Topic: {topic.topic}\tTopicId: {topic.topic_id}\tPartitionCount: {topic.partition_count}\tConfigs: {configs}"
     )
+    if topic.version is None:
+        print(f"Groups: {', '.join(topic.groups) or 'none'}")
     for name, reason in refused.items():
         print(f"Not for a broker: {name}={topic.configs[name]} ({reason})")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED"):
         table.add_column(heading, justify="right", no_wrap=True)
     for part in topic.partitions:
+        if topic.version is None and not part.log_end:
+            # Nearly all of the offsets topic's.
+            continue
         numbers = (part.log_start, part.last_stable, part.log_end, part.segments, part.nbytes, part.linked)
         table.add_row(*map(str, (part.partition, *numbers)))
     console = Console(highlight=False)

@@ -4,6 +4,7 @@
                     <log end, 20 digits>.snapshot                               what producers did up to there
                     leader-epoch-checkpoint, partition.metadata
     <path>/orders.properties                                                    the topic's configs
+    <path>/__consumer_offsets-0 ..., consumer-groups.csv                        where groups stand, if asked for
     <path>/recovery-point-, replication-, log-start-, cleaner-offset-checkpoint
 
 The directory is there whole or not at all: all is written, durably, into a folder beside it, which takes its name in
@@ -17,9 +18,19 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparklog.errors import BadRequest, Conflict, Corrupt
+from sparklog.export.group_offsets import (
+    DEFAULT_OFFSETS_PARTITIONS,
+    GROUPS_FILE,
+    OFFSETS_TOPIC,
+    GroupOffsets,
+    committed_offsets,
+    groups_csv,
+    offsets_topic,
+    within,
+)
 from sparklog.export.plan import ExportRange, PartitionPlan, plan_export
 from sparklog.export.properties import properties_file
 from sparklog.format.checkpoint_files import (
@@ -72,14 +83,18 @@ class ExportedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ExportedTopic:
-    """One topic as it was exported: `version` of its log, `topic_id` in its files, `configs` that were set on it."""
+    """One topic as it was exported: `version` of its log, `topic_id` in its files, `configs` that were set on it.
+
+    `groups`: of `__consumer_offsets`, which has no version, the groups whose offsets are in it.
+    """
 
     topic: str
-    version: int
+    version: int | None
     topic_id: str
     partition_count: int
     configs: Mapping[str, str]
     partitions: tuple[ExportedPartition, ...]
+    groups: tuple[str, ...] = ()
 
 
 def export_topics(
@@ -92,7 +107,9 @@ def export_topics(
     ends: Mapping[int, int] | None = None,
     version: int | None = None,
     time_ms: int | None = None,
-    topic_id: str | None = None,
+    topic_id: str | Mapping[str, str] | None = None,
+    groups: Sequence[str] | str | None = None,
+    offsets_partitions: int = DEFAULT_OFFSETS_PARTITIONS,
     link: bool = False,
     durable: bool = True,
     progress: Progress = silent,
@@ -101,28 +118,36 @@ def export_topics(
 
     `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes out
     whole) apply to each topic. `version` or `time_ms`: as the topic was then. `topic_id`: to write instead of the
-    topic's own, for a broker that knows the topic under another. `link`: sealed segments become hard links to the
-    root's files where both are on one disk. `durable=False` skips every fsync.
+    topic's own, for a broker that knows the topic under another; by topic if there are several. `link`: sealed segments
+    become hard links to the root's files where both are on one disk. `durable=False` skips every fsync.
 
-    `NotFound` for a topic, partition, offset, version or time that is not there; `Conflict` if the directory is not
-    empty or a file was replaced meanwhile; `BadRequest` for a place or an id that cannot be; `Corrupt` for damage.
+    `groups` (names, or "all"): what they have committed by now for the exported partitions goes out as the topic
+    `__consumer_offsets` with `offsets_partitions` partitions, which comes last in the answer, and as
+    `consumer-groups.csv` (`sparklog.export.group_offsets`).
+
+    `NotFound` for a topic, partition, offset, version, time or group that is not there; `Conflict` if the directory is
+    not empty or a file was replaced meanwhile; `BadRequest` for a place or an id that cannot be; `Corrupt` for damage.
     Nothing is left at `path` then.
     """
     if version is not None and time_ms is not None:
         raise BadRequest("an export is of a version or of a time: give one of both")
     if not topics or len(set(topics)) < len(topics):
         raise BadRequest(f"expected one or more different topics to export, found {', '.join(topics) or 'none'}")
-    if topic_id is not None:
-        _check_topic_id(topic_id, topics)
+    given_ids = _topic_ids(topic_id, topics, groups is not None)
     place = _checked_place(root, local_path(path))
     wanted = ExportRange(None if partitions is None else tuple(partitions), starts or {}, ends or {})
     snapshots = [_snapshot(root, name, version, time_ms) for name in topics]
     plans = [plan_export(snapshot, wanted) for snapshot in snapshots]
-    with_id = [topic_id or snapshot.head.topic_id for snapshot in snapshots]
+    offsets: list[GroupOffsets] | None = None
+    if groups is not None:
+        offsets = committed_offsets(root, groups, {each.topic: each.head.topic_id for each in snapshots})
     stage = _Stage(place, root.env, durable)
     try:
-        run = _Export(root, stage.store, link, progress)
-        found = [run.topic(*each) for each in zip(snapshots, plans, with_id, strict=True)]
+        older = version is not None or time_ms is not None
+        run = _Export(root, stage.store, given_ids, link, older, progress)
+        found = [run.topic(*each) for each in zip(snapshots, plans, strict=True)]
+        if offsets is not None:
+            found.append(run.groups(offsets, offsets_partitions))
         run.finish()
         stage.publish()
     except BaseException:
@@ -131,13 +156,22 @@ def export_topics(
     return found
 
 
-def _check_topic_id(topic_id: str, topics: Sequence[str]) -> None:
-    if len(topics) > 1:
-        raise BadRequest(f"a topic id is of one topic, found {len(topics)}: export them one by one")
-    try:
-        parse_partition_metadata(partition_metadata_to_bytes(topic_id))
-    except Corrupt as error:
-        raise BadRequest(f"{error.message}: give the id that kafka-topics.sh --describe shows") from None
+def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], groups: bool) -> Mapping[str, str]:
+    """Topic to the id that was given for it."""
+    if groups and OFFSETS_TOPIC in topics:
+        raise BadRequest(f"{OFFSETS_TOPIC} is exported as a topic or made from groups: give one of both")
+    if isinstance(given, str):
+        if len(topics) > 1:
+            raise BadRequest(f"a topic id is of one topic, found {len(topics)}: give them by topic")
+        given = {topics[0]: given}
+    for topic, each in (given or {}).items():
+        if topic not in topics and not (groups and topic == OFFSETS_TOPIC):
+            raise BadRequest(f"a topic id is given for '{topic}', which is not among those to export")
+        try:
+            parse_partition_metadata(partition_metadata_to_bytes(each))
+        except Corrupt as error:
+            raise BadRequest(f"{error.message}: give the id that kafka-topics.sh --describe shows") from None
+    return given or {}
 
 
 def _checked_place(root: Root, path: str) -> str:
@@ -179,18 +213,32 @@ def _snapshot(root: Root, name: str, version: int | None, time_ms: int | None) -
 class _Export:
     """Writes topics into a stage, and what they add up to."""
 
-    def __init__(self, root: Root, target: LocalStore, link: bool, progress: Progress) -> None:
+    def __init__(
+        self,
+        root: Root,
+        target: LocalStore,
+        topic_ids: Mapping[str, str],
+        link: bool,
+        older: bool,
+        progress: Progress,
+    ) -> None:
+        """`topic_ids`: to write instead of topics' own; `older`: topics are as they were at some time before."""
         self._root = root
         self._target = target
+        self._topic_ids = topic_ids
         self._link = link
+        self._older = older
         self._progress = progress
         self._log_ends: Checkpoint = {}
         self._log_starts: Checkpoint = {}
         self._cleaned: Checkpoint = {}
+        self._ends: dict[tuple[str, int], int | None] = {}
+        """Where partitions end that went out in part, None for whole ones."""
 
-    def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan], topic_id: str) -> ExportedTopic:
+    def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:
         """Write one topic's partitions and its configs."""
         head = snapshot.head
+        topic_id = self._topic_ids.get(snapshot.topic, head.topic_id)
         exported = [
             partition
             for at in range(0, len(plans), PARTITIONS_AT_ONCE)
@@ -207,6 +255,15 @@ class _Export:
             configs=dict(head.configs.explicit),
             partitions=tuple(exported),
         )
+
+    def groups(self, offsets: Sequence[GroupOffsets], partitions: int) -> ExportedTopic:
+        """Write where groups stand, after all topics."""
+        kept = within(offsets, self._ends)
+        topic = offsets_topic(kept, partitions, self._root.env)
+        snapshot = topic.snapshot()
+        found = self.topic(snapshot, plan_export(snapshot, ExportRange(None, {}, {})))
+        self._target.create(GROUPS_FILE, groups_csv(kept))
+        return replace(found, version=None, groups=tuple(each.group for each in kept))
 
     def finish(self) -> None:
         """The checkpoints, last of all."""
@@ -226,9 +283,7 @@ class _Export:
 
         topic, configs = snapshot.topic, snapshot.head.configs
         files = [
-            PartitionFiles(
-                plan, self._root.store, topic, configs, self._target, f"{topic}-{plan.partition}", self._link
-            )
+            PartitionFiles(plan, snapshot.store, topic, configs, self._target, f"{topic}-{plan.partition}", self._link)
             for plan in plans
         ]
         written = write_segments([each.output() for each in files], self._progress)
@@ -240,6 +295,8 @@ class _Export:
             self._target.create(f"{each.folder}/{PARTITION_METADATA_FILE}", partition_metadata_to_bytes(topic_id))
             key = (topic, plan.partition)
             self._log_ends[key] = log_end
+            whole = log_end >= snapshot.head.log_end[plan.partition] and not self._older
+            self._ends[key] = None if whole else log_end
             if plan.log_start > each.first_base:
                 self._log_starts[key] = plan.log_start
             if plan.cleaned_through is not None:

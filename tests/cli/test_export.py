@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import sparklog as package
+from sparklog.export.group_offsets import group_partition
+from sparklog.groups import Groups
 from sparklog.kafka import KafkaView
 from tests.cli.conftest import Sparklog
 from tests.compaction.test_kafka_tools import some_rows
@@ -52,6 +54,33 @@ def test_parts_as_json(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None
     assert [part["log_start"] for part in said["partitions"]] == [3, 3, 3]
 
 
+def test_groups(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+    package.open(orders).create_topic("clicks")
+    groups = Groups(package.open(orders))
+    groups.group("billing").alter({"orders": {0: 5, 2: 7}})
+    groups.group("audit").alter({"orders": {1: 9}, "clicks": {0: 0}})
+    said = sparklog("export", "orders", "clicks", "--to", tmp_path / "out", "--groups", "all")
+    found = said.lines.index("Groups: audit, billing")
+    assert said.lines[found - 1].startswith("Topic: __consumer_offsets\tTopicId: ")
+    assert "\tPartitionCount: 50\tConfigs: cleanup.policy=compact,compression.type=producer," in said.lines[found - 1]
+    # Of each group its state and two offsets, in the partition of its name; the others are empty.
+    assert [line.split()[:4] for line in said.lines[found + 2 :]] == [
+        [str(number), "0", "3", "3"] for number in sorted(group_partition(name, 50) for name in ("audit", "billing"))
+    ]
+    assert (tmp_path / "out" / "consumer-groups.csv").read_text().splitlines() == [
+        "audit,clicks,0,0",
+        "audit,orders,1,9",
+        "billing,orders,0,5",
+        "billing,orders,2,7",
+    ]
+    ids = ("--topic-id", "orders=kphX_vFrTMuzYXwDXyxQYA", "--topic-id", "__consumer_offsets=4tyc2Pe2TcCyvwdtz1mXkA")
+    more = ("--groups", "billing,audit", "--offsets-topic-num-partitions", "1", "--json")
+    topic, offsets = json.loads(sparklog("export", "orders", "--to", tmp_path / "one", *ids, *more).out)
+    assert (topic["topic_id"], offsets["topic_id"]) == ("kphX_vFrTMuzYXwDXyxQYA", "4tyc2Pe2TcCyvwdtz1mXkA")
+    assert (offsets["groups"], offsets["version"]) == (["billing", "audit"], None)
+    assert [part["log_end"] for part in offsets["partitions"]] == [5]
+
+
 def test_older_versions(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
     sparklog("export", "orders", "--to", tmp_path / "one", "--as-of", "1")
     view = KafkaView(tmp_path / "one")
@@ -68,6 +97,9 @@ def test_older_versions(orders: Path, sparklog: Sparklog, tmp_path: Path) -> Non
         (("orders", "--end", "a:b"), 2, "PARTITION:OFFSET"),
         (("orders", "--as-of", "yesterday"), 2, "2026-01-31T12:00:00"),
         (("orders", "other", "--start", "1"), 2, "name the partitions"),
+        (("orders", "--groups", "nobody"), 1, "there is no group 'nobody'"),
+        (("orders", "--groups", ","), 2, "expected names of groups, or all"),
+        (("orders", "other", "--topic-id", "x"), 2, "name it, TOPIC=x"),
         (("ordres",), 1, "did you mean 'orders'?"),
         (("orders", "--partitions", "1-3"), 1, "partitions 0 to 2, found 3"),
         (("orders", "--end", "0:100000"), 1, "out of range"),

@@ -1,0 +1,176 @@
+"""Offsets of consumer groups as a broker keeps them: records of the topic `__consumer_offsets`, and a file for Kafka's
+own tool.
+
+    __consumer_offsets-<n>    n = abs(hashCode of the group's name) mod the number of partitions, as the coordinator
+                              chooses it: of each group GroupMetadata, then an OffsetCommit for each partition it reads
+    consumer-groups.csv       group,topic,partition,offset: for `kafka-consumer-groups --reset-offsets --from-file`
+
+GroupMetadata says that the group is Empty, since the time of the export. Without it a broker would count the retention
+of offsets (`offsets.retention.minutes`, seven days) from each one's commit, and drop those that are older as soon as it
+has loaded them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparklog.errors import NotFound
+from sparklog.format.group_messages import (
+    GroupKey,
+    GroupValue,
+    OffsetKey,
+    OffsetValue,
+    encode_group_key,
+    encode_group_value,
+    encode_offset_key,
+    encode_offset_value,
+)
+from sparklog.log.names import did_you_mean
+from sparklog.log.root import Root, open_root
+from sparklog.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from sparklog.groups import CommittedOffset
+    from sparklog.log.env import Env
+    from sparklog.log.topic import Topic
+
+__all__ = [
+    "ALL_GROUPS",
+    "DEFAULT_OFFSETS_PARTITIONS",
+    "GROUPS_FILE",
+    "OFFSETS_TOPIC",
+    "GroupOffsets",
+    "committed_offsets",
+    "group_partition",
+    "group_records",
+    "groups_csv",
+    "offsets_topic",
+    "within",
+]
+
+ALL_GROUPS = "all"
+OFFSETS_TOPIC = "__consumer_offsets"
+GROUPS_FILE = "consumer-groups.csv"
+DEFAULT_OFFSETS_PARTITIONS = 50
+"""Kafka's `offsets.topic.num.partitions`."""
+OFFSETS_CONFIGS = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": 100 << 20}
+"""With which a coordinator creates the topic."""
+PROTOCOL_TYPE = "consumer"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsets:
+    """What a group has committed, by topic and partition in order; `generation`: of its members, 0 without any."""
+
+    group: str
+    generation: int
+    committed: tuple[CommittedOffset, ...]
+
+
+def group_partition(group: str, partitions: int) -> int:
+    """The partition of the offsets topic that keeps a group: Java's `String.hashCode`, its sign dropped."""
+    data = group.encode("utf-16-be")
+    found = 0
+    for unit in struct.unpack(f">{len(data) // 2}H", data):
+        found = (31 * found + unit) & 0xFFFFFFFF
+    signed = found - (1 << 32) if found >= 1 << 31 else found
+    # Kafka's Utils.abs: the smallest int has no positive counterpart, and counts as 0.
+    return 0 if signed == -(1 << 31) else abs(signed) % partitions
+
+
+def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mapping[str, str]) -> list[GroupOffsets]:
+    """What groups have committed for topics, given with their ids; `groups` may be `"all"`, which leaves out those
+    that have nothing there.
+
+    `NotFound` for a group that does not exist, or has no offset of these topics.
+    """
+    from sparklog.groups import Groups
+
+    known = Groups(root)
+    names = known.names()
+    everyone = isinstance(groups, str) and groups == ALL_GROUPS
+    chosen = names if everyone else [groups] if isinstance(groups, str) else list(dict.fromkeys(groups))
+    found = []
+    for name in chosen:
+        if name not in names:
+            raise NotFound(f"there is no group '{name}' in {root.location}{did_you_mean(name, names)}")
+        group = known.group(name)
+        mine = [each for each in group.committed().values() if topic_ids.get(each.topic) == each.topic_id]
+        if mine:
+            mine.sort(key=lambda each: (each.topic, each.partition))
+            found.append(GroupOffsets(name, max(group.description().generation, 0), tuple(mine)))
+        elif not everyone:
+            raise NotFound(f"group '{name}' has no offset of {', '.join(topic_ids)}: leave it out")
+    return found
+
+
+def within(groups: Sequence[GroupOffsets], ends: Mapping[tuple[str, int], int | None]) -> list[GroupOffsets]:
+    """The offsets of partitions that went out. `ends`: where those end that went out in part, None for whole ones.
+
+    No offset stays above such an end: a consumer would find its position out of range, and begin again where its
+    `auto.offset.reset` says.
+    """
+    found = []
+    for group in groups:
+        kept = tuple(_kept(each, ends[_place(each)]) for each in group.committed if _place(each) in ends)
+        if kept:
+            found.append(replace(group, committed=kept))
+    return found
+
+
+def _place(committed: CommittedOffset) -> tuple[str, int]:
+    return committed.topic, committed.partition
+
+
+def _kept(committed: CommittedOffset, end: int | None) -> CommittedOffset:
+    return committed if end is None or committed.offset <= end else replace(committed, offset=end)
+
+
+def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> Topic:
+    """The topic `__consumer_offsets` with these offsets, in memory. `BadRequest` if it cannot have so many
+    partitions."""
+    import pyarrow as pa
+
+    from sparklog.log.append_writer import WriteOptions
+
+    now_ms = env.wall_ms()
+    root = open_root(MemoryStore(lambda: now_ms), create=True, env=env)
+    topic = root.create_topic(OFFSETS_TOPIC, partitions=partitions, configs=OFFSETS_CONFIGS)
+    records = [
+        (group_partition(group.group, partitions), *record)
+        for group in groups
+        for record in group_records(group, now_ms)
+    ]
+    if records:
+        numbers, keys, values = zip(*records, strict=True)
+        rows = {
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "partition": pa.array(numbers, pa.int32()),
+            "timestamp": pa.array([now_ms] * len(keys), pa.int64()),
+        }
+        topic.append(pa.table(rows), options=WriteOptions(codec="none"))
+    return topic
+
+
+def group_records(group: GroupOffsets, now_ms: int) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of one group."""
+    state = GroupValue(PROTOCOL_TYPE, group.generation, None, None, now_ms)
+    yield encode_group_key(GroupKey(group.group)), encode_group_value(state)
+    for each in group.committed:
+        value = OffsetValue(each.offset, each.leader_epoch, each.metadata, each.time_ms)
+        yield encode_offset_key(OffsetKey(group.group, each.topic, each.partition)), encode_offset_value(value)
+
+
+def groups_csv(groups: Sequence[GroupOffsets]) -> bytes:
+    """Lines `group,topic,partition,offset` (UTF-8; names with commas or quotes in quotes)."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for group in groups:
+        writer.writerows((group.group, each.topic, each.partition, each.offset) for each in group.committed)
+    return text.getvalue().encode()
