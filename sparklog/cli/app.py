@@ -34,6 +34,7 @@ from sparklog.cli import (
     report,
     topics,
     transactions,
+    verify,
 )
 from sparklog.cli.options import SHORT_HELP
 from sparklog.errors import SparklogError
@@ -126,3 +127,4 @@ imports.register(app)
 export.register(app)
 clone.register(app)
 report.register(app)
+verify.register(app)

@@ -218,6 +218,15 @@ def topic_id(folder: str, topic: str) -> str:
         return base64.urlsafe_b64encode(hashlib.sha256(place).digest()[:16]).decode().rstrip("=")
 
 
+def file_bytes(path: str) -> bytes | None:
+    """A small file, whole; None if there is none."""
+    try:
+        with open(path, "rb") as source:
+            return source.read()
+    except FileNotFoundError:
+        return None
+
+
 def partition_metadata(folder: str) -> bytes:
     """The bytes of `partition.metadata`, empty if there is none."""
     try:

@@ -252,6 +252,7 @@ def file_slices(rows: Slices) -> list[FileSlices]:
                 size=int(own.file_size[0]),
                 footer_length=int(own.footer_length[0]),
                 offsets=tuple((own.end - own.base).tolist()),
+                index_crc=tuple(own.index_crc.tolist()) if own.sealed().all() else (),
                 **columns,
             )
         )

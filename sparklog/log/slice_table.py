@@ -326,6 +326,11 @@ def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts
     return SliceTable(version, (part,), part.paths, part.txn_ids)
 
 
+def added(commit: Commit) -> Slices:
+    """The slices that a commit adds, as rows of a table of their own."""
+    return _part((commit,), Texts(), Texts())
+
+
 def _appended(commit: Commit) -> tuple[Commit, ...]:
     return (commit,) if commit.files else ()
 

@@ -1,0 +1,374 @@
+"""One partition folder as Kafka left it: every batch, and every file beside the segments.
+
+What lies outside a batch's checksum is held against something else: base offsets and lengths against the batches around
+them, leader epochs against `leader-epoch-checkpoint` and the other way round. Kafka's logs have no gaps but those that
+its cleaner made, and how far it came stands in the log dir.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparklog.errors import Corrupt, SparklogError
+from sparklog.format import transaction_index
+from sparklog.format.checkpoint_files import (
+    LEADER_EPOCHS_FILE,
+    PARTITION_METADATA_FILE,
+    LeaderEpoch,
+    leader_epochs_to_bytes,
+    parse_leader_epochs,
+    parse_partition_metadata,
+    partition_metadata_to_bytes,
+)
+from sparklog.format.control import ABORT
+from sparklog.format.index_crc import SUFFIXES
+from sparklog.format.producer_snapshot import parse_snapshot
+from sparklog.kafka.directory import SegmentName, file_bytes, settled_segments
+from sparklog.kafka.import_segment import WINDOW_BYTES
+from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.sound_batches import Damage, sound_windows
+from sparklog.kafka.transaction_state import TransactionEvents, TransactionState
+from sparklog.log.env import Env
+from sparklog.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
+from sparklog.verification.index_files import (
+    REBUILD,
+    Batches,
+    check_offset_index,
+    check_time_index,
+    check_transaction_index,
+)
+
+__all__ = ["KafkaPartition", "read_partition"]
+
+LOOKS = 3
+PAUSE_SECONDS = 0.2
+REPLICA = "restore the file from another replica or a backup"
+CUT_OFF = "a broker that starts after an unclean stop cuts it off there; " + REPLICA
+
+
+@dataclass(slots=True)
+class KafkaPartition:
+    """What one folder holds: what is wrong, how much was read, names of its files that are known, its topic's id."""
+
+    folder: str
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    names: set[str] = field(default_factory=set)
+    topic_id: str | None = None
+    log_end: int = 0
+
+
+@dataclass(slots=True)
+class _Segment:
+    name: SegmentName
+    last: bool
+    limit: int | None
+    batches: Batches = field(default_factory=Batches)
+    epochs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    events: TransactionEvents = field(default_factory=TransactionEvents)
+    damaged: bool = False
+    end: int = 0
+
+
+def read_partition(
+    folder: str, root: str, *, log_start: int | None, cleaned: int | None, dense: bool, env: Env
+) -> KafkaPartition:
+    """Read a partition folder whole; files are named relative to `root`.
+
+    `log_start`, `cleaned`: what the log dir's checkpoints say, None: nothing. `dense`: offsets from `cleaned` on (all,
+    if it is None) have no gaps; False where nobody knows how far the cleaner came.
+    """
+    return _Reader(folder, root, log_start, cleaned if dense else None, dense, env).run()
+
+
+class _Reader:
+    def __init__(
+        self, folder: str, root: str, log_start: int | None, cleaned: int | None, dense: bool, env: Env
+    ) -> None:
+        self.folder = folder
+        self.root = root
+        self.log_start = log_start
+        self.dense_from = (cleaned or 0) if dense else None
+        self.env = env
+        self.found = KafkaPartition(folder)
+        self.old = False
+        """Whether there are messages of formats v0 or v1."""
+
+    def run(self) -> KafkaPartition:
+        names = settled_segments(self.folder, env=self.env)
+        start = max(names[0].base if names else 0, self.log_start or 0)
+        segments = [
+            _Segment(name, after is None, None if after is None else after.base)
+            for name, after in zip(names, [*names[1:], None], strict=True)
+        ]
+        expected = names[0].base if names else 0
+        for segment in segments:
+            expected = self._segment(segment, expected)
+        self.found.log_end = expected
+        self._epochs(segments, start)
+        self._transactions(segments, start)
+        self._metadata()
+        self._snapshots()
+        self.found.counts += Counts(slices=len(segments))
+        return self.found
+
+    def _place(self, path: str) -> str:
+        return os.path.relpath(path, self.root)
+
+    def _say(self, kind: str, path: str, message: str, remedy: str = REPLICA, **place: int | None) -> None:
+        self.found.findings.append(Finding(kind, self._place(path), message, remedy, **place))
+
+    def _data(self, path: str) -> bytes | None:
+        data = file_bytes(path)
+        if data is None:
+            return None
+        self.found.names.add(os.path.basename(path))
+        self.found.counts += Counts(files=1, nbytes=len(data))
+        return data
+
+    # -- segments
+
+    def _segment(self, segment: _Segment, expected: int) -> int:
+        """Read one segment and its indexes; the offset behind it."""
+        path = segment.name.path
+        self.found.names.add(os.path.basename(path))
+        for look in range(LOOKS):
+            before = len(self.found.findings)
+            size, changed = self._walk(segment, expected)
+            if len(self.found.findings) == before or not segment.last:
+                break
+            # A broker may be writing: what is half there now is whole a moment later.
+            self.env.sleep(PAUSE_SECONDS)
+            now = os.stat(path)
+            if (now.st_size, now.st_mtime_ns) == (size, changed) or look == LOOKS - 1:
+                break
+            del self.found.findings[before:]
+        self.found.counts += Counts(files=1, nbytes=size)
+        self._indexes(segment)
+        return max(segment.end, segment.name.base)
+
+    def _walk(self, segment: _Segment, expected: int) -> tuple[int, int]:
+        """The batches of a segment; size and time of the file as it was read."""
+        segment.batches, segment.epochs, segment.events = Batches(), [], TransactionEvents()
+        segment.damaged, segment.end = False, expected
+        with SegmentFile(segment.name.path) as file:
+
+            def decide(damage: Damage) -> bool:
+                if segment.last and damage.stop == "zeros":
+                    return False
+                segment.damaged = True
+                remedy = CUT_OFF if segment.last and damage.final else REPLICA
+                kind = CHECKSUM if damage.wrong_crc else CONTENT
+                position, bit = self._flipped(file, damage)
+                self._say(kind, file.path, damage.reason, remedy, position=position, offset=damage.offset, bit=bit)
+                return True
+
+            windows = sound_windows(
+                file,
+                0,
+                expected,
+                walk=lambda position: BatchWalk(file, position, window=WINDOW_BYTES, bodies=True),
+                decide=decide,
+                limit=segment.limit,
+            )
+            for window in windows:
+                if len(window.headers):
+                    self._take(segment, window, file.path)
+            return file.size, file.modified
+
+    def _flipped(self, file: SegmentFile, damage: Damage) -> tuple[int, int | None]:
+        """Where exactly, if one bit explains the wrong checksum of a batch."""
+        from crc32c import crc32c
+
+        from sparklog.format.flipped_bit import flipped_bit
+        from sparklog.format.record_batch import CRC_START, MAGIC
+
+        header = file.header_at(damage.position) if damage.wrong_crc else None
+        if header is None or header.magic != MAGIC:
+            return damage.position, None
+        body = file.read(damage.position + CRC_START, header.size - CRC_START)
+        at = flipped_bit(len(body), crc32c(body), header.crc)
+        return (damage.position, None) if at is None else (damage.position + CRC_START + at[0], at[1])
+
+    def _take(self, segment: _Segment, window: Window, path: str) -> None:
+        """Count in the batches of a window, and look whether they follow without gaps."""
+        from sparklog.format.decode import decode
+
+        headers = window.headers
+        holds = ~headers.is_control & (headers.count > 0)
+        try:
+            decode(
+                window.data,
+                headers,
+                columns=("offset", "key"),
+                select=holds,
+                check_crc=False,
+                file=self._place(path),
+                file_position=window.start,
+            )
+        except SparklogError as error:
+            self.found.findings.append(Finding.of(CONTENT, error, self._place(path), REPLICA))
+        self.old |= bool(headers.is_legacy.any())
+        segment.batches.add(window.data, headers, window.start)
+        segment.events.add(window)
+        segment.epochs.append((headers.base_offset, headers.leader_epoch, headers.position + window.start))
+        self._gaps(segment, window, path)
+        segment.end = int(headers.next_offset[-1])
+        records = int(headers.count[~headers.is_control].sum())
+        self.found.counts += Counts(batches=len(headers), records=records)
+
+    def _gaps(self, segment: _Segment, window: Window, path: str) -> None:
+        headers = window.headers
+        before = np.concatenate(([segment.end], headers.next_offset[:-1]))
+        gaps = headers.base_offset > before
+        self.found.counts += Counts(gaps=int((headers.base_offset - before)[gaps].sum()))
+        if self.dense_from is None or segment.damaged:
+            return
+        wrong = np.flatnonzero(gaps & (before >= self.dense_from) & ~headers.is_legacy)
+        for row in wrong[:3].tolist():
+            self._say(
+                CONTENT,
+                path,
+                f"expected a batch at offset {int(before[row])}, found one at {int(headers.base_offset[row])}: the "
+                "cleaner has not been here",
+                position=window.start + int(headers.position[row]),
+                offset=int(before[row]),
+            )
+
+    def _indexes(self, segment: _Segment) -> None:
+        stem, base = segment.name.path.removesuffix("log"), segment.name.base
+        for suffix in SUFFIXES:
+            data = self._data(f"{stem}{suffix}")
+            if data is not None and not segment.damaged:
+                self.found.findings += _index(suffix, data, base, segment, self._place(f"{stem}{suffix}"))
+            elif data is None and suffix != "txnindex" and len(segment.batches.position):
+                self._say(INDEX, f"{stem}{suffix}", "expected an index beside the segment, found none", REBUILD)
+
+    # -- what lies beside
+
+    def _epochs(self, segments: Sequence[_Segment], log_start: int) -> None:
+        path = os.path.join(self.folder, LEADER_EPOCHS_FILE)
+        data = self._data(path)
+        if data is None:
+            return
+        file = self._place(path)
+        try:
+            epochs = parse_leader_epochs(data, file=file)
+        except Corrupt as error:
+            self.found.findings.append(Finding.of(CHECKPOINT, error, file, REPLICA))
+            return
+        if data and leader_epochs_to_bytes(epochs) != data:
+            self._say(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
+        if epochs:
+            for segment in segments:
+                self._epochs_of(segment, epochs, log_start, path)
+
+    def _epochs_of(self, segment: _Segment, epochs: Sequence[LeaderEpoch], log_start: int, path: str) -> None:
+        starts = np.array([each.start_offset for each in epochs], np.int64)
+        numbers = np.array([-1, *(each.epoch for each in epochs)], np.int64)
+        for base, epoch, position in segment.epochs:
+            said = numbers[np.searchsorted(starts, base, "right")]
+            # Below the log start Kafka forgets them, and it begins to write them down when old formats end.
+            known = (said >= 0) | ((base >= log_start) & (not self.old))
+            wrong = np.flatnonzero((epoch >= 0) & (said != epoch) & known)
+            if len(wrong):
+                row = int(wrong[0])
+                self._say(
+                    CONTENT,
+                    segment.name.path,
+                    f"the batch's leader epoch is {int(epoch[row])}, {os.path.basename(path)} says {int(said[row])}: "
+                    "one of the two is damaged",
+                    position=int(position[row]),
+                    offset=int(base[row]),
+                )
+                place = self._place(path)
+                message = f"it says epoch {int(said[row])} for offset {int(base[row])}, the batch {int(epoch[row])}"
+                self.found.findings.append(Finding(CHECKPOINT, place, message, REPLICA))
+                return
+
+    def _transactions(self, segments: Sequence[_Segment], log_start: int) -> None:
+        """Where aborted transactions began, as far as their first batches are still there."""
+        if self.dense_from or self.dense_from is None or any(segment.damaged for segment in segments):
+            return
+        state = TransactionState()
+        for segment in segments:
+            path = f"{segment.name.path.removesuffix('log')}txnindex"
+            markers: dict[int, tuple[int, int]] = {}
+            triples = segment.events.triples
+            for at in range(0, len(triples), 3):
+                kind, producer, offset = triples[at : at + 3]
+                first = state.open.get(producer)
+                state.apply(triples[at : at + 3])
+                if kind == ABORT and first is not None:
+                    stable = state.first_open()
+                    markers[offset] = (first, offset + 1 if stable is None else stable)
+            self._aborted(path, markers, segment, log_start)
+
+    def _aborted(self, path: str, markers: dict[int, tuple[int, int]], segment: _Segment, log_start: int) -> None:
+        try:
+            found = transaction_index.parse(file_bytes(path) or b"", segment.name.base)
+        except Corrupt:
+            found = transaction_index.none()
+        columns = (found.last_offsets, found.first_offsets, found.last_stable_offsets)
+        said = {last: (first, stable) for last, first, stable in zip(*(each.tolist() for each in columns), strict=True)}
+        for entry, (last, pair) in enumerate(said.items()):
+            right = markers.get(last)
+            if right is None or right == pair or min(*right, *pair) < log_start:
+                continue
+            message = (
+                f"of the transaction that ends at offset {last} it says first offset {pair[0]} and last stable offset "
+                f"{pair[1]}, the log {right[0]} and {right[1]}"
+            )
+            self._say(INDEX, path, message, REBUILD, position=entry * transaction_index.ENTRY_BYTES, offset=last)
+        missing = sorted(set(markers) - set(said)) if not segment.last else []
+        if missing and os.path.exists(path):
+            self._say(
+                INDEX, path, f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}", REBUILD
+            )
+
+    def _metadata(self) -> None:
+        path = os.path.join(self.folder, PARTITION_METADATA_FILE)
+        data = self._data(path)
+        if data is None:
+            return
+        file = self._place(path)
+        try:
+            topic_id = parse_partition_metadata(data, file=file)
+        except Corrupt as error:
+            self.found.findings.append(Finding.of(CHECKPOINT, error, file, REPLICA))
+            return
+        self.found.topic_id = topic_id
+        if data.rstrip(b"\n") != partition_metadata_to_bytes(topic_id):
+            self._say(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
+
+    def _snapshots(self) -> None:
+        for name in sorted(os.listdir(self.folder)):
+            if not name.endswith(".snapshot"):
+                continue
+            path = os.path.join(self.folder, name)
+            data = self._data(path)
+            if data is None:
+                continue
+            try:
+                parse_snapshot(data, file=self._place(path))
+            except Corrupt as error:
+                remedy = "delete it while the broker is stopped: it builds a new one from the log"
+                self.found.findings.append(Finding.of(CHECKPOINT, error, self._place(path), remedy))
+
+
+def _index(suffix: str, data: bytes, base: int, segment: _Segment, file: str) -> list[Finding]:
+    batches, last = segment.batches, segment.last
+    if suffix == "index":
+        return check_offset_index(data, base, batches, file=file, preallocated=last)
+    if suffix == "timeindex":
+        return check_time_index(data, base, batches, file=file, preallocated=last, closed=not last)
+    return check_transaction_index(data, base, batches, file=file)
+
+
+def _odd_byte(data: bytes) -> int:
+    """The first byte that is neither a digit, nor a minus, nor a newline, nor one space; 0 if there is none."""
+    return next((at for at, byte in enumerate(data) if byte not in b"0123456789-\n "), 0)
