@@ -11,12 +11,13 @@ export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow demo lint bench clean
+.PHONY: help venv test test-slow demo notebook lint bench clean
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the long sweeps as well"
+	@echo "make notebook   run notebooks/ and store them with their plots"
 	@echo "make lint       ruff, mypy"
 	@echo "make bench      measure, against Parquet, Kafka clients and a bare Python data source"
 	@echo "make venv       only set up $(VENV)"
@@ -42,6 +43,9 @@ test-slow: venv
 demo: venv
 	@$(PY) scripts/check_machine.py
 	@$(PY) examples/demo.py
+
+notebook: venv
+	$(PY) scripts/run_notebook.py
 
 lint: venv
 	$(PY) -m ruff check .
