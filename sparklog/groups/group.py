@@ -176,12 +176,12 @@ class Group:
 
     def pending_ms(self, item: Pending) -> int:
         """How long offsets have been pending, in ms by the store's clock."""
-        since = self._written_ms(item.number)
+        since = self.written_ms(item.number)
         if since is None:
             since = max(max(each.time_ms) for each in item.offsets)
         return max(0, self.root.store.now_ms() - since)
 
-    def _written_ms(self, number: int) -> int | None:
+    def written_ms(self, number: int) -> int | None:
         """When an entry came to lie in the store, by the store's clock; None once it is collected."""
         info = self.root.store.stat(self.log.key(number))
         return None if info is None else info.modified_ms
@@ -336,7 +336,7 @@ class Group:
     def _is_active(self, state: GroupState) -> bool:
         if not state.exists or state.active is None or state.session_timeout_ms is None:
             return False
-        written = self._written_ms(state.active)
+        written = self.written_ms(state.active)
         return written is not None and self.root.store.now_ms() - written < state.session_timeout_ms
 
     def checked(self, offsets: Offsets, ids: Mapping[str, str] | None = None) -> tuple[TopicOffsets, ...]:

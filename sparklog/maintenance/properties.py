@@ -19,6 +19,7 @@ of a line joins the next one to it. A value set on a topic beats the file, the f
 | log.cleaner.dedupe.buffer.size                           | bytes of the key map of one task, 24 a key               |
 | log.cleaner.io.buffer.load.factor                        | how full that map may become                             |
 | producer.id.expiration.ms                                | how long an idle producer's last sequence is kept        |
+| offsets.retention.minutes                                | how long offsets of an empty consumer group are kept     |
 
 Any other name is an error: a setting that is quietly ignored is worse than one that is refused.
 """
@@ -31,7 +32,7 @@ from functools import partial
 from typing import TypeVar
 
 from sparklog.errors import BadRequest
-from sparklog.log.config_table import COMPACT, INT_MAX, LONG_MAX, LONG_MIN, WRITERS, canonical, definition
+from sparklog.log.config_table import COMPACT, INT_MAX, LONG_MAX, LONG_MIN, RETAIN, WRITERS, canonical, definition
 from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.log.names import did_you_mean
 from sparklog.maintenance.work import Settings
@@ -92,6 +93,7 @@ _RANKED = (
 _BUFFER = "log.cleaner.dedupe.buffer.size"
 _LOAD = "log.cleaner.io.buffer.load.factor"
 _EXPIRATION = "producer.id.expiration.ms"
+_OFFSETS = "offsets.retention.minutes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,16 @@ _LIMITS = (
         "How long the last batch of an idle producer is kept in imported topics, empty if need be.",
         (COMPACT,),
     ),
+    PropertyDef(
+        _OFFSETS,
+        None,
+        "int",
+        str(Settings(0).offsets_retention_ms // MINUTE_MS),
+        "a whole number of at least 1",
+        _UNITS[MINUTE_MS],
+        "How long the offsets of a consumer group are kept once it is empty.",
+        (RETAIN,),
+    ),
 )
 
 
@@ -176,7 +188,9 @@ def property_table() -> list[PropertyDef]:
     return [*found, *_LIMITS]
 
 
-NAMES = frozenset({*_SAME, *(name for ranked in _RANKED for name, _, _ in ranked.names), _BUFFER, _LOAD, _EXPIRATION})
+NAMES = frozenset(
+    {*_SAME, *(name for ranked in _RANKED for name, _, _ in ranked.names), _BUFFER, _LOAD, _EXPIRATION, _OFFSETS}
+)
 """Every name that a file may set."""
 
 # Brokers' names that somebody may expect to work here, and what does it instead.
@@ -235,6 +249,9 @@ def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
         settings = replace(settings, dedupe_buffer_bytes=_number(file, entries[_BUFFER], LEAST_BUFFER_BYTES, LONG_MAX))
     if _LOAD in entries:
         settings = replace(settings, dedupe_load_factor=_checked(file, entries[_LOAD], _load_factor))
+    if _OFFSETS in entries:
+        minutes = _number(file, entries[_OFFSETS], 1, INT_MAX)
+        settings = replace(settings, offsets_retention_ms=minutes * MINUTE_MS)
     if _EXPIRATION in entries:
         settings = replace(settings, producer_expiration_ms=_number(file, entries[_EXPIRATION], 1, INT_MAX))
     return settings

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sparklog.errors import SparklogError
+from sparklog.groups.collecting import OFFSETS_RETENTION_MS
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.conflicts import Rewrite
 from sparklog.log.slices import FileSlices
@@ -32,7 +33,7 @@ class Settings:
     `now_ms`: the clock that decides (ages, delete horizons); commits keep their own. `defaults`: topic config name ->
     text, for topics that do not set it themselves (from a properties file). The others are broker configs:
     `log.cleaner.dedupe.buffer.size` (bytes, of each task), `log.cleaner.io.buffer.load.factor`,
-    `producer.id.expiration.ms`.
+    `producer.id.expiration.ms`, `offsets.retention.minutes`.
     """
 
     now_ms: int
@@ -40,6 +41,7 @@ class Settings:
     dedupe_buffer_bytes: int = 128 << 20
     dedupe_load_factor: float = 0.9
     producer_expiration_ms: int = 86_400_000
+    offsets_retention_ms: int = OFFSETS_RETENTION_MS
 
     def configs_of(self, explicit: TopicConfigs) -> TopicConfigs:
         """The topic's configs over this run's defaults over Kafka's."""

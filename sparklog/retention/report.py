@@ -83,6 +83,9 @@ def _notes(report: RetainReport) -> list[str]:
         notes.append(f"{found.foreign:,} objects in its data folders are not sparklog's and stay")
     if found.ended_holds:
         notes.append(f"holds that ran out {would} let go: {', '.join(found.ended_holds)}")
+    if found.expired_groups:
+        names = ", ".join(found.expired_groups)
+        notes.append(f"expired offsets of {len(found.expired_groups):,} groups {would} dropped: {names}")
     if found.idle_writers:
         notes.append(f"{len(found.idle_writers):,} writers idle for 90 days {would} forgotten")
     return notes
@@ -138,4 +141,5 @@ def _vacuum(found: VacuumReport) -> dict[str, object]:
         "foreign": found.foreign,
         "endedHolds": list(found.ended_holds),
         "idleWriters": list(found.idle_writers),
+        "expiredGroups": list(found.expired_groups),
     }

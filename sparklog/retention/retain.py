@@ -1,7 +1,8 @@
 """A run of retention: expire what Kafka's rules expire, then vacuum, over one topic or all of a root.
 
 What is decided of transactions is recorded first, and what is past its timeout aborted, so that a topic to which nobody
-writes is not held back.
+writes is not held back. Offsets of consumer groups expire by `offsets.retention.minutes`
+(`sparklog.groups.collecting`).
 
 Expiry is one commit per topic that carries new log starts and nothing else, applied as a maximum: runs at once, writers
 and delete-records in between commute with it. It counts in Kafka's segments, sealed or not: where nobody seals, the
@@ -18,10 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, NotFound, SparklogError
+from sparklog.groups.collecting import collect_groups
 from sparklog.log.commit import RETAIN
 from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.log.conflicts import LogStartIntent
-from sparklog.log.names import TRANSACTIONS_FOLDER, file_key, is_topic_name
+from sparklog.log.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, file_key, is_topic_name
 from sparklog.log.root import Root
 from sparklog.log.segments import RollRule, Segment, segments_of
 from sparklog.log.slice_table import Slices
@@ -38,6 +40,7 @@ __all__ = ["PartitionExpiry", "RetainReport", "plan_topic", "retain_root", "reta
 
 ROOT_FILES = "(root)"
 """Stands for a topic in the report of what lies in the root's own folder."""
+OLD_ENTRY = "older than 7 days, and a checkpoint has what is left of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,36 +240,48 @@ def retain_root(
         if on_done is not None:
             on_done(report)
     if chosen and not topics:
-        reports += _own_folder(root, dry_run)
+        reports += _own_folder(root, settings, dry_run)
     return sorted(reports, key=lambda report: report.topic)
 
 
-def _own_folder(root: Root, dry_run: bool) -> list[RetainReport]:
-    """What is no topic's: temporary files in the root's own folder, and decisions of transactions nobody needs."""
+def _own_folder(root: Root, settings: Settings, dry_run: bool) -> list[RetainReport]:
+    """What is no topic's: temporary files in the root's own folder, offsets of groups and decisions nobody needs."""
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS
         own = [remove_temporaries(root.store, ROOT_FILES, limit_ms, dry_run=dry_run)]
-        if any(True for _ in root.store.list_folders(f"{TRANSACTIONS_FOLDER}/")):
-            folder = f"{TRANSACTIONS_FOLDER}/"
-            own.append(remove_temporaries(root.store, ROOT_FILES, limit_ms, folder=folder, dry_run=dry_run))
-            own.append(_decisions(root, store_ms, dry_run))
+        # Groups first: a decision is forgotten once they have recorded it.
+        for name in (GROUPS_FOLDER, TRANSACTIONS_FOLDER):
+            folder = f"{name}/"
+            if any(True for _ in root.store.list_folders(folder)):
+                own.append(remove_temporaries(root.store, ROOT_FILES, limit_ms, folder=folder, dry_run=dry_run))
+                own.append(
+                    _decisions(root, store_ms, dry_run)
+                    if name == TRANSACTIONS_FOLDER
+                    else _groups(root, settings.offsets_retention_ms, store_ms, dry_run)
+                )
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]
     found = replace(
         own[0],
         removed=tuple(item for report in own for item in report.removed),
+        expired_groups=tuple(name for report in own for name in report.expired_groups),
         failures=tuple(error for report in own for error in report.failures),
     )
-    if not found.removed and not found.failures:
+    if not found.removed and not found.expired_groups and not found.failures:
         return []
     return [RetainReport(ROOT_FILES, vacuum=found, failures=_failures(ROOT_FILES, found))]
 
 
+def _groups(root: Root, retention_ms: int, store_ms: int, dry_run: bool) -> VacuumReport:
+    found = collect_groups(root, retention_ms=retention_ms, now_ms=store_ms, dry_run=dry_run)
+    gone = Removed("group entry", OLD_ENTRY, found.objects, found.nbytes)
+    removed = (gone,) if found.objects else ()
+    return VacuumReport(ROOT_FILES, dry_run, 0, 0, removed, expired_groups=found.expired, failures=found.failures)
+
+
 def _decisions(root: Root, store_ms: int, dry_run: bool) -> VacuumReport:
     found = collect(root, now_ms=store_ms, dry_run=dry_run)
-    gone = Removed(
-        "decision", "older than 7 days, and a checkpoint has what is left of it", found.objects, found.nbytes
-    )
+    gone = Removed("decision", OLD_ENTRY, found.objects, found.nbytes)
     removed = (gone,) if found.objects else ()
     return VacuumReport(ROOT_FILES, dry_run, 0, 0, removed, failures=found.failures)

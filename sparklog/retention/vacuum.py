@@ -99,6 +99,7 @@ class VacuumReport:
     * `removed`: by kind of file and reason; `held`: data files below the floor that only a hold keeps
     * `foreign`: objects in the data folders that have no name of ours and stay
     * `ended_holds`, `idle_writers`: dropped by the commit; `failures`: why something was not deleted
+    * `expired_groups`: consumer groups whose offsets expired, all or those of topics that are gone (of the root only)
     """
 
     topic: str
@@ -110,6 +111,7 @@ class VacuumReport:
     foreign: int = 0
     ended_holds: tuple[str, ...] = ()
     idle_writers: tuple[str, ...] = ()
+    expired_groups: tuple[str, ...] = ()
     failures: tuple[SparklogError, ...] = ()
 
     @property
@@ -225,7 +227,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     only_held = sum(1 for file in files if file.path not in kept and any(file.path in at for at in run.held.values()))
     removed = (*_summed(gone), *temporary.removed)
     return VacuumReport(
-        topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, tuple(failures)
+        topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, failures=tuple(failures)
     )
 
 

@@ -103,6 +103,8 @@ def test_the_cleaners_own_settings() -> None:
     settings = settings_of(text, "f")
     assert (settings.dedupe_buffer_bytes, settings.dedupe_load_factor) == (2 << 20, 0.5)
     assert settings.producer_expiration_ms == 7
+    assert settings.offsets_retention_ms == 7 * 24 * HOUR_MS
+    assert settings_of("offsets.retention.minutes=90", "f").offsets_retention_ms == 90 * 60_000
     assert not settings.defaults
 
 

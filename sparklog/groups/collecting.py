@@ -1,0 +1,93 @@
+"""What maintenance does for groups: settle what transactions left pending, expire offsets, collect old entries.
+
+Offsets expire as in Kafka, by `offsets.retention.minutes` (default: a week) after the group became empty, that is its
+session timeout after the newest entry that its member or an operator wrote, by the store's clock; all of a group at
+once. Offsets of a topic that was deleted go at once, those of one that never was here stay: it may be imported yet.
+Each time that is an entry which says so, never a reader's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparklog.errors import SparklogError
+from sparklog.groups import state as steps
+from sparklog.groups.group import Group
+from sparklog.groups.state import GROUPS, GroupState
+from sparklog.log.entry_collect import collect_entries, ids_of
+from sparklog.log.root import Root
+
+__all__ = ["OFFSETS_RETENTION_MS", "CollectedGroups", "collect_groups"]
+
+OFFSETS_RETENTION_MS = 7 * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedGroups:
+    """Of all groups: those that lost offsets (or, dry, would), entries and checkpoints deleted, what failed."""
+
+    groups: int = 0
+    expired: tuple[str, ...] = ()
+    objects: int = 0
+    nbytes: int = 0
+    failures: tuple[SparklogError, ...] = ()
+
+
+def collect_groups(
+    root: Root, *, retention_ms: int = OFFSETS_RETENTION_MS, now_ms: int | None = None, dry_run: bool = False
+) -> CollectedGroups:
+    """Do what the module says to all groups. `now_ms`: the store's clock, which is asked if it is not given.
+
+    An entry goes when it lies below the second newest checkpoint that can be read, and the store has had it for seven
+    days; checkpoints below that one go too.
+    """
+    now_ms = root.store.now_ms() if now_ms is None else now_ms
+    failures: list[SparklogError] = []
+    expired: list[str] = []
+    groups = objects = nbytes = 0
+    gone: dict[tuple[str, str], bool] = {}
+    for name in ids_of(root.store, GROUPS, failures):
+        groups += 1
+        group = Group(root, name)
+        try:
+            if not dry_run:
+                group.settle()
+            if _expire(group, retention_ms, now_ms, gone, dry_run):
+                expired.append(name)
+            collected = collect_entries(group.log, now_ms, dry_run=dry_run)
+            objects, nbytes = objects + collected[0], nbytes + collected[1]
+        except SparklogError as error:
+            failures.append(error)
+    return CollectedGroups(groups, tuple(sorted(expired)), objects, nbytes, tuple(failures))
+
+
+def _expire(group: Group, retention_ms: int, now_ms: int, gone: dict[tuple[str, str], bool], dry_run: bool) -> bool:
+    """Whether something expired (or would)."""
+    state = group.log.refresh()
+    for item in state.offsets:
+        if item.place not in gone:
+            gone[item.place] = _is_gone(group.root, *item.place)
+    lost = {place for place, is_gone in gone.items() if is_gone}
+    everything = state.exists and now_ms - _empty_since_ms(group, state) >= retention_ms
+
+    def step(base: GroupState) -> GroupState | None:
+        return steps.expire(base, everything=everything and base.touched == state.touched, gone=lost)
+
+    planned = step(state)
+    if planned is not None and not dry_run:
+        group.log.write(step)
+    return planned is not None
+
+
+def _is_gone(root: Root, topic: str, topic_id: str) -> bool:
+    """Whether a topic was here and was deleted, or created again."""
+    head = root.topic_handle(topic).log.refresh().head
+    return head.version >= 0 and (head.deleted or head.topic_id != topic_id)
+
+
+def _empty_since_ms(group: Group, state: GroupState) -> int:
+    """When the group became empty, by the store's clock; by its newest offset once the entry is collected."""
+    written = None if state.touched is None else group.written_ms(state.touched)
+    if written is None:
+        written = max((time_ms for item in state.offsets for time_ms in item.time_ms), default=0)
+    return written + (0 if state.active is None else state.session_timeout_ms or 0)

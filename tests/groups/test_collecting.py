@@ -1,0 +1,188 @@
+"""What maintenance does for groups: offsets expire, outcomes are recorded, entries that nobody needs go."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sparklog.errors import Fenced
+from sparklog.groups import CommittedOffset, Group, Groups
+from sparklog.groups.collecting import collect_groups
+from sparklog.log import entry_log
+from sparklog.log.names import commit_key, groups_prefix
+from sparklog.maintenance.properties import settings_of
+from sparklog.maintenance.work import Settings
+from sparklog.retention.report import document, summary
+from sparklog.retention.retain import retain_root
+from sparklog.transactions.completion import collect, forget_recorded
+from tests.transactions.house import START_MS, House, rows
+
+DAY_MS = 86_400_000
+WEEK_MS = 7 * DAY_MS
+
+
+def group(house: House, name: str = "g") -> Group:
+    return Groups(house.root()).group(name)
+
+
+def offsets(house: House, name: str = "g") -> dict[tuple[str, int], int]:
+    return {place: item.offset for place, item in group(house, name).committed().items()}
+
+
+def test_offsets_expire_a_week_after_the_group_became_empty() -> None:
+    house = House()
+    member = group(house).join("one", session_timeout_ms=60_000)
+    member.commit({"a": {0: 5}})
+    group(house, "left").join("one", session_timeout_ms=60_000).leave()
+    group(house, "reset").alter({"a": {0: 7}})
+    house.now_ms += WEEK_MS - 1
+    assert collect_groups(house.root()).expired == ()
+    house.now_ms += 1
+    assert collect_groups(house.root(), dry_run=True).expired == ("left", "reset")
+    assert offsets(house, "reset") == {("a", 0): 7}
+    assert collect_groups(house.root()).expired == ("left", "reset")
+    assert Groups(house.root()).names() == ["g"]
+    house.now_ms += 59_999
+    assert collect_groups(house.root()).expired == ()
+    house.now_ms += 1
+    assert collect_groups(house.root()).expired == ("g",)
+    assert (offsets(house), Groups(house.root()).names()) == ({}, [])
+    assert collect_groups(house.root()).expired == ()
+    # It had only slept, for a week.
+    with pytest.raises(Fenced, match="it was deleted"):
+        member.commit({"a": {0: 6}})
+
+
+def test_signs_of_life_keep_offsets_and_retention_can_be_set() -> None:
+    house = House()
+    member = group(house).join("one", session_timeout_ms=1)
+    member.commit({"a": {0: 5}})
+    for _ in range(3):
+        house.now_ms += WEEK_MS - 2
+        member.heartbeat()
+        assert collect_groups(house.root()).expired == ()
+    house.now_ms += DAY_MS
+    assert collect_groups(house.root(), retention_ms=DAY_MS).expired == ()
+    house.now_ms += 1
+    assert collect_groups(house.root(), retention_ms=DAY_MS).expired == ("g",)
+
+
+def test_old_offsets_that_were_restored_stay_for_a_week() -> None:
+    house = House()
+    topic_id = house.topic("a").head().topic_id
+    group(house).restore([CommittedOffset("a", topic_id, 0, 5, None, "", START_MS - 90 * DAY_MS)])
+    house.now_ms += DAY_MS
+    assert collect_groups(house.root()).expired == ()
+    assert offsets(house) == {("a", 0): 5}
+
+
+def test_offsets_of_topics_that_are_gone_go_at_once_and_those_of_unknown_topics_stay() -> None:
+    house = House()
+    member = group(house).join("one")
+    member.commit({"a": {0: 5}, "b": {0: 6}, "c": {0: 7}})
+    group(house).restore([CommittedOffset("imported-later", "some-id", 0, 9, None, "", START_MS)])
+    house.root().delete_topic("a")
+    house.root().delete_topic("b")
+    house.root().create_topic("b")
+    assert collect_groups(house.root()).expired == ("g",)
+    left = [(item.topic, item.offset) for item in group(house).log.refresh().offsets]
+    assert left == [("c", (7,)), ("imported-later", (9,))]
+    member.commit({"c": {0: 8}})
+    assert collect_groups(house.root()).expired == ()
+
+
+def test_outcomes_are_recorded_in_quiet_groups_and_decisions_forgotten_then() -> None:
+    house = House()
+    producer = house.producer()
+    for n in range(3):
+        with producer.begin() as transaction:
+            transaction.send_offsets(f"g{n}", {"a": {0: n}})
+    lost = house.producer("lost").begin()
+    lost.send_offsets("g0", {"a": {0: 99}})
+    lost._prepare()
+    # Preparing another one has recorded what became of the first.
+    assert [[item.txn for item in group(house, f"g{n}").log.refresh().pending] for n in range(3)] == [
+        ["lost"],
+        ["job"],
+        ["job"],
+    ]
+    house.now_ms += 60_001
+    root = house.root()
+    assert collect_groups(root).groups == 3
+    assert [len(group(house, f"g{n}").log.refresh().pending) for n in range(3)] == [0, 0, 0]
+    assert [offsets(house, f"g{n}") for n in range(3)] == [{("a", 0): n} for n in range(3)]
+    assert [item.n for item in producer.log.refresh().commits] == [0, 1, 2]
+    assert collect(root).forgotten == 2
+    assert [offsets(house, f"g{n}") for n in range(3)] == [{("a", 0): n} for n in range(3)]
+
+
+def test_a_commit_stays_until_its_groups_have_recorded_it() -> None:
+    house = House()
+    producer = house.producer()
+    with producer.begin() as transaction:
+        transaction.send_offsets("g", {"a": {0: 5}})
+        transaction.append("b", rows("1"))
+    with producer.begin() as transaction:
+        transaction.append("b", rows("2"))
+    house.topic("b").append(rows("3"))
+    assert forget_recorded(house.root(), house.root().decisions.log("job")) == 0
+    group(house).settle()
+    assert forget_recorded(house.root(), house.root().decisions.log("job")) == 1
+    assert offsets(house) == {("a", 0): 5}
+
+
+def test_entries_below_the_second_newest_checkpoint_go_after_a_week(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
+    house = House()
+    member = group(house).join("one")
+    for offset in range(13):
+        member.commit({"a": {0: offset}})
+    assert group(house).log.checkpoints() == [3, 7, 11]
+    house.now_ms += WEEK_MS
+    member.commit({"a": {0: 99}})
+    dry = collect_groups(house.root(), dry_run=True)
+    found = collect_groups(house.root())
+    assert (found.objects, found.nbytes) == (dry.objects, dry.nbytes) == (8, found.nbytes)
+    keys = [info.key for info in house.store.list(f"{groups_prefix('g')}/_log/0")]
+    assert keys[0] == commit_key(groups_prefix("g"), 7)
+    assert offsets(house) == {("a", 0): 99}
+    member.commit({"a": {0: 100}})
+    assert offsets(house) == {("a", 0): 100}
+
+
+def test_a_damaged_group_is_reported_and_the_others_are_done() -> None:
+    house = House()
+    for name in ("bad", "good"):
+        group(house, name).alter({"a": {0: 1}})
+    key = commit_key(groups_prefix("bad"), 0)
+    house.store.replace(key, b"nonsense")  # type: ignore[union-attr]
+    house.now_ms += WEEK_MS
+    found = collect_groups(house.root())
+    assert (found.expired, len(found.failures)) == (("good",), 1)
+    assert Groups(house.root()).names() == []
+
+
+def test_the_retention_job_does_all_this() -> None:
+    house = House()
+    group(house).alter({"a": {0: 1}})
+    begun = house.producer().begin()
+    begun.send_offsets("h", {"a": {0: 9}})
+    begun.commit()
+    house.now_ms += DAY_MS
+    minute = settings_of("offsets.retention.minutes=1440", "f")
+    week = retain_root(house.root(), Settings(house.now_ms))
+    assert all(report.vacuum is None or not report.vacuum.expired_groups for report in week)
+    assert group(house, "h").log.refresh().pending == ()
+    dry = retain_root(house.root(), minute, dry_run=True)
+    assert "(root): expired offsets of 2 groups would be dropped: g, h" in summary(dry, dry_run=True)
+    done = retain_root(house.root(), minute)
+    assert "(root): expired offsets of 2 groups were dropped: g, h" in summary(done)
+    found = document(done, root="r", now_ms=0, dry_run=False)
+    assert [topic["vacuum"]["expiredGroups"] for topic in json.loads(json.dumps(found))["topics"]] == [
+        ["g", "h"],
+        [],
+        [],
+        [],
+    ]
+    assert Groups(house.root()).names() == []
