@@ -27,6 +27,7 @@ from sparklog.cli import (
     doctor,
     export,
     get,
+    groups,
     imports,
     log_dirs,
     offsets,
@@ -116,6 +117,7 @@ def sparklog(
 app.add_typer(topics.app, name="topics")
 app.add_typer(configs.app, name="configs")
 app.add_typer(transactions.app, name="transactions")
+app.add_typer(groups.app, name="groups")
 produce.register(app)
 consume.register(app)
 offsets.register(app)

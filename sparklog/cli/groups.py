@@ -1,0 +1,293 @@
+"""`sparklog groups`: what `kafka-consumer-groups` does, on the group logs of a root."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.options import JsonOption, RootOption, example
+from sparklog.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparklog.groups.group import GroupDescription
+    from sparklog.groups.groups import Groups
+    from sparklog.groups.lag import Lag
+    from sparklog.groups.reset import NewOffset, Scenario
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe, reset and delete consumer groups.")
+
+OFFSETS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "SECONDS-BEHIND", "CONSUMER-ID")
+STATES = ("GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING")
+
+GroupArguments = Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Groups.")]
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
+TopicOption = Annotated[
+    list[str] | None,
+    typer.Option("--topic", "-t", metavar="TOPIC[:P,...]", help="A topic, or partitions of it; may be repeated."),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check, and change nothing.")]
+
+
+@app.command("list", epilog=example("sparklog groups list --root /data/log"))
+def list_(
+    root: RootOption,
+    state: Annotated[bool, typer.Option("--state", help="Also how each group stands.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the groups, one per line."""
+    groups = _groups(root)
+    names = groups.names()
+    if state:
+        _show_states([groups.group(name).description() for name in names], as_json)
+    elif as_json:
+        print(json.dumps(names))
+    else:
+        for name in names:
+            print(name)
+
+
+@app.command(epilog=example("sparklog groups describe billing --root /data/log"))
+def describe(
+    root: RootOption,
+    names: GroupArguments = None,
+    all_groups: Annotated[bool, typer.Option("--all-groups", help="Every group there is.")] = False,
+    state: Annotated[bool, typer.Option("--state", help="The groups themselves in place of their offsets.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far groups have read, and how far behind they are, in records and in seconds.
+
+    SECONDS-BEHIND is how long the first unread record has been waiting. The end is that of the log, as in Kafka:
+    markers, and records that an open transaction hides, count as unread.
+    """
+    from sparklog.errors import NotFound
+    from sparklog.groups.lag import lag
+
+    groups = _groups(root)
+    chosen = _chosen(groups, names, all_groups)
+    found = [groups.group(name).description() for name in chosen]
+    missing = [item.id for item in found if item.state == "Dead"]
+    if missing:
+        raise NotFound(f"group '{missing[0]}' does not exist in {groups.root.location}; `sparklog groups list` has all")
+    if state:
+        _show_states(found, as_json)
+        return
+    rows = lag(groups.root, chosen)
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+        return
+    for item in found:
+        if item.state == "Empty":
+            print(f"Consumer group '{item.id}' has no active members.", file=sys.stderr)
+    if rows:
+        print_table(OFFSETS, [_cells(row) for row in rows])
+
+
+RESET = """Set a group's offsets by hand, in a partition, a topic or all of its topics.
+
+Exactly one of the options --to-earliest ... --from-file says where to. Nothing is changed without --execute: first
+look at what would be. Refused while the group is active: stop its consumer first. A consumer that was only asleep is
+fenced by the reset.
+
+A file for --from-file has lines topic,partition,offset, as --export prints them: `reset g --to-current --export`
+keeps offsets for later. A restarted Spark query goes on from its checkpoint, whatever the group says; a new one that
+says startingOffsets=group begins at these offsets.
+"""
+
+
+@app.command(help=RESET, epilog=example("sparklog groups reset billing --to-datetime 2026-03-01T08:00 --execute"))
+def reset(
+    group: GroupArgument,
+    root: RootOption,
+    topic: TopicOption = None,
+    all_topics: Annotated[bool, typer.Option("--all-topics", help="All topics the group has offsets of.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The log start.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="The log end.")] = False,
+    to_current: Annotated[bool, typer.Option("--to-current", help="Where it is, else the log end.")] = False,
+    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, metavar="N", help="This offset.")] = None,
+    shift_by: Annotated[int | None, typer.Option("--shift-by", metavar="N", help="N records on; -N: back.")] = None,
+    to_datetime: Annotated[
+        str | None, typer.Option("--to-datetime", metavar="TIME", help="The first record not older (ISO 8601 or ms).")
+    ] = None,
+    by_duration: Annotated[
+        str | None, typer.Option("--by-duration", metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")
+    ] = None,
+    from_file: Annotated[
+        Path | None, typer.Option("--from-file", metavar="CSV", help="Lines of topic,partition,offset.")
+    ] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it (the default).")] = False,
+    export: Annotated[bool, typer.Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    from sparklog.groups.reset import plan_reset, with_offsets
+
+    if execute and dry_run:
+        raise typer.BadParameter("give one of --execute and --dry-run")
+    scenario = _scenario(
+        group,
+        {"--to-earliest": to_earliest, "--to-latest": to_latest, "--to-current": to_current},
+        {"--to-offset": to_offset, "--shift-by": shift_by},
+        {"--to-datetime": to_datetime, "--by-duration": by_duration},
+        from_file,
+    )
+    topics = _topics(topic, all_topics, from_file is not None)
+    found = _groups(root).group(group)
+    plan = plan_reset(found, scenario, topics, now_ms=found.root.env.wall_ms())
+    found.alter(with_offsets(plan), dry_run=not execute)
+    for item in plan:
+        if item.warning:
+            print(f"WARN {item.warning}", file=sys.stderr)
+    if not execute and not dry_run:
+        print("WARN Nothing was changed: this is a dry run without --execute.", file=sys.stderr)
+    _show_plan(group, plan, execute, export, as_json)
+
+
+@app.command(epilog=example("sparklog groups delete billing --root /data/log"))
+def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False, as_json: JsonOption = False) -> None:
+    """Delete a group with its offsets. Refused while it is active."""
+    _groups(root).group(group).delete(dry_run=dry_run)
+    if as_json:
+        print(json.dumps({"deleted": group, "dryRun": dry_run}))
+    else:
+        print(f"Would delete group {group}." if dry_run else f"Deleted group {group}.")
+
+
+@app.command("delete-offsets", epilog=example("sparklog groups delete-offsets billing --topic old:0,1"))
+def delete_offsets(
+    group: GroupArgument, root: RootOption, topic: TopicOption = None, dry_run: DryRunOption = False
+) -> None:
+    """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
+    from sparklog.errors import NotFound
+
+    wanted = _topics(topic, False, False)
+    if not wanted:
+        raise typer.BadParameter("name at least one --topic")
+    found = _groups(root).group(group)
+    there = found.committed()
+    gone: dict[str, list[int]] = {}
+    for name, partitions in sorted(wanted.items()):
+        committed = sorted(partition for at, partition in there if at == name)
+        chosen = committed if partitions is None else partitions
+        missing = sorted(set(chosen) - set(committed))
+        if missing or not chosen:
+            which = f"partitions {', '.join(map(str, missing))} of topic" if missing else "topic"
+            raise NotFound(f"group '{group}' has no offsets of {which} '{name}'")
+        gone[name] = sorted(chosen)
+    found.delete_offsets(gone, dry_run=dry_run)
+    status = "Would be deleted" if dry_run else "Successful"
+    rows = [(name, partition, status) for name, partitions in gone.items() for partition in partitions]
+    print_table(("TOPIC", "PARTITION", "STATUS"), rows)
+
+
+# -- arguments
+
+
+def _groups(root: str) -> Groups:
+    from sparklog.cli.places import open_root
+    from sparklog.groups import Groups
+
+    return Groups(open_root(root))
+
+
+def _chosen(groups: Groups, names: Sequence[str] | None, all_groups: bool) -> list[str]:
+    if bool(names) == all_groups:
+        raise typer.BadParameter("name groups, or give --all-groups")
+    return groups.names() if all_groups else list(dict.fromkeys(names or []))
+
+
+def _topics(given: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:
+    """`["a", "b:0,1"]` -> `{"a": None, "b": {0, 1}}`; None: all topics of the group, or those of the file."""
+    if sum((bool(given), all_topics, from_file)) > 1:
+        raise typer.BadParameter("give one of --topic, --all-topics and --from-file")
+    found: dict[str, set[int] | None] = {}
+    for text in given or []:
+        name, colon, numbers = text.partition(":")
+        parts = numbers.split(",")
+        if colon and not all(part.strip().isdecimal() for part in parts):
+            raise typer.BadParameter(f"expected TOPIC or TOPIC:0,1, found {text!r}", param_hint="'--topic'")
+        already = found.get(name, set())
+        found[name] = None if not colon or already is None else already | {int(part) for part in parts}
+    return found or None
+
+
+def _scenario(
+    group: str,
+    flags: Mapping[str, bool],
+    numbers: Mapping[str, int | None],
+    texts: Mapping[str, str | None],
+    file: Path | None,
+) -> Scenario:
+    from sparklog.cli.times import parse_time
+    from sparklog.groups.reset import Scenario, To, parse_duration
+
+    found = [Scenario(To(name[2:])) for name, given in flags.items() if given]
+    found += [Scenario(To(name[2:]), number) for name, number in numbers.items() if number is not None]
+    for name, text in texts.items():
+        if text is not None:
+            value = parse_time(text, name) if name == "--to-datetime" else parse_duration(text)
+            found.append(Scenario(To(name[2:]), value))
+    if file is not None:
+        found.append(Scenario(To.FILE, offsets=_offsets_of(group, file)))
+    if len(found) != 1:
+        every = (*flags, *numbers, *texts, "--from-file")
+        raise typer.BadParameter(f"give exactly one of {', '.join(every)}; found {len(found)}")
+    return found[0]
+
+
+def _offsets_of(group: str, file: Path) -> dict[tuple[str, int], int]:
+    from sparklog.errors import BadRequest
+    from sparklog.groups.reset import parse_offsets_file
+
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{file} cannot be read: {error}; check --from-file") from None
+    by_group = parse_offsets_file(text, str(file))
+    chosen = by_group.get(group, by_group.get(None))
+    if chosen is None:
+        raise BadRequest(f"{file} holds offsets of {', '.join(sorted(map(str, by_group)))}, none of group '{group}'")
+    return chosen
+
+
+# -- what is shown
+
+
+def _cells(row: Lag) -> tuple[object, ...]:
+    seconds = None if row.seconds is None else f"{row.seconds:.1f}"
+    cells = (row.current_offset, row.log_end, row.lag, seconds, row.member)
+    return row.group, row.topic, row.partition, *("-" if cell is None else cell for cell in cells)
+
+
+def _show_states(found: Sequence[GroupDescription], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([asdict(item) for item in found]))
+        return
+    rows = [
+        (
+            *(item.id, item.state, item.generation, item.instance or "-"),
+            "-" if item.session_timeout_ms is None else item.session_timeout_ms,
+            len(item.pending),
+        )
+        for item in found
+    ]
+    if rows:
+        print_table(STATES, rows)
+
+
+def _show_plan(group: str, plan: Sequence[NewOffset], execute: bool, export: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"group": group, "executed": execute, "offsets": [asdict(item) for item in plan]}))
+    elif export:
+        for item in plan:
+            print(f"{item.topic},{item.partition},{item.new}")
+    else:
+        old = [("-" if item.old is None else item.old) for item in plan]
+        rows = [(group, item.topic, item.partition, at, item.new) for item, at in zip(plan, old, strict=True)]
+        print_table(("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"), rows)

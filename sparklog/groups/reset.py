@@ -1,0 +1,197 @@
+"""Where a group's offsets are to be reset to: the scenarios of `kafka-consumer-groups --reset-offsets`.
+
+| scenario      | new offset                                                                                       |
+|---------------|--------------------------------------------------------------------------------------------------|
+| to-earliest   | the log start                                                                                    |
+| to-latest     | the log end, as Kafka without regard to open transactions                                        |
+| to-current    | the committed offset; the log end where there is none                                            |
+| to-offset     | that offset                                                                                      |
+| shift-by      | the committed offset plus that many; refused where there is none                                 |
+| to-datetime   | the first offset whose record is not older, the log end where there is none                      |
+| by-duration   | the same for now minus the duration                                                              |
+| from-file     | what the file says                                                                               |
+
+What lies outside the log is moved to its start or end, with a warning, as Kafka does. Planning changes nothing:
+`Group.alter` takes what comes out of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from sparklog.errors import BadRequest
+from sparklog.groups.group import Group
+from sparklog.log.head import Head
+from sparklog.log.view import READ_UNCOMMITTED
+
+__all__ = ["NewOffset", "Scenario", "To", "parse_duration", "parse_offsets_file", "plan_reset", "with_offsets"]
+
+Partition = tuple[str, int]
+_INT64 = 2**63
+_DURATION = re.compile(r"(-?)P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d{1,3})?)S)?)?")
+
+
+class To(Enum):
+    """The scenarios, under Kafka's names."""
+
+    EARLIEST = "to-earliest"
+    LATEST = "to-latest"
+    CURRENT = "to-current"
+    OFFSET = "to-offset"
+    SHIFT = "shift-by"
+    DATETIME = "to-datetime"
+    DURATION = "by-duration"
+    FILE = "from-file"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Where to. `value`: an offset, a shift, a time or a duration in ms; `offsets`: of from-file."""
+
+    to: To
+    value: int = 0
+    offsets: Mapping[Partition, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewOffset:
+    """One partition of a plan; `old` None: nothing is committed. `warning`: why it is not what was asked for."""
+
+    topic: str
+    partition: int
+    old: int | None
+    new: int
+    warning: str | None = None
+
+
+def plan_reset(
+    group: Group, scenario: Scenario, topics: Mapping[str, Collection[int] | None] | None, *, now_ms: int
+) -> list[NewOffset]:
+    """What a reset would do, in the order of topics and partitions.
+
+    `topics`: which, each with its partitions (None: all); None as a whole: all topics the group has offsets of, or
+    those of the file. `NotFound` for a topic that does not exist, `BadRequest` for a partition that does not, or where
+    nothing is named.
+    """
+    current = {place: item.offset for place, item in group.committed().items()}
+    if scenario.offsets is not None:
+        topics = by_topic(scenario.offsets)
+    elif topics is None:
+        if not current:
+            raise BadRequest(f"group '{group.id}' has no offsets, so there is nothing to reset; name topics")
+        topics = {topic: None for topic, _ in current}
+    found = []
+    for topic, partitions in sorted(topics.items()):
+        head = group.root.topic(topic).head(refresh=False)
+        wanted = sorted(range(head.partitions) if partitions is None else set(partitions))
+        outside = [partition for partition in wanted if not 0 <= partition < head.partitions]
+        if outside:
+            raise BadRequest(
+                f"topic '{topic}' has partitions 0 to {head.partitions - 1}, found {', '.join(map(str, outside))}"
+            )
+        asked = _asked(group, scenario, topic, wanted, head, current, now_ms)
+        found += [_inside(topic, at, asked[at], current.get((topic, at)), head) for at in wanted]
+    return found
+
+
+def _asked(
+    group: Group,
+    scenario: Scenario,
+    topic: str,
+    partitions: Collection[int],
+    head: Head,
+    current: Mapping[Partition, int],
+    now_ms: int,
+) -> dict[int, int]:
+    ends = {partition: int(head.log_end[partition]) for partition in partitions}
+    if scenario.to is To.EARLIEST:
+        return {partition: int(head.log_start[partition]) for partition in partitions}
+    if scenario.to is To.LATEST:
+        return ends
+    if scenario.to is To.CURRENT:
+        return {partition: current.get((topic, partition), end) for partition, end in ends.items()}
+    if scenario.to is To.OFFSET:
+        return dict.fromkeys(partitions, scenario.value)
+    if scenario.to is To.FILE:
+        offsets = scenario.offsets or {}
+        return {partition: offsets[topic, partition] for partition in partitions}
+    if scenario.to is To.SHIFT:
+        unknown = [partition for partition in partitions if (topic, partition) not in current]
+        if unknown:
+            raise BadRequest(
+                f"offsets of topic '{topic}' cannot be shifted in partitions {', '.join(map(str, unknown))}: group "
+                f"'{group.id}' has committed none there; name partitions or choose another scenario"
+            )
+        return {partition: current[topic, partition] + scenario.value for partition in partitions}
+    time = scenario.value if scenario.to is To.DATETIME else now_ms - scenario.value
+    found = group.root.topic(topic).offset_for_timestamp(max(0, time), isolation=READ_UNCOMMITTED)
+    return {
+        partition: end if (answer := found.get(partition)) is None else answer.offset for partition, end in ends.items()
+    }
+
+
+def _inside(topic: str, partition: int, asked: int, old: int | None, head: Head) -> NewOffset:
+    start, end = int(head.log_start[partition]), int(head.log_end[partition])
+    new = min(max(asked, start), end)
+    warning = None
+    if asked != new:
+        which = "lower than the earliest" if asked < start else "higher than the latest"
+        warning = f"New offset ({asked}) is {which} offset for topic partition {topic}-{partition}. It will be {new}."
+    return NewOffset(topic, partition, old, new, warning)
+
+
+def by_topic(partitions: Iterable[Partition]) -> dict[str, set[int]]:
+    """(topic, partition) as topic to partitions."""
+    found: dict[str, set[int]] = {}
+    for topic, partition in partitions:
+        found.setdefault(topic, set()).add(partition)
+    return found
+
+
+def with_offsets(plan: Iterable[NewOffset]) -> dict[str, dict[int, int]]:
+    """A plan as `Group.alter` takes it."""
+    found: dict[str, dict[int, int]] = {}
+    for item in plan:
+        found.setdefault(item.topic, {})[item.partition] = item.new
+    return found
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds of an ISO 8601 duration as Java reads it: `P1DT2H30M`, `PT10S`. `BadRequest` for anything else."""
+    match = _DURATION.fullmatch(text.strip().upper())
+    if match is None or not any(match.groups()[1:]):
+        raise BadRequest(f"a duration is written as P1DT2H30M or PT10S, found {text!r}")
+    sign, days, hours, minutes, seconds = match.groups()
+    whole = (int(days or 0) * 24 + int(hours or 0)) * 60 + int(minutes or 0)
+    found = whole * 60_000 + round(float(seconds or 0) * 1000)
+    return -found if sign else found
+
+
+def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[Partition, int]]:
+    """Offsets of Kafka's CSV: `topic,partition,offset`, or `group,topic,partition,offset`. By group, None: not named.
+
+    `BadRequest`, naming `name` and the line, for anything else.
+    """
+    found: dict[str | None, dict[Partition, int]] = {}
+    for number, row in enumerate(csv.reader(io.StringIO(text)), 1):
+        cells = [cell.strip() for cell in row]
+        if not any(cells):
+            continue
+        if len(cells) not in (3, 4) or not (cells[-2].isdecimal() and cells[-1].isdecimal()):
+            raise BadRequest(f"{name}, line {number}: expected [group,]topic,partition,offset, found {','.join(row)!r}")
+        group, topic = (cells[0] if len(cells) == 4 else None), cells[-3]
+        partition, offset = int(cells[-2]), int(cells[-1])
+        if partition >= 2**31 or offset >= _INT64:
+            raise BadRequest(f"{name}, line {number}: {partition} or {offset} is too large for Kafka")
+        offsets = found.setdefault(group, {})
+        if (topic, partition) in offsets:
+            raise BadRequest(f"{name}, line {number}: {topic}-{partition} stands there twice; keep one of the lines")
+        offsets[topic, partition] = offset
+    if not found:
+        raise BadRequest(f"{name} holds no offsets; expected lines of [group,]topic,partition,offset")
+    return found

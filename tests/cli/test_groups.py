@@ -1,0 +1,153 @@
+"""`sparklog groups`: the tables of Kafka's tool, resets that show before they do, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog as library
+from sparklog.groups import Groups, Membership, OffsetAndMetadata
+from sparklog.transactions import transactional
+from tests.cli.conftest import Sparklog
+
+OFFSETS = ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "SECONDS-BEHIND", "CONSUMER-ID"]
+
+
+@pytest.fixture
+def member(root: Path) -> Membership:
+    """Topic a with 3 and 1 records; group `billing` at 2 and 1, its member has left; group `audit` is active."""
+    opened = library.open(root, create=True)
+    topic = opened.create_topic("a", partitions=2)
+    topic.append(pa.table({"value": [b"x"] * 4, "partition": pa.array([0, 0, 0, 1], pa.int32())}))
+    left = Groups(opened).group("billing").join("one")
+    left.commit({"a": {0: OffsetAndMetadata(2, "batch 7"), 1: 1}})
+    left.leave()
+    active = Groups(opened).group("audit").join("two")
+    active.commit({"a": {1: 0}})
+    return active
+
+
+def committed(root: Path, group: str) -> dict[tuple[str, int], int]:
+    return {place: item.offset for place, item in Groups(root).group(group).committed().items()}
+
+
+def test_list(sparklog: Sparklog, member: Membership) -> None:
+    assert sparklog("groups", "list").lines == ["audit", "billing"]
+    assert json.loads(sparklog("groups", "list", "--json").out) == ["audit", "billing"]
+    heading, *rows = [line.split() for line in sparklog("groups", "list", "--state").lines]
+    assert heading == ["GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING"]
+    assert rows == [["audit", "Stable", "1", "two", "45000", "0"], ["billing", "Empty", "1", "-", "45000", "0"]]
+
+
+def test_describe(sparklog: Sparklog, member: Membership) -> None:
+    found = sparklog("groups", "describe", "billing")
+    heading, first, second = [line.split() for line in found.lines]
+    assert heading == OFFSETS
+    assert (first[:6], second) == (
+        ["billing", "a", "0", "2", "3", "1"],
+        ["billing", "a", "1", "1", "1", "0", "0.0", "-"],
+    )
+    assert float(first[6]) >= 0
+    assert found.err == "Consumer group 'billing' has no active members.\n"
+    rows = [line.split() for line in sparklog("groups", "describe", "--all-groups").lines[1:]]
+    # Of a group that is active also partitions without an offset, as Kafka's tool shows them.
+    assert [row[:6] for row in rows[:2]] == [["audit", "a", "0", "-", "3", "-"], ["audit", "a", "1", "0", "1", "1"]]
+    assert len(rows) == 4
+    as_json = json.loads(sparklog("groups", "describe", "billing", "--json").out)
+    assert [(row["partition"], row["current_offset"], row["log_end"], row["lag"]) for row in as_json] == [
+        (0, 2, 3, 1),
+        (1, 1, 1, 0),
+    ]
+    state = json.loads(sparklog("groups", "describe", "billing", "--state", "--json").out)
+    assert [(item["id"], item["state"], item["instance"]) for item in state] == [("billing", "Empty", None)]
+
+
+def test_offsets_that_a_transaction_holds_pending_are_no_offsets(
+    sparklog: Sparklog, root: Path, member: Membership
+) -> None:
+    transaction = transactional(root, "etl").begin()
+    transaction.send_offsets("fresh", {"a": {0: 3}})
+    transaction.prepare()
+    assert sparklog("groups", "list", "--state").lines[-1].split() == ["fresh", "Empty", "0", "-", "-", "1"]
+    assert sparklog("groups", "describe", "fresh").lines == []
+    transaction.commit()
+    assert sparklog("groups", "describe", "fresh").lines[1].split()[:6] == ["fresh", "a", "0", "3", "3", "0"]
+
+
+def test_a_reset_shows_first_and_does_when_told(sparklog: Sparklog, root: Path, member: Membership) -> None:
+    found = sparklog("groups", "reset", "billing", "--to-earliest", "--all-topics")
+    assert [line.split() for line in found.lines] == [
+        ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"],
+        ["billing", "a", "0", "2", "0"],
+        ["billing", "a", "1", "1", "0"],
+    ]
+    assert found.err == "WARN Nothing was changed: this is a dry run without --execute.\n"
+    assert committed(root, "billing") == {("a", 0): 2, ("a", 1): 1}
+    assert sparklog("groups", "reset", "billing", "--to-earliest", "--dry-run").err == ""
+    sparklog("groups", "reset", "billing", "--to-earliest", "--topic", "a:1", "--execute")
+    assert committed(root, "billing") == {("a", 0): 2, ("a", 1): 0}
+    shifted = sparklog("groups", "reset", "billing", "--shift-by", "-9", "--topic", "a:0", "--execute", "--json")
+    assert json.loads(shifted.out)["offsets"][0]["new"] == 0
+    assert shifted.err.startswith("WARN New offset (-7) is lower than the earliest offset")
+    assert committed(root, "billing") == {("a", 0): 0, ("a", 1): 0}
+    sparklog("groups", "reset", "billing", "--to-datetime", "2100-01-01", "--execute")
+    assert committed(root, "billing") == {("a", 0): 3, ("a", 1): 1}
+    sparklog("groups", "reset", "billing", "--by-duration", "P1D", "--execute")
+    assert committed(root, "billing") == {("a", 0): 0, ("a", 1): 0}
+
+
+def test_offsets_travel_through_a_file(sparklog: Sparklog, root: Path, member: Membership, tmp_path: Path) -> None:
+    kept = tmp_path / "offsets.csv"
+    kept.write_text(sparklog("groups", "reset", "billing", "--to-current", "--export", "--dry-run").out)
+    assert kept.read_text() == "a,0,2\na,1,1\n"
+    sparklog("groups", "reset", "billing", "--to-latest", "--execute")
+    sparklog("groups", "reset", "billing", "--from-file", kept, "--execute")
+    assert committed(root, "billing") == {("a", 0): 2, ("a", 1): 1}
+    kept.write_text("other,a,0,1\n")
+    outcome = sparklog("groups", "reset", "billing", "--from-file", kept, code=1)
+    assert outcome.err == f"sparklog: {kept} holds offsets of other, none of group 'billing' [SPARKLOG_BAD_REQUEST]\n"
+
+
+def test_an_active_group_is_left_alone(sparklog: Sparklog, root: Path, member: Membership) -> None:
+    for command in (
+        ("reset", "audit", "--to-latest"),
+        ("reset", "audit", "--to-latest", "--execute"),
+        ("delete", "audit"),
+        ("delete-offsets", "audit", "--topic", "a"),
+    ):
+        outcome = sparklog("groups", *command, code=1)
+        assert outcome.err.startswith("sparklog: group 'audit' is active (Stable, member two): stop its consumer")
+        assert outcome.err.count("\n") == 1
+    assert committed(root, "audit") == {("a", 1): 0}
+
+
+def test_delete(sparklog: Sparklog, root: Path, member: Membership) -> None:
+    assert sparklog("groups", "delete", "billing", "--dry-run").out == "Would delete group billing.\n"
+    rows = [line.split() for line in sparklog("groups", "delete-offsets", "billing", "--topic", "a:0").lines]
+    assert rows == [["TOPIC", "PARTITION", "STATUS"], ["a", "0", "Successful"]]
+    assert committed(root, "billing") == {("a", 1): 1}
+    missing = sparklog("groups", "delete-offsets", "billing", "--topic", "a:0", code=1)
+    assert "group 'billing' has no offsets of partitions 0 of topic 'a'" in missing.err
+    assert sparklog("groups", "delete", "billing").out == "Deleted group billing.\n"
+    assert sparklog("groups", "list").lines == ["audit"]
+    assert "group 'billing' does not exist" in sparklog("groups", "delete", "billing", code=1).err
+    assert "group 'billing' does not exist" in sparklog("groups", "describe", "billing", code=1).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("reset", "billing"), "give exactly one of --to-earliest"),
+        (("reset", "billing", "--to-earliest", "--to-offset", "3"), "found 2"),
+        (("reset", "billing", "--to-earliest", "--execute", "--dry-run"), "one of --execute and --dry-run"),
+        (("reset", "billing", "--to-earliest", "--topic", "a:x"), "expected TOPIC or TOPIC:0,1, found 'a:x'"),
+        (("reset", "billing", "--to-earliest", "--topic", "a", "--all-topics"), "one of --topic, --all-topics"),
+        (("describe",), "name groups, or give --all-groups"),
+        (("delete-offsets", "billing"), "name at least one --topic"),
+    ],
+)
+def test_wrong_usage(sparklog: Sparklog, member: Membership, arguments: tuple[str, ...], complaint: str) -> None:
+    assert complaint in sparklog("groups", *arguments, code=2).err
