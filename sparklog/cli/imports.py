@@ -28,7 +28,7 @@ HELP = """Take topics of a Kafka log directory into a root: offsets, times, head
 
 The directory of a stopped broker, or a copy or backup of one; it is only read. Run it again to complete an import that
 was killed, or to take what is new since: a topic goes on where its last import ended. Kafka keeps topic configs
-elsewhere: give them with --config.
+elsewhere: give them with --config. Consumer groups keep their offsets in these topics.
 """
 EXAMPLES = example("sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact")
 
@@ -53,6 +53,13 @@ def import_(
     copy: Annotated[
         bool, typer.Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
     ] = False,
+    groups: Annotated[
+        bool, typer.Option("--groups/--no-groups", help="Offsets of consumer groups, from __consumer_offsets.")
+    ] = True,
+    transactions: Annotated[
+        bool,
+        typer.Option("--transactions/--no-transactions", help="Whose open transactions are, from __transaction_state."),
+    ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be taken, change nothing.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     force: Annotated[
@@ -73,6 +80,8 @@ def import_(
         on_skipped=_warn,
         open_transactions=open_transactions.value,
         link=NEVER if copy else AUTO,
+        groups=groups,
+        transactions=transactions,
         dry_run=dry_run,
         on_progress=unwatched if quiet else _meters(),
     )
@@ -106,13 +115,21 @@ def document(report: ImportReport) -> dict[str, object]:
                 ],
             }
             for each in report.topics
-        ]
+        ],
+        "groups": [
+            {"group": each.group, "offsets": each.offsets, "leftOut": each.left_out, "inUse": each.in_use}
+            for each in report.groups
+        ],
     }
 
 
 def _show(report: ImportReport, dry_run: bool) -> None:
     headings = ("TOPIC", "PARTITIONS", "OFFSETS", "THERE-BEFORE", "RECORDS", "COPIED", "LINKED", "SKIPPED", "OPEN")
     print_table(headings, [_row(each, dry_run) for each in report.topics])
+    if report.groups:
+        notes = {True: "in use here, left alone", False: ""}
+        rows = [(each.group, each.offsets, each.left_out, notes[each.in_use]) for each in report.groups]
+        print_table(("GROUP", "OFFSETS", "OF-OTHER-TOPICS", ""), rows)
 
 
 def _row(found: ImportedTopic, dry_run: bool) -> tuple[object, ...]:

@@ -85,7 +85,7 @@ FRESH = Known(ImportedEnd(0))
 @dataclass(frozen=True, slots=True)
 class CoordinatorEntry:
     """What Kafka's transaction coordinator knows of a producer id; `decided` (`commit`, `abort`, None) of which
-    partitions `(topic, partition)`; fields otherwise as of `KafkaOpen`.
+    partitions `(topic, partition)`; fields otherwise as of `KafkaOpen`. `record`: partition and offset of what says so.
     """
 
     transactional_id: str
@@ -93,6 +93,7 @@ class CoordinatorEntry:
     start_ms: int | None
     decided: str | None
     partitions: frozenset[tuple[str, int]]
+    record: tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -245,7 +246,7 @@ class _Copies:
                     transactional_id=entry.transactional_id,
                     timeout_ms=entry.timeout_ms,
                     start_ms=entry.start_ms if here else None,
-                    decided=entry.decided if here else None,
+                    decided=known.decided if known is not None else None,
                 )
             elif known is not None:
                 each = replace(known, epoch=each.epoch, end=log_end)

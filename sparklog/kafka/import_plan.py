@@ -38,7 +38,7 @@ from sparklog.kafka.start_up import next_offset_of
 from sparklog.log.commit import MAX_PARTITIONS
 from sparklog.log.env import Env
 from sparklog.log.head import Head
-from sparklog.log.kafka_source import ImportedEnd
+from sparklog.log.kafka_source import ImportedEnd, KafkaSource
 from sparklog.log.names import check_topic_name, did_you_mean
 from sparklog.log.root import Root
 
@@ -56,15 +56,24 @@ class TopicSource:
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """What to import of a topic: `known` is what the root has of each partition, `exists` whether it has the topic."""
+    """What to import of a topic: `known` is what the root has of each partition, `exists` whether it has the topic.
+
+    `finished`: all of it is there, and Kafka's open transactions were ended here since: nothing can or need be taken.
+    """
 
     source: TopicSource
     known: tuple[Known, ...]
     exists: bool
+    finished: bool = False
 
 
-def plan_import(root: Root | None, sources: Sequence[TopicSource], policy: str) -> list[TopicPlan]:
+def plan_import(
+    root: Root | None, sources: Sequence[TopicSource], policy: str, *, last: bool = False
+) -> list[TopicPlan]:
     """The plans, checked against the root (None: there is none yet), which stays as it is.
+
+    `last`: this import ends Kafka's open transactions, so that no other can go on. One that was killed while it did is
+    completed all the same: a topic that was written to is none to refuse if there is nothing more to take.
 
     `BadRequest` for a name that no topic may have; `Conflict` if a topic of that name exists and cannot go on.
     """
@@ -75,11 +84,11 @@ def plan_import(root: Root | None, sources: Sequence[TopicSource], policy: str) 
         if root is None or head is None or not head.exists:
             plans.append(TopicPlan(source, (FRESH,) * len(source.partitions), exists=False))
             continue
-        _check_topic(root, source, head)
+        finished = _check_topic(root, source, head, last)
         known = tuple(_known(head, part.number) for part in source.partitions)
         for part, before in zip(source.partitions, known, strict=True):
             _check_goes_on(source, part, before.imported, policy, root.env)
-        plans.append(TopicPlan(source, known, exists=True))
+        plans.append(TopicPlan(source, known, exists=True, finished=finished))
     return plans
 
 
@@ -89,8 +98,11 @@ def _known(head: Head, partition: int) -> Known:
     return Known(ends.get(partition, FRESH.imported), opened)
 
 
-def _check_topic(root: Root, source: TopicSource, head: Head) -> None:
-    """`Conflict` unless the topic was imported from this one of Kafka's and nothing else was written to it."""
+def _check_topic(root: Root, source: TopicSource, head: Head, last: bool) -> bool:
+    """`Conflict` unless the topic was imported from this one of Kafka's and nothing else was written to it.
+
+    With `last` it may have been if there is nothing more to take: True.
+    """
     name, before = source.name, head.kafka_source
     if before is None:
         raise Conflict(
@@ -109,11 +121,25 @@ def _check_topic(root: Root, source: TopicSource, head: Head) -> None:
         )
     for partition, end in enumerate(head.log_end.tolist()):
         taken = before.ends[partition].end if partition in before.ends else 0
+        if end != taken and last and all(_is_taken(part, before, root.env) for part in source.partitions):
+            return True
         if end != taken:
             raise Conflict(
                 f"topic '{name}' in {root.location} was written to since it was imported: partition {partition} ends at"
                 f" {end}, the import ended at {taken}; Kafka's offsets cannot go on there, import into another root"
             )
+    return False
+
+
+def _is_taken(part: PartitionSource, before: KafkaSource, env: Env) -> bool:
+    taken = before.ends[part.number].end if part.number in before.ends else 0
+    return _bounds(part, settled_segments(part.folder, env=env))[1] <= taken
+
+
+def _bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
+    """Log start and log end, the latter as far as a walk over the last segment gets."""
+    log_start = max(names[0].base if names else 0, part.log_start or 0)
+    return log_start, max(log_start, next_offset_of(names[-1]) if names else 0)
 
 
 def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEnd, policy: str, env: Env) -> None:
@@ -122,9 +148,8 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
         return
     where = f"{source.name}-{part.number}"
     names = settled_segments(part.folder, env=env)
-    log_start = max(names[0].base if names else 0, part.log_start or 0)
     try:
-        log_end = max(log_start, next_offset_of(names[-1]) if names else 0)
+        log_start, log_end = _bounds(part, names)
         # Where damage is skipped, the log goes on behind what looks like its end.
         if log_end < taken.end and policy != SKIP:
             raise Conflict(
@@ -152,8 +177,7 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
 def foreseen(part: PartitionSource, known: Known, env: Env) -> tuple[int, int, int]:
     """Of a partition: its log start, its log end, and bytes of the segments behind what is known."""
     names = settled_segments(part.folder, env=env)
-    log_start = max(names[0].base if names else 0, part.log_start or 0)
-    log_end = max(log_start, next_offset_of(names[-1]) if names else 0)
+    log_start, log_end = _bounds(part, names)
     nbytes = 0
     for name, after in zip(names, [*names[1:], None], strict=True):
         if log_end > known.end and (after is None or after.base > max(log_start, known.end)):

@@ -13,13 +13,21 @@ one, which copies nothing twice that was committed, and an import of a log that 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from sparklog.errors import BadRequest, Conflict, SparklogError
 from sparklog.kafka.damage import FAIL, OnSkipped, Skipped, check_policy, log_skipped
+from sparklog.kafka.import_coordinators import (
+    ImportedGroup,
+    KafkaGroup,
+    import_groups,
+    kafka_groups,
+    kafka_transactions,
+    note_decisions,
+)
 from sparklog.kafka.import_partition import CoordinatorEntry, Known, PartitionSource, Target, copy_partition
 from sparklog.kafka.import_plan import TopicPlan, foreseen, plan_import, topic_sources
 from sparklog.log.configs import TopicConfigs, check_delete_delay
@@ -80,9 +88,10 @@ class ImportedTopic:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did, topics by name."""
+    """What an import did: topics by name, and groups by id of which offsets in these topics were found."""
 
     topics: tuple[ImportedTopic, ...]
+    groups: tuple[ImportedGroup, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -118,6 +127,8 @@ def import_log_dir(
     on_skipped: OnSkipped = log_skipped,
     open_transactions: str = KEEP,
     link: str = AUTO,
+    groups: bool = True,
+    transactions: bool = True,
     dry_run: bool = False,
     on_progress: OnProgress = unwatched,
 ) -> ImportReport:
@@ -130,8 +141,10 @@ def import_log_dir(
     default a warning is logged). `open_transactions`: what becomes of those that Kafka has not ended: `keep` (they hold
     back the last stable offset until a later import brings their marker, or they are ended here), `abort` (the topics
     are Kafka's no more: what Kafka has decided ends so, the others are aborted, and no import can go on), or `refuse`
-    (`Conflict`). `link`: `auto` or `never`. `dry_run`: nothing is changed, the report says what would be (`root` None:
-    for a root that is not there yet).
+    (`Conflict`). `link`: `auto` or `never`. `groups`: offsets of consumer groups in these topics come along from
+    `__consumer_offsets`; `transactions`: whose the open transactions are, and what was decided of them, is taken from
+    `__transaction_state`, where the log dir has these (see `sparklog.kafka.import_coordinators`). `dry_run`: nothing is
+    changed, the report says what would be (`root` None: for a root that is not there yet).
 
     `NotFound` if there is no log dir or no such topic; `Conflict` if a topic exists and was not imported from this one,
     was written to since, or was cut in Kafka; `BadRequest` for partitions that are missing in the log dir, a config or
@@ -151,12 +164,41 @@ def import_log_dir(
     place = os.path.abspath(os.fspath(path))
     if root is None and not dry_run:
         raise BadRequest("expected a root to import into, found none: only a dry run can do without")
-    plans = plan_import(root, topic_sources(place, topics), corrupt_records)
+    plans = plan_import(root, topic_sources(place, topics), corrupt_records, last=open_transactions == ABORT)
+    env = SYSTEM if root is None else root.env
+    names = [plan.source.name for plan in plans]
+    found = _groups(place, env, chosen) if groups else {}
     if root is None or dry_run:
-        return ImportReport(tuple(_foreseen(plan, SYSTEM if root is None else root.env) for plan in plans))
+        return ImportReport(tuple(_foreseen(plan, env) for plan in plans), _foreseen_groups(found, names))
     root.ensure_probed()
-    coordinator: Mapping[int, CoordinatorEntry] = {}
-    return ImportReport(tuple(_TopicImport(root, plan, chosen, coordinator).run() for plan in plans))
+    coordinator = _transactions(place, root.env, chosen) if transactions else {}
+    done = tuple(
+        _foreseen(plan, env) if plan.finished else _TopicImport(root, plan, chosen, coordinator).run() for plan in plans
+    )
+    held = [topic for name in names if (topic := root.topic(name)).head(refresh=False).kafka_open]
+    if held and coordinator:
+        after = _transactions(place, root.env, chosen)
+        for topic in held:
+            note_decisions(topic, coordinator, after)
+    report = ImportReport(done, import_groups(root, found, _heads(root, plans)))
+    if open_transactions == ABORT:
+        for topic in held:
+            topic.end_kafka_transactions()
+    return report
+
+
+def _groups(path: str, env: Env, chosen: _Choices) -> dict[str, KafkaGroup]:
+    return kafka_groups(path, env=env, now_ms=env.wall_ms(), policy=chosen.policy, on_skipped=chosen.on_skipped)
+
+
+def _transactions(path: str, env: Env, chosen: _Choices) -> dict[int, CoordinatorEntry]:
+    return kafka_transactions(path, env=env, policy=chosen.policy, on_skipped=chosen.on_skipped)
+
+
+def _heads(root: Root, plans: Sequence[TopicPlan]) -> dict[str, tuple[str, str, int]]:
+    """Topic -> its id here, its id in Kafka, its number of partitions."""
+    heads = {plan.source: root.topic(plan.source.name).head(refresh=False) for plan in plans}
+    return {source.name: (head.topic_id, source.topic_id, head.partitions) for source, head in heads.items()}
 
 
 def _configs(given: Mapping[str, object] | None, force: bool) -> TopicConfigs:
@@ -197,8 +239,6 @@ class _TopicImport:
             with suppress(SparklogError):
                 self._give_up(topic)
             raise
-        if chosen.open_transactions == ABORT and topic.head(refresh=False).kafka_open:
-            topic.end_kafka_transactions()
         reports = tuple(self._reports[part.number] for part in source.partitions)
         return ImportedTopic(source.name, source.topic_id, not self._plan.exists, reports)
 
@@ -291,6 +331,16 @@ class _TopicImport:
             topic.delete()
         for key in self._written:
             self._root.store.delete(key)
+
+
+def _foreseen_groups(groups: Mapping[str, KafkaGroup], topics: Collection[str]) -> tuple[ImportedGroup, ...]:
+    """What an import would do to groups, by the names of topics alone."""
+    found = []
+    for group in groups.values():
+        inside = sum(topic in topics for topic, _ in group.offsets)
+        if inside:
+            found.append(ImportedGroup(group.id, inside, len(group.offsets) - inside))
+    return tuple(found)
 
 
 def _foreseen(plan: TopicPlan, env: Env) -> ImportedTopic:

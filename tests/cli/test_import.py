@@ -111,3 +111,22 @@ def test_a_folder_that_is_no_log_dir(tmp_path: Path, sparklog: Sparklog) -> None
     (tmp_path / "empty").mkdir()
     said = sparklog("import", tmp_path / "empty", code=1)
     assert len(said.err.splitlines()) == 1
+
+
+def test_groups_and_their_offsets_come_along(fixtures: Path, root: Path, sparklog: Sparklog) -> None:
+    folder = fixtures / "transactions/data"
+    said = sparklog("import", folder, "-t", "txn-a", "--quiet")
+    table = [line.split() for line in said.lines]
+    assert table[2] == ["GROUP", "OFFSETS", "OF-OTHER-TOPICS"]
+    assert ["g-classic", "2", "2"] in table
+    described = sparklog("topics", "describe", "txn-a")
+    assert "producer 4 ('tx-open') in partition 0, from 62" in described.out
+    found = json.loads(sparklog("import", folder, "-t", "txn-b", "--json", "--no-groups", "--no-transactions").out)
+    assert found["groups"] == []
+    assert "producer 4 in partition 1, from 19" in sparklog("topics", "describe", "txn-b").out
+    (again,) = [
+        each
+        for each in json.loads(sparklog("import", folder, "--dry-run", "--json").out)["groups"]
+        if each["group"] == "g-classic"
+    ]
+    assert again == {"group": "g-classic", "offsets": 4, "leftOut": 0, "inUse": False}

@@ -1,0 +1,402 @@
+"""Groups and transactions that an import brings along, against what Kafka's own commands said of the fixtures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import Corrupt
+from sparklog.format.control import end_txn_marker
+from sparklog.format.group_messages import (
+    GroupKey,
+    GroupValue,
+    OffsetKey,
+    OffsetValue,
+    encode_group_key,
+    encode_group_value,
+    encode_offset_key,
+    encode_offset_value,
+)
+from sparklog.format.record_batch import TRANSACTIONAL_BIT, BatchHeader
+from sparklog.format.transaction_messages import (
+    Status,
+    TransactionKey,
+    TransactionValue,
+    encode_transaction_key,
+    encode_transaction_value,
+)
+from sparklog.groups import CommittedOffset, Groups
+from sparklog.kafka import importing
+from sparklog.kafka.damage import Skipped
+from sparklog.kafka.importing import import_log_dir
+from sparklog.log.root import Root, open_root
+from sparklog.log.view import READ_COMMITTED
+from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.storage.memory import MemoryStore
+from tests.kafka.logs import FIRST, HOUR_MS, batch, marker, varint, write_partition
+from tests.log.data_plane import Clock
+
+TRANSACTIONS = ("transactions", "transactions-tv0")
+
+
+@pytest.fixture
+def root() -> Root:
+    return open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+
+
+def committed(root: Root, group: str) -> dict[str, int]:
+    found = Groups(root).group(group).committed()
+    return {f"{topic}-{partition}": each.offset for (topic, partition), each in found.items()}
+
+
+# ---------------------------------------------------------------- Kafka's fixtures
+
+
+@pytest.mark.parametrize("fixture", TRANSACTIONS)
+def test_groups_are_as_kafka_consumer_groups_showed_them(fixtures: Path, root: Root, fixture: str) -> None:
+    report = import_log_dir(root, fixtures / fixture / "data")
+    expected = json.loads((fixtures / fixture / "expected/consumer-group-offsets.json").read_text())
+    groups = Groups(root)
+    assert (
+        groups.names() == [each.group for each in report.groups] == sorted(name for name in expected if expected[name])
+    )
+    for name, offsets in expected.items():
+        found = groups.group(name).committed() if offsets else {}
+        assert {f"{topic}-{partition}": _told(each) for (topic, partition), each in found.items()} == offsets
+        assert all(each.topic_id == root.topic(each.topic).head().topic_id for each in found.values())
+        assert all(each.time_ms > 1_700_000_000_000 for each in found.values())
+
+
+def _told(offset: CommittedOffset) -> dict[str, object]:
+    return {"offset": offset.offset, "leaderEpoch": offset.leader_epoch, "metadata": offset.metadata}
+
+
+@pytest.mark.parametrize("fixture", TRANSACTIONS)
+def test_open_transactions_are_as_kafka_transactions_showed_them(fixtures: Path, root: Root, fixture: str) -> None:
+    import_log_dir(root, fixtures / fixture / "data")
+    told = json.loads((fixtures / fixture / "expected/transactions.json").read_text())["transactions"]
+    ongoing = {each["producerId"]: each for each in told if each["state"] == "Ongoing"}
+    assert len(ongoing) == 1
+    found = {f"{name}-{each.partition}": each for name in root.topics() for each in root.topic(name).head().kafka_open}
+    for each in found.values():
+        own = ongoing[each.producer]
+        assert (each.transactional_id, each.timeout_ms) == (own["transactionalId"], own["timeoutMs"])
+        assert each.start_ms is not None
+        assert each.decided is None
+    (one,) = ongoing.values()
+    assert set(one["partitions"]) >= set(found)
+
+
+def test_only_offsets_in_topics_that_were_chosen(fixtures: Path, root: Root) -> None:
+    report = import_log_dir(root, fixtures / "transactions/data", topics=["txn-b"])
+    assert [each.group for each in report.groups] == ["g-classic", "g-consumer"]
+    assert committed(root, "g-classic") == {"txn-b-0": 32, "txn-b-1": 19}
+    import_log_dir(root, fixtures / "transactions/data")
+    assert committed(root, "g-classic") == {"txn-a-0": 62, "txn-a-1": 35, "txn-b-0": 32, "txn-b-1": 19}
+    version = Groups(root).group("g-classic").log.refresh().number
+    import_log_dir(root, fixtures / "transactions/data")
+    assert Groups(root).group("g-classic").log.refresh().number == version
+
+
+def test_nothing_comes_along_that_is_not_wanted(fixtures: Path, root: Root) -> None:
+    report = import_log_dir(root, fixtures / "transactions/data", groups=False, transactions=False)
+    assert (report.groups, Groups(root).names()) == ((), [])
+    assert {each.transactional_id for each in root.topic("txn-a").head().kafka_open} == {None}
+    # A later look says whose they are.
+    import_log_dir(root, fixtures / "transactions/data")
+    assert {each.transactional_id for each in root.topic("txn-a").head().kafka_open} == {"tx-open"}
+    import_log_dir(root, fixtures / "transactions/data", transactions=False)
+    assert {each.transactional_id for each in root.topic("txn-a").head().kafka_open} == {"tx-open"}
+
+
+# ---------------------------------------------------------------- groups by hand
+
+
+def messages(
+    base: int, items: Mapping[bytes, bytes | None] | list[tuple[bytes, bytes | None]], producer: int = -1
+) -> bytes:
+    """A batch of records with these keys and values."""
+    body = b""
+    pairs = list(items.items()) if isinstance(items, Mapping) else items
+    for delta, (key, value) in enumerate(pairs):
+        text = varint(-1) if value is None else varint(len(value)) + value
+        record = bytes((0, 0)) + varint(delta) + varint(len(key)) + key + text + varint(0)
+        body += varint(len(record)) + record
+    header = BatchHeader(
+        base_offset=base,
+        last_offset_delta=len(pairs) - 1,
+        count=len(pairs),
+        base_timestamp=HOUR_MS,
+        max_timestamp=HOUR_MS,
+        attributes=TRANSACTIONAL_BIT if producer >= 0 else 0,
+        leader_epoch=0,
+        producer_id=producer,
+        producer_epoch=0 if producer >= 0 else -1,
+        base_sequence=-1,
+    )
+    return header.pack(body)
+
+
+def key(topic: str = "t", group: str = "g", partition: int = 0) -> bytes:
+    return encode_offset_key(OffsetKey(group, topic, partition))
+
+
+def value(offset: int, time_ms: int = HOUR_MS, expires_ms: int | None = None) -> bytes:
+    return encode_offset_value(OffsetValue(offset, None, "m", time_ms, expires_ms))
+
+
+def write_groups(place: Path, *batches: bytes) -> None:
+    write_partition(place, "__consumer_offsets-0", {0: b"".join(batches)})
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_partition(tmp_path, "t-0", {0: FIRST})
+    write_partition(tmp_path, "u-0", {0: FIRST})
+    return tmp_path
+
+
+def test_the_newest_counts_and_tombstones_delete(root: Root, place: Path) -> None:
+    write_groups(
+        place,
+        messages(0, [(key(), value(1)), (key("u"), value(1)), (key(), value(2)), (key(group="h"), value(3))]),
+        messages(
+            4,
+            [
+                (key("u"), None),
+                (encode_group_key(GroupKey("g")), encode_group_value(GroupValue("consumer", 7, None, None, 5))),
+            ],
+        ),
+        messages(6, [(key(group="h"), None), (key("gone"), value(9)), (key(partition=4), value(9))]),
+    )
+    report = import_log_dir(root, place)
+    assert [(each.group, each.offsets, each.left_out) for each in report.groups] == [("g", 1, 2)]
+    assert committed(root, "g") == {"t-0": 2}
+    assert Groups(root).group("g").description().generation == 7
+
+
+def test_offsets_of_transactions_count_from_their_commit(root: Root, place: Path) -> None:
+    """Behind a transaction that is open the log goes on, for who commits without one."""
+    write_groups(
+        place,
+        messages(0, {key(): value(1)}),
+        messages(1, {key(): value(2), key("u"): value(2)}, producer=7),
+        messages(3, {key(): value(3)}, producer=8),
+        messages(4, {key("u"): value(1)}),
+        marker(5, 7, commit=True),
+        messages(6, {key(group="h"): value(3)}),
+        messages(7, {key(group="h"): value(4)}, producer=9),
+        marker(8, 9, commit=False),
+    )
+    import_log_dir(root, place)
+    # The commit at 4 was written later than what the marker at 5 brings.
+    assert committed(root, "g") == {"t-0": 2, "u-0": 1}
+    assert committed(root, "h") == {"t-0": 3}
+
+
+def test_offsets_that_have_expired_are_left_out(root: Root, place: Path) -> None:
+    now = root.env.wall_ms()
+    write_groups(place, messages(0, {key(): value(1, expires_ms=now), key("u"): value(1, expires_ms=now + 10**9)}))
+    import_log_dir(root, place)
+    assert committed(root, "g") == {"u-0": 1}
+
+
+def test_newer_offsets_come_with_the_next_import(root: Root, place: Path) -> None:
+    write_groups(place, messages(0, {key(): value(1, 1000), key("u"): value(1, 1000)}))
+    import_log_dir(root, place)
+    Groups(root).group("g").alter({"u": {0: 3}})
+    write_groups(place, messages(0, {key(): value(2, 2000), key("u"): value(2, 2000)}))
+    import_log_dir(root, place)
+    assert committed(root, "g") == {"t-0": 2, "u-0": 3}
+
+
+def test_a_group_with_members_here_is_left_alone(root: Root, place: Path) -> None:
+    write_groups(place, messages(0, {key(): value(1)}))
+    import_log_dir(root, place)
+    member = Groups(root).group("g").join("worker")
+    write_groups(place, messages(0, {key(): value(2, 2 * HOUR_MS)}))
+    report = import_log_dir(root, place)
+    assert report.groups[0].in_use
+    member.commit({"t": {0: 3}})
+    assert committed(root, "g") == {"t-0": 3}
+
+
+def test_a_record_that_nobody_can_read(root: Root, place: Path) -> None:
+    write_groups(place, messages(0, {key(): value(1), b"\0\1\0\xffgarbage": b"x", key("u"): b"\0\x63"}))
+    with pytest.raises(Corrupt, match=r"record at offset 1 of __consumer_offsets-0 cannot be read: .* without groups"):
+        import_log_dir(root, place)
+    assert root.topics() == []
+    said: list[Skipped] = []
+    import_log_dir(root, place, corrupt_records="skip", on_skipped=said.append)
+    assert [(each.topic, each.start) for each in said] == [("__consumer_offsets", 1), ("__consumer_offsets", 2)]
+    assert committed(root, "g") == {"t-0": 1}
+
+
+def test_a_damaged_log_of_groups(root: Root, place: Path) -> None:
+    good, bad = messages(0, {key(): value(1)}), bytearray(messages(1, {key(): value(2)}))
+    bad[-1] ^= 1
+    write_groups(place, good, bytes(bad), messages(2, {key("u"): value(3)}))
+    with pytest.raises(Corrupt) as caught:
+        import_log_dir(root, place)
+    assert (caught.value.position, caught.value.offset) == (len(good), 1)
+    said: list[Skipped] = []
+    import_log_dir(root, place, corrupt_records="truncate", on_skipped=said.append)
+    assert committed(root, "g") == {"t-0": 1}
+    import_log_dir(root, place, corrupt_records="skip", on_skipped=said.append)
+    assert committed(root, "g") == {"t-0": 1, "u-0": 3}
+    assert [each.start for each in said] == [1, 1]
+
+
+# ---------------------------------------------------------------- transactions by hand
+
+
+def write_transactions(place: Path, *states: tuple[str, TransactionValue]) -> None:
+    pairs = [(encode_transaction_key(TransactionKey(name)), encode_transaction_value(each)) for name, each in states]
+    write_partition(place, "__transaction_state-0", {0: messages(0, pairs)})
+
+
+def transaction(producer: int, status: Status, *partitions: tuple[str, int]) -> TransactionValue:
+    return TransactionValue(producer, 0, 60_000, status, partitions, HOUR_MS, HOUR_MS - 5)
+
+
+def read(root: Root, topic: str) -> list[bytes]:
+    values: list[bytes] = root.topic(topic).scan(isolation=READ_COMMITTED).to_table()["value"].to_pylist()
+    return values
+
+
+@pytest.fixture
+def decided(tmp_path: Path) -> Path:
+    """Three open transactions in t: of producer 7, which has committed it and marked it in u, of 8 and 9."""
+    data = [
+        batch(at, [name], producer=producer) for at, (name, producer) in enumerate(((b"a", 7), (b"b", 8), (b"c", 9)))
+    ]
+    write_partition(tmp_path, "t-0", {0: b"".join(data)})
+    write_partition(tmp_path, "u-0", {0: batch(0, [b"a"], producer=7) + marker(1, 7, commit=True)})
+    write_transactions(
+        tmp_path,
+        ("commits", transaction(7, Status.PREPARE_COMMIT, ("t", 0), ("u", 0))),
+        ("aborts", transaction(8, Status.PREPARE_ABORT, ("t", 0))),
+        ("goes-on", transaction(9, Status.ONGOING, ("t", 0))),
+    )
+    return tmp_path
+
+
+def test_what_was_decided_is_known_and_kept(root: Root, decided: Path) -> None:
+    import_log_dir(root, decided)
+    found = root.topic("t").head().kafka_open
+    assert [(each.transactional_id, each.decided, each.start_ms, each.timeout_ms) for each in found] == [
+        ("commits", "commit", HOUR_MS - 5, 60_000),
+        ("aborts", "abort", HOUR_MS - 5, 60_000),
+        ("goes-on", None, HOUR_MS - 5, 60_000),
+    ]
+    assert (read(root, "t"), read(root, "u")) == ([], [b"a"])
+    assert "('commits') in partition 0, from 0, decided: commit" in str(found[0])
+    assert open_root(root.store, env=Clock().env(3)).topic("t").head().kafka_open == found
+    # The next import brings the markers.
+    ends = marker(3, 7, commit=True) + marker(4, 8, commit=False) + marker(5, 9, commit=True)
+    write_partition(decided, "t-0", {3: ends})
+    write_transactions(decided, ("commits", transaction(7, Status.COMPLETE_COMMIT)))
+    import_log_dir(root, decided)
+    assert root.topic("t").head().kafka_open == ()
+    assert read(root, "t") == [b"a", b"c"]
+
+
+def test_what_is_decided_while_logs_are_copied_does_not_count(
+    root: Root, decided: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker goes on: what it decided before is not of the transaction that the copy shows open."""
+    whole = importing.copy_partition
+
+    def copied(*args: Any) -> Any:
+        pairs = {
+            encode_transaction_key(TransactionKey("commits")): encode_transaction_value(
+                transaction(7, Status.PREPARE_COMMIT, ("t", 0), ("u", 0))
+            )
+        }
+        with (decided / "__transaction_state-0" / f"{0:020}.log").open("ab") as log:
+            log.write(messages(3, pairs))
+        return whole(*args)
+
+    monkeypatch.setattr(importing, "copy_partition", copied)
+    import_log_dir(root, decided, topics=["t"])
+    assert [each.decided for each in root.topic("t").head().kafka_open] == [None, "abort", None]
+    monkeypatch.setattr(importing, "copy_partition", whole)
+    import_log_dir(root, decided, topics=["t"])
+    assert [each.decided for each in root.topic("t").head().kafka_open] == ["commit", "abort", None]
+
+
+@pytest.mark.parametrize("way", ["append", "abort", "by hand"])
+def test_what_was_decided_ends_so_whoever_ends_it(root: Root, decided: Path, way: str) -> None:
+    import_log_dir(root, decided, open_transactions="abort" if way == "abort" else "keep")
+    topic = root.topic("t")
+    new = []
+    if way == "append":
+        topic.append(pa.table({"value": [b"new"]}))
+        new = [b"new"]
+    elif way == "by hand":
+        topic.end_kafka_transactions(commit=True)
+        new = [b"c"]
+    assert read(root, "t") == [b"a", *new]
+    assert topic.head().kafka_open == ()
+
+
+def test_an_import_that_ends_transactions_is_completed_as_well(root: Root, decided: Path) -> None:
+    """Killed at any request: a topic whose transactions it had ended is not in its way."""
+    write_partition(decided, "v-0", {0: batch(0, [b"x"], producer=9)})
+    write_groups(decided, messages(0, {key(): value(1)}))
+    whole = {}
+    for at in range(1000):
+        store = MemoryStore(Clock())
+        open_root(store, create=True, env=Clock().env(at))
+        calls = []
+
+        def decide(call: Call, at: int = at, calls: list[Call] = calls) -> Fault | None:
+            calls.append(call)
+            return Fault(FaultKind.CRASH_AFTER) if call.number == at else None
+
+        with contextlib.suppress(Crash):
+            import_log_dir(
+                open_root(FaultyStore(store, decide), env=Clock().env(at)), decided, open_transactions="abort"
+            )
+        after = open_root(store, env=Clock().env(at + 1000))
+        import_log_dir(after, decided, open_transactions="abort")
+        whole = {name: read(after, name) for name in after.topics()}
+        assert whole == {"t": [b"a"], "u": [b"a"], "v": []}
+        assert all(not after.topic(name).head().kafka_open for name in whole)
+        assert committed(after, "g") == {"t-0": 1}
+        if len(calls) <= at:
+            break
+    assert 50 < at < 999
+
+
+def test_what_another_transaction_of_the_id_decided_does_not_count(root: Root, tmp_path: Path) -> None:
+    """Partition t-0 is none of the transaction that is being committed: what is open there is of another one."""
+    write_partition(tmp_path, "t-0", {0: batch(0, [b"a"], producer=7)})
+    write_transactions(tmp_path, ("x", transaction(7, Status.PREPARE_COMMIT, ("u", 0))))
+    import_log_dir(root, tmp_path)
+    (found,) = root.topic("t").head().kafka_open
+    assert (found.transactional_id, found.decided, found.start_ms) == ("x", None, None)
+
+
+def test_markers_of_both_kinds_in_one_commit(root: Root, decided: Path) -> None:
+    import_log_dir(root, decided)
+    topic = root.topic("t")
+    assert [each.producer for each in topic.end_kafka_transactions(producers=[7, 8])] == [7, 8]
+    slices = topic.snapshot().slices.all()
+    data = root.store.get(f"t/{slices.path(1)}", 0, int(slices.size[1]))
+    stamp = int.from_bytes(data[27:35], "big")
+    expected = [
+        end_txn_marker(
+            commit=commit, offset=at, timestamp=stamp, producer_id=7 + at, producer_epoch=1, coordinator_epoch=0
+        )
+        for at, commit in enumerate((True, False))
+    ]
+    assert data == b"".join(expected)
+    topic.end_kafka_transactions(producers=[9])
+    assert read(root, "t") == [b"a"]
