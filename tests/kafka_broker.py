@@ -186,23 +186,24 @@ class Broker:
 
     def console(self, topic: str, isolation: str, timeout_ms: int = 4000) -> list[str]:
         """Lines `Partition:<n>\\tOffset:<n>\\t<key>` of Java's console consumer, from the beginning."""
-        tools = fetched_jars(f"kafka-tools-{KAFKA_VERSION}", _IVY, f"kafka-tools-{KAFKA_VERSION}.jar")
-        answer = self._run(
+        answer = self.tool(
             "org.apache.kafka.tools.consumer.ConsoleConsumer",
-            *("--bootstrap-server", self.address, "--topic", topic, "--from-beginning"),
+            *("--topic", topic, "--from-beginning"),
             *("--isolation-level", isolation, "--timeout-ms", str(timeout_ms)),
             *("--property", "print.partition=true", "--property", "print.offset=true"),
             *("--property", "print.key=true", "--property", "print.value=false"),
-            classes=f"{tools}{os.sep}*",
         )
         return answer.splitlines()
 
     def groups(self, *arguments: str) -> list[str]:
         """Lines that `kafka-consumer-groups` prints."""
-        tools = fetched_jars(f"kafka-tools-{KAFKA_VERSION}", _IVY, f"kafka-tools-{KAFKA_VERSION}.jar")
-        command = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-        answer = self._run(command, "--bootstrap-server", self.address, *arguments, classes=f"{tools}{os.sep}*")
+        answer = self.tool("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", *arguments)
         return [line for line in answer.splitlines() if line.strip()]
+
+    def tool(self, name: str, *arguments: str) -> str:
+        """What the class behind one of Kafka's command lines prints about this broker; it must end with 0."""
+        tools = fetched_jars(f"kafka-tools-{KAFKA_VERSION}", _IVY, f"kafka-tools-{KAFKA_VERSION}.jar")
+        return self._run(name, "--bootstrap-server", self.address, *arguments, classes=f"{tools}{os.sep}*")
 
     def _command(self, name: str, *arguments: str, classes: str = "") -> list[str]:
         options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

@@ -35,6 +35,7 @@ def describe(
     from sparklog.cli.places import open_place
     from sparklog.errors import BadRequest
     from sparklog.log.config_table import definition
+    from sparklog.log.description import describe_configs
 
     place = open_place(root)
     if place.root is None:
@@ -49,7 +50,7 @@ def describe(
             "default": definition(config.name).default,
         }
         for name in names
-        for config in place.root.topic(name).describe().configs
+        for config in describe_configs(place.root.topic(name).head().configs)
         if everything or config.source != "default"
     ]
     if as_json:

@@ -34,6 +34,8 @@ LONG_MIN = -(2**63)
 WRITERS = "writers"
 COMPACT = "jobs/compact.py"
 RETAIN = "jobs/retain.py"
+IMPORTS = "imports"
+EXPORTS = "exports"
 NOBODY = ()
 
 
@@ -183,6 +185,7 @@ _ALL = (
             "Size at which a segment is full and is sealed. Retention and compaction work on whole segments.",
             COMPACT,
             RETAIN,
+            EXPORTS,
         ),
         "At least 1048576, as a broker holds a file open for each segment.",
     ),
@@ -211,7 +214,7 @@ _ALL = (
         "bytes",
         "Size of an offset index at which its segment is full, 8 bytes an entry.",
         COMPACT,
-        RETAIN,
+        EXPORTS,
     ),
     _int(
         "index.interval.bytes",
@@ -220,6 +223,8 @@ _ALL = (
         "bytes",
         "Bytes of log between two entries of a sealed segment's indexes.",
         COMPACT,
+        IMPORTS,
+        EXPORTS,
     ),
     _long(
         "retention.ms",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparklog.log.config_table import CONFIGS
+from sparklog.log.configs import TopicConfigs
 from sparklog.log.kafka_open import KafkaOpen
 from sparklog.log.snapshot import Snapshot
 
@@ -48,6 +49,14 @@ class TopicDescription:
     kafka_open: tuple[KafkaOpen, ...] = ()
 
 
+def describe_configs(configs: TopicConfigs) -> tuple[ConfigDescription, ...]:
+    """Every config of a topic, set or default."""
+    return tuple(
+        ConfigDescription(name, configs.text(name), configs.source(name), definition.doc)
+        for name, definition in CONFIGS.items()
+    )
+
+
 def describe(snapshot: Snapshot) -> TopicDescription:
     """What there is to know of the topic at this version."""
     head, rows = snapshot.head, snapshot.slices.all()
@@ -65,10 +74,6 @@ def describe(snapshot: Snapshot) -> TopicDescription:
                 int(rows.size[span].sum()),
             )
         )
-    configs = tuple(
-        ConfigDescription(name, head.configs.text(name), head.configs.source(name), CONFIGS[name].doc)
-        for name in CONFIGS
-    )
     return TopicDescription(
         name=snapshot.topic,
         topic_id=head.topic_id,
@@ -76,7 +81,7 @@ def describe(snapshot: Snapshot) -> TopicDescription:
         time_ms=head.time_ms,
         leader_epoch=head.leader_epoch,
         partitions=tuple(partitions),
-        configs=configs,
+        configs=describe_configs(head.configs),
         slices=len(rows),
         bytes=int(rows.size.sum()),
         open_transactions=tuple(dict.fromkeys((item.txn.id, item.txn.n) for item in head.open)),

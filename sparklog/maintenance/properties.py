@@ -32,7 +32,7 @@ from functools import partial
 from typing import TypeVar
 
 from sparklog.errors import BadRequest
-from sparklog.log.config_table import COMPACT, INT_MAX, LONG_MAX, LONG_MIN, RETAIN, WRITERS, canonical, definition
+from sparklog.log.config_table import COMPACT, INT_MAX, LONG_MAX, LONG_MIN, RETAIN, ConfigDef, canonical, definition
 from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.log.names import did_you_mean
 from sparklog.maintenance.work import Settings
@@ -175,7 +175,7 @@ def property_table() -> list[PropertyDef]:
                     low,
                     _UNITS[unit_ms],
                     f"Default of the topic config {ranked.config}.{rank}",
-                    known.used_by,
+                    _jobs(known),
                 )
             )
     for name, config in _SAME.items():
@@ -183,9 +183,13 @@ def property_table() -> list[PropertyDef]:
         hour = name in _PARSERS
         valid = f"a whole number of at least {LEAST_DELETE_DELAY_MS}" if hour else known.valid
         doc = f"Default of the topic config {config}."
-        jobs = tuple(each for each in known.used_by if each != WRITERS)
-        found.append(PropertyDef(name, config, known.kind, known.default, valid, known.unit, doc, jobs))
+        found.append(PropertyDef(name, config, known.kind, known.default, valid, known.unit, doc, _jobs(known)))
     return [*found, *_LIMITS]
+
+
+def _jobs(config: ConfigDef) -> tuple[str, ...]:
+    """Who goes by a default of this file: nobody but the two jobs reads it."""
+    return tuple(each for each in config.used_by if each in (COMPACT, RETAIN))
 
 
 NAMES = frozenset(

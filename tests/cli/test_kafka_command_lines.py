@@ -1,0 +1,98 @@
+"""`configs`, `delete-records`, `log-dirs` and `get` beside Kafka's own command lines, over the same log on a broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparklog as library
+from sparklog.kafka.importing import import_log_dir
+from tests.cli.conftest import Sparklog
+from tests.kafka_broker import Broker
+from tests.kafka_tools import Missing
+
+pytestmark = pytest.mark.slow
+
+DELETE_RECORDS = "org.apache.kafka.tools.DeleteRecordsCommand"
+LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
+CONFIGS = "kafka.admin.ConfigCommand"
+KEYS = [f"key-{n}" for n in range(40)]
+ADD = "cleanup.policy=[compact,delete],retention.ms=86400000,segment.ms=5"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    """It runs, with a topic of 120 records over 40 keys in three partitions, and a compacted one."""
+    try:
+        found = Broker(tmp_path / "broker")
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with found:
+        found.create("orders", 3)
+        found.create("kept", 1, {"cleanup.policy": "compact"})
+        _produce(found)
+        yield found
+
+
+def _produce(broker: Broker) -> None:
+    """By kafka-python, whose default partitioner is Kafka's; `kept` has one record."""
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=broker.address)
+    for value in range(3):
+        for key in KEYS:
+            producer.send("orders", key=key.encode(), value=f"{key}={value}".encode())
+    producer.send("kept", key=b"k", value=b"v")
+    producer.flush()
+    producer.close()
+
+
+def offsets_file(folder: Path, *entries: tuple[str, int, int]) -> Path:
+    file = folder / "offsets.json"
+    partitions = [{"topic": topic, "partition": number, "offset": offset} for topic, number, offset in entries]
+    file.write_text(json.dumps({"partitions": partitions, "version": 1}))
+    return file
+
+
+def lows(text: str) -> list[str]:
+    return sorted(line for line in text.splitlines() if line.startswith("partition: "))
+
+
+def test_beside_a_broker(broker: Broker, sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+    log = library.open(root, create=True)
+    import_log_dir(log, broker.data, topics=["orders"])
+    import_log_dir(log, broker.data, topics=["kept"], configs={"cleanup.policy": "compact"})
+
+    for key in KEYS:
+        assert sparklog("get", "orders", "--key", key, "--root", broker.data).out == f"{key}=2\n"
+        assert sparklog("get", "orders", "--key", key).out == f"{key}=2\n"
+
+    said = json.loads(broker.tool(LOG_DIRS, "--describe", "--topic-list", "orders").splitlines()[-1])
+    for place in (broker.data, root):
+        ours = json.loads(sparklog("log-dirs", "--topic-list", "orders", "--root", place, "--json").out)
+        assert (ours.keys(), ours["version"]) == (said.keys(), said["version"])
+        assert ours["brokers"][0].keys() == said["brokers"][0].keys()
+        here, there = (document["brokers"][0]["logDirs"][0] for document in (ours, said))
+        assert here.keys() == there.keys()
+        wanted = sorted(there["partitions"], key=lambda each: each["partition"])
+        found = [{name: each[name] for name in wanted[0]} for each in here["partitions"]]
+        assert found == wanted
+
+    file = offsets_file(tmp_path, ("orders", 0, 4), ("orders", 1, -1))
+    expected = lows(broker.tool(DELETE_RECORDS, "--offset-json-file", str(file)))
+    assert lows(sparklog("delete-records", "--offset-json-file", file).out) == expected
+    assert len(expected) == 2
+    for entry, error in ((("orders", 2, 10_000), "OffsetOutOfRange"), (("kept", 0, 0), "PolicyViolation")):
+        file = offsets_file(tmp_path, entry)
+        assert error in broker.tool(DELETE_RECORDS, "--offset-json-file", str(file)).replace(" ", "")
+        assert sparklog("delete-records", "--offset-json-file", file, code=1).out == ""
+
+    broker.tool(CONFIGS, "--entity-type", "topics", "--entity-name", "orders", "--alter", "--add-config", ADD)
+    sparklog("configs", "alter", "orders", "--add-config", ADD)
+    described = broker.tool(CONFIGS, "--entity-type", "topics", "--entity-name", "orders", "--describe")
+    ours = {row["name"]: row["value"] for row in json.loads(sparklog("configs", "describe", "orders", "--json").out)}
+    theirs = dict(line.split()[0].split("=", 1) for line in described.splitlines() if "sensitive=" in line)
+    assert ours == theirs
