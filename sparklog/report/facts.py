@@ -115,23 +115,32 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """How far a group is in one partition. `offset` None: it has committed none; `lag` None then, too."""
+    """How far a group is in one partition. `offset` None: it has committed none; `lag` (offsets) None then, too.
+
+    `seconds_behind`: how long the first record that it has not read has been waiting.
+    """
 
     topic: str
     partition: int
     offset: int | None
-    log_end: int | None
+    log_start: int
+    log_end: int
     lag: int | None
     seconds_behind: float | None
-    member: str | None
+
+    @property
+    def lost(self) -> int:
+        """Offsets that were gone before the group read them."""
+        return 0 if self.offset is None else max(0, self.log_start - self.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """One consumer group; `state` in Kafka's words."""
+    """One consumer group; `state` in Kafka's words, `member`: the instance that has joined while it is active."""
 
     group: str
     state: str
+    member: str | None
     partitions: tuple[GroupPartition, ...]
 
     @property
@@ -223,6 +232,7 @@ _COMPUTED = {
     PartitionFacts: ("offsets",),
     TopicFacts: ("bytes", "offsets", "records", "oldest_ms", "newest_ms", "unsealed", "held_back", "skew"),
     GroupFacts: ("lag", "seconds_behind"),
+    GroupPartition: ("lost",),
     HeldBack: ("overdue",),
     Report: ("bytes",),
 }

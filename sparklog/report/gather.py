@@ -6,14 +6,18 @@ be read is a note, and the rest is reported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, SparklogError
+from sparklog.groups.group import Group
+from sparklog.groups.lag import lag
+from sparklog.groups.state import GROUPS
 from sparklog.kafka.directory import is_internal
 from sparklog.kafka.view import KafkaView
 from sparklog.log.decision_logs import timeout_of
+from sparklog.log.entry_collect import ids_of
 from sparklog.log.history import History
 from sparklog.log.names import is_topic_name
 from sparklog.log.root import Root
@@ -26,6 +30,8 @@ from sparklog.report.facts import (
     ATTENTION,
     Activity,
     Doing,
+    GroupFacts,
+    GroupPartition,
     HeldBack,
     Note,
     PartitionFacts,
@@ -86,7 +92,7 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...]) -> Report
         kind="root",
         now_ms=settings.now_ms,
         topics=tuple(found),
-        groups=None,
+        groups=tuple(_groups(root, settings.now_ms, chosen, notes)),
         held_back=tuple(held),
         doing=tuple(_doing(compaction, retention)),
         removals=tuple(_removals(retention)),
@@ -165,6 +171,30 @@ def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
 
 def _kafka_held(topic: str, partition: int, producer: int, first: int, end: int) -> HeldBack:
     return HeldBack(topic, partition, f"Kafka's producer {producer}", first, end, None, None)
+
+
+def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note]) -> Iterator[GroupFacts]:
+    """All groups, or those that read one of the topics that were chosen; what cannot be read becomes a note."""
+    damaged: list[SparklogError] = []
+    for name in sorted(ids_of(root.store, GROUPS, damaged)):
+        try:
+            group = Group(root, name)
+            if not group.log.refresh().exists:
+                continue
+            described = group.description()
+            rows = lag(root, [name], now_ms=now_ms)
+        except SparklogError as error:
+            damaged.append(error)
+            continue
+        partitions = tuple(
+            GroupPartition(row.topic, row.partition, row.current_offset, row.log_start, row.log_end, row.lag,
+                           row.seconds)
+            for row in rows
+            if not chosen or row.topic in chosen
+        )  # fmt: skip
+        if partitions or not chosen:
+            yield GroupFacts(name, described.state, described.instance, partitions)
+    notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
 
 
 def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport]) -> list[Doing]:

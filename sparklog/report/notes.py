@@ -42,6 +42,16 @@ def _of_place(report: Report) -> Iterator[Note]:
             f"transactions past their timeout hold readers back ({names}): the next commit or maintenance run aborts "
             "them",
         )
+    for group in report.groups or ():
+        lost = [part for part in group.partitions if part.lost]
+        if lost:
+            first, plural = lost[0], "" if len(lost) == 1 else "s"
+            yield Note(
+                ATTENTION,
+                first.topic,
+                f"records expired before group {group.group} had read them, in {len(lost):,} partition{plural} "
+                f"(partition {first.partition}: {first.lost:,} offsets)",
+            )
     gone = sum(removal.bytes for removal in report.removals or ())
     if gone > max(report.bytes, 1 << 20):
         yield Note(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
-from sparklog.report.facts import Doing, PartitionFacts, Report, TopicFacts
+from sparklog.report.facts import Doing, GroupFacts, GroupPartition, PartitionFacts, Report, TopicFacts
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -37,7 +37,7 @@ def as_html(report: Report) -> str:
         due=by_topic([item for item in report.doing or () if item.due]),
         waiting=by_topic([item for item in report.doing or () if not item.due]),
         records=_total([topic.records for topic in report.topics]),
-        group_rows=sum(max(1, len(group.partitions)) for group in report.groups or ()),
+        progress=progress(report.groups or ()),
         newest_ms=max((topic.newest_ms for topic in report.topics if topic.newest_ms is not None), default=None),
         shown=shown_partitions,
         bars=bars,
@@ -69,6 +69,45 @@ def by_topic(items: Sequence[Doing]) -> list[Piece]:
         partitions = tuple(sorted({item.partition for item in mine}))
         found.append(Piece(topic, action, partitions, sum(item.bytes for item in mine), where + largest.why))
     return sorted(found, key=lambda piece: (piece.topic, piece.action))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a group is in one topic, as one row; the topic is empty for a group without offsets.
+
+    `lag`, `seconds_behind`: of all partitions, and of the one that is furthest behind; None where nothing is committed.
+    """
+
+    group: GroupFacts
+    topic: str
+    partitions: tuple[GroupPartition, ...]
+
+    @property
+    def lag(self) -> int | None:
+        known = [part.lag for part in self.partitions if part.lag is not None]
+        return sum(known) if known else None
+
+    @property
+    def largest_lag(self) -> int | None:
+        return max((part.lag for part in self.partitions if part.lag is not None), default=None)
+
+    @property
+    def ms_behind(self) -> float | None:
+        known = [part.seconds_behind for part in self.partitions if part.seconds_behind is not None]
+        return 1000 * max(known) if known else None
+
+
+def progress(groups: Sequence[GroupFacts]) -> list[Progress]:
+    """One row for each group and topic."""
+    found = []
+    for group in groups:
+        parts_of: dict[str, list[GroupPartition]] = {}
+        for part in group.partitions:
+            parts_of.setdefault(part.topic, []).append(part)
+        found += [Progress(group, topic, tuple(parts)) for topic, parts in parts_of.items()]
+        if not parts_of:
+            found.append(Progress(group, "", ()))
+    return found
 
 
 def numbers(partitions: Sequence[int]) -> str:

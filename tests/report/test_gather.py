@@ -9,12 +9,15 @@ import pytest
 
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, NotFound
+from sparklog.groups import Groups
+from sparklog.groups.lag import lag
 from sparklog.kafka.view import KafkaView
 from sparklog.log.root import Root
 from sparklog.log.root_view import RootView
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.report.facts import Report, document
 from sparklog.report.gather import gather
+from sparklog.report.page import as_html
 from sparklog.retention.retain import retain_root
 from tests.fixture_data import copied
 from tests.transactions.house import START_MS, House
@@ -142,6 +145,44 @@ def test_what_maintenance_would_do_is_what_its_dry_runs_say(house: House) -> Non
     assert sum(item.files for item in report.removals) == sum(
         each.vacuum.objects for each in retained if each.vacuum is not None
     )
+
+
+def test_groups_are_as_far_as_their_lag_says(house: House) -> None:
+    groups = Groups(house.root())
+    groups.group("<b>readers</b>").join("one").commit({"a": {0: 10, 1: 20}, "b": {0: 5}})
+    groups.group("idle").alter({"c": {0: 0}})
+    report = reported(house)
+    assert report.groups is not None
+    assert [(group.group, group.state, group.member) for group in report.groups] == [
+        ("<b>readers</b>", "Stable", "one"),
+        ("idle", "Empty", None),
+    ]
+    found = [
+        (group.group, part.topic, part.partition, part.offset, part.log_start, part.log_end, part.lag,
+         part.seconds_behind)
+        for group in report.groups
+        for part in group.partitions
+    ]  # fmt: skip
+    assert found == [
+        (row.group, row.topic, row.partition, row.current_offset, row.log_start, row.log_end, row.lag, row.seconds)
+        for row in lag(house.root(), now_ms=house.now_ms)
+    ]
+    assert len(found) == 5
+    assert "&lt;b&gt;readers&lt;/b&gt;" in as_html(report)
+    only_c = reported(house, topics=("c",)).groups
+    assert only_c is not None
+    assert [group.group for group in only_c] == ["idle"]
+
+
+def test_a_group_that_cannot_be_read_is_a_note(house: House) -> None:
+    Groups(house.root()).group("readers").alter({"a": {0: 1}})
+    [entry] = [info.key for info in house.store.list("_groups/") if "/checkpoints/" not in info.key]
+    data = house.store.get(entry)
+    house.store.delete(entry)
+    house.store.create(entry, data.replace(b"{", b"[", 1))
+    report = reported(house)
+    assert not report.groups
+    assert any("a consumer group cannot be read" in note.text for note in report.notes)
 
 
 def test_files_of_deleted_topics_are_shown_as_going(house: House) -> None:

@@ -102,11 +102,11 @@ class Page(HTMLParser):
 
 def everything() -> Report:
     """A report with a row in every table, all names hostile."""
-    part = GroupPartition(HOSTILE, 0, 5, 10, 5, 90.0, HOSTILE)
+    parts = (GroupPartition(HOSTILE, 0, 5, 0, 10, 5, 90.0), GroupPartition(HOSTILE, 1, None, 0, 10, None, None))
     return report(
         topic(HOSTILE, configs={"x": HOSTILE}, cleanup_policy=HOSTILE),
         location=HOSTILE,
-        groups=(GroupFacts(HOSTILE, "Stable", (part,)), GroupFacts("none", "Empty", ())),
+        groups=(GroupFacts(HOSTILE, "Stable", HOSTILE, parts), GroupFacts("none", "Empty", None, ())),
         held_back=(HeldBack(HOSTILE, 1, HOSTILE, 3, 9, 4000, 60_000), HeldBack("t", 0, "p", 3, 9, None, None)),
         doing=(Doing(HOSTILE, 0, "merge", 10, True, HOSTILE), Doing(HOSTILE, 1, "compact", 0, False, HOSTILE)),
         removals=(Removal(HOSTILE, "commit", HOSTILE, 3, 4000),),
@@ -182,8 +182,12 @@ def test_a_topics_row_has_its_figures() -> None:
 def test_groups_transactions_and_maintenance_have_their_rows() -> None:
     page = Page.of(as_html(everything()))
     assert page.rows("group-table") == [
-        [HOSTILE, "Stable", HOSTILE, "0", "5", "10", "5", "90 s", HOSTILE],
-        ["none", "Empty", "no committed offsets"],
+        [HOSTILE, "Stable", HOSTILE, "2", "5", "", "5", "90 s", HOSTILE],
+        ["none", "Empty", "no committed offsets", "–"],
+    ]
+    assert page.rows("group-partitions") == [
+        [HOSTILE, HOSTILE, "0", "5", "0", "10", "5", "90 s"],
+        [HOSTILE, HOSTILE, "1", "–", "0", "10", "–", "–"],
     ]
     assert page.rows("due-table") == [[HOSTILE, "merge", "0", "10 B", HOSTILE]]
     assert page.rows("waiting-table") == [[HOSTILE, "compact", "1", "0 B", HOSTILE]]
@@ -277,6 +281,14 @@ def test_each_rule_notes_what_it_is_for() -> None:
     assert not texts(report(base, held_back=(replace(held, age_ms=59_000),)))
     waste = Removal("gone", "append", "unnamed", 9, 10**9)
     assert "run jobs/retain.py" in texts(report(base, removals=(waste,)))[0][2]
+
+
+def test_records_that_expired_before_a_group_read_them_are_noted() -> None:
+    part = GroupPartition("orders", 3, 100, 150, 200, 100, 5.0)
+    group = GroupFacts("readers", "Empty", None, (part, replace(part, partition=4, offset=150)))
+    [(level, name, text)] = texts(report(topic(), groups=(group,)))
+    assert (level, name) == (ATTENTION, "orders")
+    assert "before group readers had read them, in 1 partition (partition 3: 50 offsets)" in text
 
 
 def test_attention_comes_first() -> None:
