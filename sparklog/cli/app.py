@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from sparklog import __version__
 from sparklog.cli import (
+    backup,
     clone,
     configs,
     consume,
@@ -33,6 +34,7 @@ from sparklog.cli import (
     offsets,
     produce,
     report,
+    restore,
     topics,
     transactions,
     verify,
@@ -128,5 +130,7 @@ doctor.register(app)
 imports.register(app)
 export.register(app)
 clone.register(app)
+backup.register(app)
+restore.register(app)
 report.register(app)
 verify.register(app)

@@ -163,7 +163,7 @@ class TestWhatItShows:
 def test_topics_of_kafkas_with_transactions_and_indexes(tmp_path: Path, cloned: bool) -> None:
     """Segments are sought through the indexes beside them, aborted records left out by `.txnindex` files."""
     root = open_root(tmp_path / "root", create=True)
-    for name in import_log_dir(root, LOG_DIR):
+    for name in import_log_dir(root, LOG_DIR).names:
         clone_topic(root, name, f"{name}-2")
         if cloned:
             clone_topic(root, f"{name}-2", f"{name}-3")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.backup.manifest import ENTRIES_FIELDS, MANIFEST_FIELDS, PLACE_FIELDS, TOPIC_FIELDS
+from sparklog.backup.restoring import RESTORE_FIELDS
 from sparklog.groups.offsets import OFFSETS_FIELDS
 from sparklog.groups.state import GROUP_FIELDS, GROUP_OPS, PENDING_FIELDS
 from sparklog.log.checkpoint import CHECKPOINT_FIELDS, COLUMN_NAMES, TABLE_REF_FIELDS
@@ -92,6 +94,11 @@ def names(table: str) -> list[str]:
         ("Offsets of consumer groups: member of an entry", GROUP_FIELDS),
         ("Offsets of consumer groups: in `offsets`", OFFSETS_FIELDS),
         ("Offsets of consumer groups: in `pending`", PENDING_FIELDS),
+        ("Backups: member of `_backup.json`", PLACE_FIELDS),
+        ("Backups: member of a backup", MANIFEST_FIELDS),
+        ("Backups: in `topics`", TOPIC_FIELDS),
+        ("Backups: in `decisions` and `groups`", ENTRIES_FIELDS),
+        ("Backups: member of `_restore.json`", RESTORE_FIELDS),
         ("The slice table: column", tuple(COLUMN_NAMES.values())),
     ],
 )

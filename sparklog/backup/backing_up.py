@@ -1,0 +1,373 @@
+"""`backup`: what a root holds, in another place, from which it can be made anew as it was at the backup or before.
+
+1. Show the run in the place, so that no prune takes away what is found there.
+2. Take a cut of all topics, decisions and groups, then hold the version of each topic, so that the vacuum keeps what it
+   names. A version that fell below the upload floor meanwhile is refused: take a new cut.
+3. Copy data files, then commits, a checkpoint of each topic's cut, the entries of decisions and groups. What lies
+   there already is not read again; every byte that is copied is checked.
+4. Create the manifest: from here on it is a backup. Let go of the holds.
+
+Whatever it is killed at, there is a backup or there is none; the next run finds what was copied. Holds and marks of a
+dead run end by themselves after a day. Between the last backup's cut and this one's all commits are copied, too, and
+the files that these versions name as far as they are still there: any of these can be restored from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import crc32c
+
+from sparklog.backup.copying import AT_ONCE, Copied, DataFile, copy_all, data_files, listed
+from sparklog.backup.cut import Cut, cut_now
+from sparklog.backup.entries import EntryChain
+from sparklog.backup.history import Named, files_named, oldest_base, start_at
+from sparklog.backup.manifest import EntriesBackup, Manifest, TopicBackup, encode_manifest
+from sparklog.backup.place import BACKUP, Mark, Place, backup_key
+from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.groups.state import GROUPS
+from sparklog.log.checkpoint import Checkpoint, TableRef, decode_checkpoint, encode_checkpoint, encode_table
+from sparklog.log.commit import Hold
+from sparklog.log.conflicts import MaintainIntent
+from sparklog.log.decision import DECISIONS
+from sparklog.log.entry_log import Entry, EntryKind
+from sparklog.log.head import Head
+from sparklog.log.history import History
+from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, commit_key
+from sparklog.log.root import Root
+from sparklog.log.snapshot import Snapshot
+from sparklog.storage.store import Store
+
+E = TypeVar("E", bound=Entry)
+
+__all__ = ["Holds", "Plan", "Progress", "back_up", "plan_backup", "silent", "write_checkpoint"]
+
+HOLD_MS = 86_400_000
+LOOK_MS = 60_000
+"""How often a run looks after its holds and its mark."""
+CUTS = 5
+RETRIES = 5
+
+Progress = Callable[[int, int, int, int], None]
+"""Files done, files there are, bytes done, bytes there are."""
+
+
+def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a backup would do: `topics` to their versions, files and bytes that are not there yet."""
+
+    topics: Mapping[str, int]
+    decisions: int
+    groups: int
+    files: int
+    nbytes: int
+
+
+@dataclass
+class Holds:
+    """A run's holds in the source; renewed while it runs."""
+
+    root: Root
+    name: str
+    versions: dict[str, int] = field(default_factory=dict)
+    since_ms: int = 0
+
+    def take(self, heads: Mapping[str, Head]) -> None:
+        """`Conflict` if a version is below the upload floor by now."""
+        self.versions = {name: head.version for name, head in heads.items() if head.exists}
+        self._commit()
+
+    def take_one(self, name: str, version: int) -> None:
+        """One topic more. `Conflict` if its version is below the upload floor."""
+        self.since_ms = self.since_ms or self.root.store.now_ms()
+        self._commit_one(name, version)
+        self.versions[name] = version
+
+    def renew(self) -> None:
+        """When half of their time is over."""
+        if self.root.store.now_ms() - self.since_ms > HOLD_MS // 2:
+            self._commit()
+
+    def _commit(self) -> None:
+        self.since_ms = self.root.store.now_ms()
+        for name, version in self.versions.items():
+            self._commit_one(name, version)
+
+    def _commit_one(self, name: str, version: int) -> None:
+        hold = Hold(version, self.since_ms + HOLD_MS)
+        self.root.topic_handle(name).commit(MaintainIntent(holds={self.name: hold}))
+
+    def release(self) -> None:
+        """Let go; where that fails they end by themselves."""
+        for name in self.versions:
+            try:
+                self.root.topic_handle(name).commit(MaintainIntent(holds={self.name: None}))
+            except (SparklogError, OSError):
+                continue
+
+
+def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
+    """What `back_up` would copy now. Changes nothing."""
+    cut = cut_now(root, topics)
+    named: list[DataFile] = []
+    for name, head in cut.topics.items():
+        snapshot = History(root.store, name).at(head.version)
+        named += data_files(name, snapshot.slices.all())
+    there = listed(target, {file.key.split("/", 1)[0] for file in named})
+    missing = [file for file in named if file.to not in there]
+    versions = {name: head.version for name, head in sorted(cut.topics.items()) if head.exists}
+    nbytes = sum(file.size for file in missing)
+    return Plan(versions, len(cut.decisions), len(cut.groups), len(missing), nbytes)
+
+
+def back_up(
+    root: Root,
+    target: Store,
+    *,
+    topics: Collection[str] | None = None,
+    link: bool = False,
+    at_once: int = AT_ONCE,
+    progress: Progress = silent,
+) -> Manifest:
+    """Back a root up into a place (made if there is none); what the new backup says of itself.
+
+    `topics`: only these (None: all, and deleted ones whose data is still there). `link`: hard links where both are on
+    one disk, which protects from deletion and not from damage. Raises `Corrupt` naming the place of damaged bytes,
+    then no backup is made of anything; `Conflict` while a prune is at work; `BadRequest` for a place of something else.
+    """
+    place = Place.make(target, root.id, root.env)
+    for left in reversed(range(RETRIES)):
+        with Mark(place, root.env, BACKUP) as mark:
+            run = _Run(root, place, mark, link, at_once, progress)
+            try:
+                return run.make(topics)
+            except NotFound:
+                # The vacuum or another maintenance took a commit or an entry that had just been listed: look again.
+                if not left:
+                    raise
+            finally:
+                run.holds.release()
+    raise AssertionError("unreachable")
+
+
+class _Run:
+    """One attempt at a backup."""
+
+    def __init__(self, root: Root, place: Place, mark: Mark, link: bool, at_once: int, progress: Progress) -> None:
+        self.root = root
+        self.place = place
+        self.mark = mark
+        self.link = link
+        self.at_once = at_once
+        self.progress = progress
+        self.id = root.env.new_id()
+        self.holds = Holds(root, f"backup:{self.id}")
+        self.copied = Copied()
+        self.looked_ms = root.env.boot_ms()
+
+    def make(self, topics: Collection[str] | None) -> Manifest:
+        started_ms = self.root.env.wall_ms()
+        before = self.place.manifests()
+        cut = self._held_cut(topics)
+        found = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
+        missing = self._copy_files(found)
+        items = tuple(self._topic(name, named, missing) for name, named in found.items())
+        decisions = tuple(self._entries(DECISIONS, state, before) for _, state in sorted(cut.decisions.items()))
+        groups = tuple(self._entries(GROUPS, state, before) for _, state in sorted(cut.groups.items()))
+        self.mark.check()
+        return self._publish(
+            Manifest(
+                before[-1].number + 1 if before else 1,
+                self.id,
+                self.root.id,
+                started_ms,
+                self.root.env.wall_ms(),
+                self.copied.objects,
+                self.copied.nbytes,
+                items,
+                decisions,
+                groups,
+            )
+        )
+
+    def _held_cut(self, topics: Collection[str] | None) -> Cut:
+        for left in reversed(range(CUTS)):
+            try:
+                cut = cut_now(self.root, topics)
+                self.holds.take(cut.topics)
+                return cut
+            except (Conflict, Unavailable):
+                # So slow that the vacuum has passed it, deleted meanwhile, or hidden by a cache for a moment.
+                if not left:
+                    raise
+                self.holds.release()
+        raise AssertionError("unreachable")
+
+    def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
+        """What the versions since the last backup of the topic name."""
+        history = History(self.root.store, name)
+        last = next((item for each in reversed(before) if (item := each.topic(name)) is not None), None)
+        if last is not None and last.version > head.version:
+            raise Corrupt(
+                f"topic '{name}' is at version {head.version}, its last backup has version {last.version}: this is not "
+                "the log that was backed up"
+            )
+        base = oldest_base(history, head.version)
+        kept = None if last is None else History(self.place.store, name)
+        if (
+            last is not None
+            and kept is not None
+            and last.version >= base
+            and history.commits.has(last.version + 1, head.version)
+        ):
+            # The state comes from the backup itself, the rest along the source's chain: they must be one log.
+            begin = kept.at(last.version)
+            if begin.head.crc != last.crc:
+                raise Corrupt(f"version {last.version} of topic '{name}' is not what its backup says; delete the place")
+        else:
+            begin = start_at(self.root.store, name, history, base)
+        named = files_named(history, begin, head.version)
+        if named.last.head.crc != head.crc:
+            raise Corrupt(f"version {head.version} of topic '{name}' is not what its log leads to: run verify")
+        return named
+
+    def _copy_files(self, found: Mapping[str, Named]) -> set[str]:
+        """Copy what all these versions name; keys of files of older versions that are gone."""
+        files: dict[str, DataFile] = {}
+        needed: set[str] = set()
+        for named in found.values():
+            needed |= {file.key for file in named.of_last()}
+            for key, file in named.files.items():
+                known = files.get(key)
+                if known is None or len(known.pieces) < len(file.pieces):
+                    files[key] = file
+        there = listed(self.place.store, {key.split("/", 1)[0] for key in files})
+        new = [file for file in files.values() if file.to not in there or file.footer == 0]
+        todo = sum(file.size for file in new if file.to not in there)
+        done = [0, 0]
+
+        def tick(copied: Copied) -> None:
+            done[0] += 1
+            done[1] += copied.nbytes + copied.linked
+            self.progress(done[0], len(new), done[1], todo)
+            if self.root.env.boot_ms() - self.looked_ms > LOOK_MS:
+                self.looked_ms = self.root.env.boot_ms()
+                self.holds.renew()
+                self.mark.check()
+
+        missing: set[str] = set()
+
+        def lost(file: DataFile) -> None:
+            if file.key in needed:
+                raise NotFound(f"{file.key} is missing, and the newest version names it: run verify")
+            missing.add(file.key)
+
+        # What the cut names first: it is held, and the rest is not.
+        new.sort(key=lambda file: file.key not in needed)
+        self.copied += copy_all(
+            self.root.store,
+            self.place.store,
+            new,
+            there,
+            link=self.link,
+            at_once=self.at_once,
+            tick=tick,
+            lost=lost,
+        )
+        return missing
+
+    def _topic(self, name: str, named: Named, missing: set[str]) -> TopicBackup:
+        """Copy the log of a topic, commits first."""
+        store = self.place.store
+        for version in range(named.base.version + 1, named.last.version + 1):
+            self._put(commit_key(name, version), self.root.store.get(commit_key(name, version)))
+        for snapshot in (named.base, named.last):
+            if snapshot.version >= 0:
+                self.copied += write_checkpoint(store, snapshot, self.root.env.new_id())
+        head = named.last.head
+        since = named.since(dict.fromkeys(missing & named.files.keys()))
+        return TopicBackup(
+            name,
+            head.topic_id,
+            head.version,
+            head.crc or 0,
+            head.time_ms,
+            head.deleted,
+            named.base.version,
+            since,
+            named.times.get(since, named.base.head.time_ms),
+            sum(file.size for file in named.of_last()),
+        )
+
+    def _entries(self, kind: EntryKind[E], state: E, before: Sequence[Manifest]) -> EntriesBackup:
+        """Copy the entries of an id since its last backup, as far as they are there."""
+        chain = EntryChain(self.root.store, kind, state.id)
+        of = "decisions" if kind.folder == DECISIONS.folder else "groups"
+        last = next(
+            (item for each in reversed(before) for item in getattr(each, of) if item.id == state.id),
+            None,
+        )
+        first, newest = chain.run()
+        if newest < state.number:
+            raise NotFound(f"{kind.title(state.id)} lost its entries while they were read; try again")
+        first = min(first if last is None else max(first, last.number), state.number)
+        link: int | None = None
+        for number in range(first, state.number + 1):
+            data = chain.data(number)
+            if data is None:
+                raise NotFound(f"entry {number} of {kind.title(state.id)} is no longer kept")
+            entry = kind.decode(data, commit_key(chain.prefix, number), number)
+            if number > first and entry.prev_crc != link:
+                raise Corrupt(f"entry {number} does not follow the one before", file=commit_key(chain.prefix, number))
+            link = crc32c.crc32c(data)
+            self._put(commit_key(chain.prefix, number), data)
+        return EntriesBackup(state.id, first, state.number)
+
+    def _put(self, key: str, data: bytes) -> None:
+        """Create a small object; what lies there already must be the same."""
+        if self.place.store.create(key, data):
+            self.copied += Copied(1, len(data))
+            return
+        for _ in range(2):
+            try:
+                if self.place.store.get(key) == data:
+                    return
+            except NotFound:
+                continue
+        raise Corrupt(f"{self.place.store.location} holds something else under this key; delete it there", file=key)
+
+    def _publish(self, manifest: Manifest) -> Manifest:
+        """Create the manifest under the next number that is free."""
+        number = manifest.number
+        while True:
+            found = replace(manifest, number=number)
+            data = encode_manifest(found)
+            if self.place.store.create(backup_key(number), data) or self.place.store.get(backup_key(number)) == data:
+                return found
+            number += 1
+
+
+def write_checkpoint(store: Store, snapshot: Snapshot, unique: str) -> Copied:
+    """A checkpoint of a state, unless one that can be read lies there: table first, then head."""
+    key = checkpoint_key(snapshot.topic, snapshot.version)
+    try:
+        decode_checkpoint(store.get(key), key, snapshot.version)
+    except NotFound:
+        pass
+    else:
+        return Copied()
+    data, unsealed = encode_table(snapshot.slices)
+    name = checkpoint_table_name(snapshot.version, unique)
+    ref = TableRef(name, len(data), crc32c.crc32c(data), len(snapshot.slices), unsealed)
+    table_key = checkpoint_prefix(snapshot.topic) + name
+    if not store.create(table_key, data) and store.get(table_key) != data:
+        raise Unavailable(f"{table_key} was not written as it should; try again")
+    head = encode_checkpoint(Checkpoint(snapshot.head, ref))
+    store.create(key, head)
+    return Copied(2, len(data) + len(head))

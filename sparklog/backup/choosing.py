@@ -1,0 +1,263 @@
+"""Which state a restore brings back: from a backup or a live root, of a number, a version or a time, or the newest.
+
+An answer that cannot be given says which can: a time lies in the first backup that was begun after it, as far back as
+that backup has all files; a live root goes back as far as its vacuum has kept files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TypeVar
+
+from sparklog.backup.copying import listed
+from sparklog.backup.cut import Cut, Span, committed_in, cut_between, cut_now
+from sparklog.backup.entries import EntryChain
+from sparklog.backup.history import files_named, oldest_base, start_at
+from sparklog.backup.manifest import EntriesBackup, Manifest, TopicBackup
+from sparklog.backup.place import Place
+from sparklog.errors import BadRequest, NotFound
+from sparklog.groups.state import GROUPS
+from sparklog.log.commit_log import CommitLog
+from sparklog.log.decision import DECISIONS
+from sparklog.log.entry_collect import ids_of
+from sparklog.log.entry_log import Entry, EntryKind
+from sparklog.log.head import EMPTY, Head
+from sparklog.log.history import History
+from sparklog.log.names import is_topic_name, nearest
+from sparklog.log.root import Root
+from sparklog.log.snapshot import Snapshot
+from sparklog.storage.store import Store
+
+E = TypeVar("E", bound=Entry)
+
+__all__ = ["Wanted", "from_place", "from_root", "shown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to bring back: at most one of `number` (of a backup), `version` (of one topic) and `time_ms`.
+
+    `topics`: only these; None: all.
+    """
+
+    topics: tuple[str, ...] | None = None
+    number: int | None = None
+    version: int | None = None
+    time_ms: int | None = None
+
+    def check(self) -> None:
+        """`BadRequest` if it says too much, or a version without its topic."""
+        if sum(item is not None for item in (self.number, self.version, self.time_ms)) > 1:
+            raise BadRequest("give one of a backup's number, a version and a time")
+        if self.version is not None and (self.topics is None or len(self.topics) != 1):
+            raise BadRequest("a version is one of one topic: name the topic, or give a time")
+
+
+def shown(time_ms: int) -> str:
+    """A time as `--as-of` takes it."""
+    return (
+        datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
+
+
+def _unknown(name: str, there: Collection[str], where: str) -> NotFound:
+    similar = nearest(name, there, limit=1)
+    hint = f"; did you mean '{similar[0]}'?" if similar else ""
+    return NotFound(f"there is no topic '{name}' in {where}{hint}")
+
+
+# -- from backups
+
+
+def from_place(place: Place, wanted: Wanted) -> tuple[Manifest, Cut]:
+    """The backup and the cut that is wanted of it."""
+    wanted.check()
+    if wanted.version is not None:
+        return _version_in(place, (wanted.topics or ("",))[0], wanted.version)
+    if wanted.time_ms is not None:
+        return _time_in(place, wanted.time_ms, wanted.topics)
+    manifest = place.chosen(wanted.number)
+    items = _items(manifest, wanted.topics)
+    topics = {item.topic: (_head(place.store, item.topic, item.version), item.version) for item in items}
+    # The manifest is a cut: what it has of ids and groups fits as it is.
+    return manifest, Cut(
+        {name: head for name, (head, _) in topics.items()},
+        {item.id: _entry(place.store, DECISIONS, item) for item in manifest.decisions},
+        {item.id: _entry(place.store, GROUPS, item) for item in manifest.groups},
+    )
+
+
+def _entry(store: Store, kind: EntryKind[E], item: EntriesBackup) -> E:
+    found = EntryChain(store, kind, item.id).at(item.number)
+    if found is None:
+        raise NotFound(f"entry {item.number} of '{item.id}' is missing in {store.location}; take another backup")
+    return found
+
+
+def _items(manifest: Manifest, topics: tuple[str, ...] | None) -> list[TopicBackup]:
+    if topics is None:
+        return list(manifest.topics)
+    found = {item.topic: item for item in manifest.topics}
+    for name in topics:
+        if name not in found:
+            raise _unknown(name, found, f"backup {manifest.number}")
+    return [found[name] for name in topics]
+
+
+def _head(store: Store, topic: str, version: int) -> Head:
+    return History(store, topic).at(version).head if version >= 0 else EMPTY
+
+
+def _spans(items: Collection[EntriesBackup]) -> dict[str, Span]:
+    return {item.id: Span(item.first, item.number) for item in items}
+
+
+def _version_in(place: Place, topic: str, version: int) -> tuple[Manifest, Cut]:
+    ranges = []
+    for manifest in place.manifests():
+        item = manifest.topic(topic)
+        if item is None:
+            continue
+        ranges.append(f"{item.since} to {item.version}" if item.since < item.version else str(item.version))
+        if item.since <= version <= item.version:
+            return manifest, _cut(place.store, manifest, {topic: version}, None)
+    if not ranges:
+        raise NotFound(f"there is no backup of topic '{topic}' in {place.store.location}")
+    raise NotFound(f"version {version} of topic '{topic}' is in no backup; there are versions {', '.join(ranges)}")
+
+
+def _time_in(place: Place, time_ms: int, topics: tuple[str, ...] | None) -> tuple[Manifest, Cut]:
+    found = place.manifests()
+    if not found:
+        raise NotFound(f"there is no finished backup in {place.store.location} yet")
+    manifest = next((item for item in found if item.started_ms >= time_ms), None)
+    if manifest is None:
+        raise NotFound(
+            f"the newest backup was begun at {shown(found[-1].started_ms)}, before {shown(time_ms)}: take another one, "
+            "or give `latest`"
+        )
+    versions = {}
+    for item in _items(manifest, topics):
+        version = _version_at(place.store, item, time_ms)
+        if version is None:
+            continue
+        if version < item.since:
+            raise NotFound(
+                f"topic '{item.topic}' can be restored as of {shown(item.since_ms)} to {shown(manifest.started_ms)} "
+                f"from backup {manifest.number}, and as of the backups before it; not of {shown(time_ms)}"
+            )
+        versions[item.topic] = version
+    return manifest, _cut(place.store, manifest, versions, time_ms)
+
+
+def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
+    """The newest version not made after a time; None: the topic was made later."""
+    history = History(store, item.topic)
+    low, high = item.base + 1, item.version + 1
+    while low < high:
+        middle = (low + high) // 2
+        if history.commit(middle).time_ms <= time_ms:
+            low = middle + 1
+        else:
+            high = middle
+    if low > item.base + 1:
+        return low - 1
+    if item.base < 0:
+        return None
+    # Made before the base, or a version that only an older backup has.
+    return item.base if history.at(item.base).head.time_ms <= time_ms else -1
+
+
+def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms: int | None) -> Cut:
+    """The least cut at or above these versions; without a time just these, and what had been decided by then."""
+    topics, committed = {}, set()
+    for item in manifest.topics:
+        if item.topic in versions:
+            base = start_at(store, item.topic, History(store, item.topic), item.base)
+            topics[item.topic] = (base.head, versions[item.topic])
+            committed |= committed_in(base.slices)
+    exact = time_ms is None
+    if time_ms is None:
+        time_ms = max(_head(store, name, version).time_ms for name, version in versions.items())
+    return cut_between(
+        store,
+        topics,
+        _spans(manifest.decisions),
+        _spans(manifest.groups),
+        time_ms,
+        committed=committed,
+        exact=exact,
+    )
+
+
+# -- from a live root
+
+
+def from_root(root: Root, wanted: Wanted) -> Cut:
+    """The cut that is wanted of a root as it is, or as it was as far as its files are still there."""
+    wanted.check()
+    if wanted.number is not None:
+        raise BadRequest(f"{root.location} is a root and holds no backups: give a version or a time")
+    store = root.store
+    if wanted.topics is not None:
+        there = [name for name in store.list_folders("") if is_topic_name(name)]
+        for name in wanted.topics:
+            if name not in there:
+                raise _unknown(name, there, root.location)
+    if wanted.version is None and wanted.time_ms is None:
+        return cut_now(root, wanted.topics)
+    topics, committed = {}, set()
+    for name in wanted.topics or [name for name in store.list_folders("") if is_topic_name(name)]:
+        found = _as_of(root, name, wanted)
+        if found is None:
+            continue
+        base, version = found
+        topics[name] = (base.head, version)
+        committed |= committed_in(base.slices)
+    time_ms = wanted.time_ms
+    if time_ms is None:
+        time_ms = max(_head(store, name, version).time_ms for name, (_, version) in topics.items())
+    return cut_between(
+        store,
+        topics,
+        {name: Span(*EntryChain(store, DECISIONS, name).run()) for name in ids_of(store, DECISIONS)},
+        {name: Span(*EntryChain(store, GROUPS, name).run()) for name in ids_of(store, GROUPS)},
+        time_ms,
+        committed=committed,
+        exact=wanted.time_ms is None,
+    )
+
+
+def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:
+    """The oldest state known and the version wanted; None: the topic was made later. `NotFound`: files are gone."""
+    log: CommitLog = root.topic_handle(name).log
+    newest = log.refresh().head.version
+    if newest < 0:
+        return None
+    history = History(root.store, name)
+    oldest = oldest_base(history, newest)
+    base = start_at(root.store, name, history, oldest)
+    if wanted.version is not None:
+        version = wanted.version
+        if not max(oldest, 0) <= version <= newest:
+            raise NotFound(f"topic '{name}' has versions {max(oldest, 0)} to {newest}, found {version}")
+    else:
+        try:
+            version = history.version_at(wanted.time_ms or 0)
+        except NotFound:
+            if oldest < 0:
+                return None
+            raise
+        version = min(version, newest)
+    named = files_named(history, base, newest)
+    there = listed(root.store, {key.split("/", 1)[0] for key in named.files})
+    since = named.since({key: None for key in named.files if key not in there})
+    if version < since:
+        first = named.times.get(since, 0)
+        raise NotFound(
+            f"files of version {version} of topic '{name}' are gone: from this root it can be restored from version "
+            f"{since} ({shown(first)}) on; older ones from a backup"
+        )
+    return base, version

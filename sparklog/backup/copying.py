@@ -1,0 +1,274 @@
+"""Copying data files with their index files: checked on the way, several at once, each whole or not there.
+
+What a commit says of a file is held against the bytes as they pass: size, the CRC-32C of each slice, the footer's own,
+and that of the index files. Bytes that do not match are read once more, then they are an error that names the place,
+and nothing of the file is left at the other end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import crc32c
+
+from sparklog.errors import Corrupt, NotFound, Unavailable
+from sparklog.format.append_file import decode_footer
+from sparklog.format.index_crc import SUFFIXES, index_crc
+from sparklog.log.cloning import file_slices
+from sparklog.log.names import file_key
+from sparklog.log.slice_table import Slices, positions
+from sparklog.log.slices import FileSlices
+from sparklog.storage import LocalStore
+from sparklog.storage.store import Store
+
+__all__ = ["AT_ONCE", "Copied", "DataFile", "Piece", "copy_all", "data_file", "data_files", "listed"]
+
+CHUNK = 4 << 20
+AT_ONCE = 4
+"""Files copied at once: more wait for the same disk."""
+
+
+class Piece(NamedTuple):
+    """A slice in a file: where it lies, its CRC-32C, and its first offset in the log."""
+
+    position: int
+    size: int
+    crc: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file to copy: from `key` to the key `to`, and what must be true of it. `footer` 0: a sealed segment.
+
+    `index_crc`: of the files beside a sealed segment, 0 if that is not known.
+    """
+
+    key: str
+    to: str
+    size: int
+    footer: int
+    pieces: tuple[Piece, ...]
+    index_crc: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What was copied of a file: objects and bytes; `linked`: bytes that became second names instead."""
+
+    objects: int = 0
+    nbytes: int = 0
+    linked: int = 0
+
+    def __add__(self, other: Copied) -> Copied:
+        return Copied(self.objects + other.objects, self.nbytes + other.nbytes, self.linked + other.linked)
+
+
+def data_file(topic: str, file: FileSlices, to: str | None = None) -> DataFile:
+    """A file as a commit of `topic` names it; `to` is the key that it gets (the same)."""
+    key = file_key(topic, file.path)
+    places = file.position or tuple(positions(file))
+    pieces = tuple(sorted(Piece(*item) for item in zip(places, file.nbytes, file.crc, file.base, strict=True)))
+    crc = file.index_crc[0] if file.index_crc else 0
+    return DataFile(key, key if to is None else to, file.size, file.footer_length, pieces, crc)
+
+
+def data_files(topic: str, rows: Slices) -> list[DataFile]:
+    """All files that these rows of the topic's table lie in."""
+    return [data_file(topic, file) for file in file_slices(rows)]
+
+
+def copy_all(
+    source: Store,
+    target: Store,
+    files: Sequence[DataFile],
+    there: Mapping[str, int],
+    *,
+    link: bool = False,
+    at_once: int = AT_ONCE,
+    tick: Callable[[Copied], None] = lambda done: None,
+    lost: Callable[[DataFile], None] | None = None,
+) -> Copied:
+    """Copy what is not there yet. `there`: keys at the other end, with their sizes; `tick` is called after each file.
+
+    `lost` takes the files that are missing, where that is no error. Raises `Corrupt` for damage, after all others have
+    been copied, `NotFound` for a missing file.
+    """
+    total = Copied()
+    damage: list[Corrupt] = []
+
+    def one(file: DataFile) -> Copied | Corrupt | None:
+        try:
+            return _copy(source, target, file, there, link)
+        except NotFound:
+            if lost is None:
+                raise
+            return None
+        except Corrupt as error:
+            return error
+
+    for file, done in zip(files, _spread(one, files, at_once), strict=True):
+        if isinstance(done, Copied):
+            total += done
+            tick(done)
+        elif done is None and lost is not None:
+            lost(file)
+        elif isinstance(done, Corrupt):
+            damage.append(done)
+    if damage:
+        first = damage[0]
+        more = f" ({len(damage) - 1} more files are damaged)" if len(damage) > 1 else ""
+        raise Corrupt(f"{first.message}{more}", file=first.file, position=first.position, offset=first.offset)
+    return total
+
+
+def _spread(
+    one: Callable[[DataFile], Copied | Corrupt | None], files: Iterable[DataFile], at_once: int
+) -> Iterator[Copied | Corrupt | None]:
+    if at_once <= 1:
+        yield from map(one, files)
+        return
+    with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-copy") as pool:
+        try:
+            yield from pool.map(one, files)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _copy(source: Store, target: Store, file: DataFile, there: Mapping[str, int], link: bool) -> Copied:
+    done = Copied()
+    if file.footer == 0:
+        done += _copy_indexes(source, target, file, there)
+    if file.to in there:
+        if there[file.to] != file.size:
+            raise Corrupt(
+                f"{target.location} holds {there[file.to]} bytes of it, expected {file.size}: delete it there",
+                file=file.to,
+            )
+        return done
+    try:
+        return done + _copy_data(source, target, file, link)
+    except Corrupt:
+        # A bit that flipped on the way: read again before calling it damaged.
+        return done + _copy_data(source, target, file, link)
+
+
+def _copy_data(source: Store, target: Store, file: DataFile, link: bool) -> Copied:
+    if link and _linked(source, target, file):
+        try:
+            for _ in _checked(source, file):
+                pass
+        except BaseException:
+            target.delete(file.to)
+            raise
+        return Copied(1, 0, file.size)
+    writer = target.writer(file.to)
+    try:
+        for data in _checked(source, file):
+            writer.write(data)
+        writer.close()
+    except Unavailable:
+        writer.discard()
+        found = target.stat(file.to)
+        if found is None or found.size != file.size:
+            raise
+        # Another run has copied it meanwhile, or our own answer was lost.
+        return Copied()
+    except BaseException:
+        writer.discard()
+        raise
+    return Copied(1, file.size)
+
+
+def _linked(source: Store, target: Store, file: DataFile) -> bool:
+    """Whether the file is there now under a second name; not from one disk to another."""
+    if not isinstance(source, LocalStore) or not isinstance(target, LocalStore):
+        return False
+    path = os.path.join(source.location, file.key)
+    try:
+        inode = os.stat(path).st_ino
+    except OSError:
+        return False
+    return target.link(path, inode, file.to)
+
+
+def _checked(source: Store, file: DataFile) -> Iterator[bytes]:
+    """The bytes of a file in chunks; `Corrupt` at the first that is not what the commit says."""
+    sums = [0] * len(file.pieces)
+    footer: list[bytes] = []
+    at = first = 0
+    while at < file.size:
+        data = source.get(file.key, at, min(CHUNK, file.size - at))
+        if not data:
+            break
+        end = at + len(data)
+        for i in range(first, len(file.pieces)):
+            piece = file.pieces[i]
+            if piece.position >= end:
+                break
+            low, high = max(piece.position, at), min(piece.position + piece.size, end)
+            if high > low:
+                sums[i] = crc32c.crc32c(memoryview(data)[low - at : high - at], sums[i])
+            if piece.position + piece.size <= end:
+                if sums[i] != piece.crc:
+                    raise Corrupt(
+                        "bytes are not what the commit says: restore the file, or move the log start beyond it",
+                        file=file.key,
+                        position=piece.position,
+                        offset=piece.base,
+                    )
+                first = i + 1
+        if end > file.size - file.footer:
+            footer.append(data[max(0, file.size - file.footer - at) :])
+        at = end
+        yield data
+    longer = at == file.size and bool(source.get(file.key, at, 1))
+    if at != file.size or longer:
+        raise Corrupt(f"expected {file.size} bytes, found {'more' if longer else at}", file=file.key, position=at)
+    if file.footer:
+        decode_footer(b"".join(footer), file_size=file.size, file=file.key)
+
+
+def _copy_indexes(source: Store, target: Store, file: DataFile, there: Mapping[str, int]) -> Copied:
+    """The files beside a segment, before the segment."""
+    names = [f"{file.to.removesuffix('log')}{suffix}" for suffix in SUFFIXES]
+    if file.to in there and all(name in there for name in names[:2]):
+        return Copied()
+    for again in (True, False):
+        found = [_beside(source, f"{file.key.removesuffix('log')}{suffix}") for suffix in SUFFIXES]
+        if not file.index_crc or index_crc(*(data or b"" for data in found)) == file.index_crc:
+            break
+        if None in found[:2]:
+            raise NotFound(f"the index files beside {file.key} are missing")
+        if not again:
+            raise Corrupt(
+                "the index files beside it are not what the commit says: restore them, or seal the segment anew",
+                file=file.key,
+            )
+    done = Copied()
+    for name, data in zip(names, found, strict=True):
+        if data is not None and name not in there and target.create(name, data):
+            done += Copied(1, len(data))
+    return done
+
+
+def _beside(source: Store, key: str) -> bytes | None:
+    try:
+        return source.get(key)
+    except NotFound:
+        return None
+
+
+def listed(store: Store, owners: Collection[str]) -> dict[str, int]:
+    """Data files of these topics in a store, by key, with their sizes."""
+    found = {}
+    for owner in sorted(owners):
+        for folder in ("append", "sealed"):
+            for info in store.list(f"{owner}/{folder}/"):
+                found[info.key] = info.size
+    return found

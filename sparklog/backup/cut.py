@@ -1,0 +1,344 @@
+"""A cut: versions of topics and entries of decisions and group offsets that fit together.
+
+What is read at one moment and the next does not: a COMMIT names prepares of topics that were read before these were
+made, a group has read further than its topic. So logs are read in an order that leaves little to put right, and each is
+then read on, entry by entry, as far as another one asks for and no further:
+
+| what says so                                          | what must be there                                      |
+|-------------------------------------------------------|---------------------------------------------------------|
+| a topic names versions of its siblings                | these versions                                          |
+| a commit to a topic recorded what became of a (id, n) | the decision of n                                       |
+| a COMMIT, or a prepare that a job recorded            | the versions of topics and entries of groups it names   |
+| decided and forgotten: all that it names recorded it  | of topics and groups where it is open, the record       |
+| an offset of a group                                  | the version at which the topic ends there or beyond     |
+
+All that can be asked for was made before the one who asks, so this comes to an end however busy writers are, and what
+it ends with is the least such cut above the one it began with. Order of reading: decisions, groups, topics, decisions
+again. Every entry of the decisions between the two is heard, for the newest says nothing of a COMMIT that all topics
+have recorded meanwhile, and a topic that was read before its prepare does not either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from sparklog.backup.entries import EntryChain
+from sparklog.errors import NotFound, Unavailable
+from sparklog.groups.state import GROUPS, GroupState
+from sparklog.log.commit import Commit, decode_commit
+from sparklog.log.decision import DECISIONS, Decisions
+from sparklog.log.decision_logs import open_transactions
+from sparklog.log.entry_collect import ids_of
+from sparklog.log.entry_log import Entry
+from sparklog.log.head import EMPTY, Head
+from sparklog.log.names import commit_key, is_topic_name
+from sparklog.log.root import Root
+from sparklog.log.slice_table import COMMITTED, SliceTable
+from sparklog.storage.store import Store
+
+__all__ = ["Cut", "Span", "committed_in", "cut_between", "cut_now"]
+
+Transaction = tuple[str, int]
+E = TypeVar("E", bound=Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """States that fit together; topics that were deleted at that moment are among them. By name, or id."""
+
+    topics: Mapping[str, Head]
+    decisions: Mapping[str, Decisions]
+    groups: Mapping[str, GroupState]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Entries of one id that are there to choose from: `first` to `last`."""
+
+    first: int
+    last: int
+
+
+@dataclass
+class _Cutter:
+    """States, what is asked of them, and reading on until nothing is."""
+
+    store: Store
+    chosen: Collection[str] | None
+    heads: dict[str, Head] = field(default_factory=dict)
+    decisions: dict[str, Decisions] = field(default_factory=dict)
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    entries: dict[str, int] = field(default_factory=dict)
+    decided: set[Transaction] = field(default_factory=set)
+    undecided: set[Transaction] = field(default_factory=set)
+    """Looked for to the end of their logs."""
+    ended: set[object] = field(default_factory=set)
+    """What was looked for to the end of its log: aborted, or not of a topic that is there."""
+    moved: bool = False
+
+    # -- hearing what is asked
+
+    def hear_commit(self, commit: Commit) -> None:
+        self.decided |= {(item.id, item.n) for item in commit.resolved}
+
+    def hear_decisions(self, state: Decisions) -> None:
+        prepares = [*state.prepared, *(item for each in state.commits for item in each.prepares)]
+        for item in prepares:
+            self.ask_version(item.topic, item.version)
+        for group in [*state.prepared_groups, *(item for each in state.commits for item in each.groups)]:
+            self.entries[group.group] = max(group.number, self.entries.get(group.group, -1))
+
+    def ask_version(self, topic: str, version: int) -> None:
+        if self.chosen is None or topic in self.chosen:
+            self.versions[topic] = max(version, self.versions.get(topic, -1))
+
+    # -- reading on
+
+    def next_commit(self, topic: str) -> bool:
+        """Read a topic's next commit; False at the end of its log."""
+        head = self.heads.get(topic, EMPTY)
+        key = commit_key(topic, head.version + 1)
+        try:
+            commit = decode_commit(self.store.get(key), key, head.version + 1)
+        except NotFound:
+            return False
+        self.heads[topic] = head.apply(commit)
+        self.hear_commit(commit)
+        self.moved = True
+        return True
+
+    def next_decisions(self, transactional_id: str) -> bool:
+        state = self.decisions.get(transactional_id, Decisions(transactional_id))
+        found = EntryChain(self.store, DECISIONS, transactional_id).next(state)
+        if found is None:
+            return False
+        self.decisions[transactional_id] = found
+        self.hear_decisions(found)
+        self.moved = True
+        return True
+
+    def next_offsets(self, group: str) -> bool:
+        state = self.groups.get(group, GroupState(group))
+        found = EntryChain(self.store, GROUPS, group).next(state)
+        if found is None:
+            return False
+        waiting = {(item.txn, item.n) for item in state.pending}
+        self.decided |= waiting - {(item.txn, item.n) for item in found.pending}
+        self.groups[group] = found
+        self.moved = True
+        return True
+
+    # -- one round of each rule
+
+    def settle(self) -> Cut:
+        """Read on until nothing is asked for. `Unavailable` if something is that is not there."""
+        self.moved = True
+        while self.moved:
+            self.moved = False
+            for head in list(self.heads.values()):
+                for other, version in head.siblings.items():
+                    self.ask_version(other, version)
+            for topic, version in list(self.versions.items()):
+                while self._at(topic) < version:
+                    self._step(topic, self.next_commit)
+            for group, number in list(self.entries.items()):
+                while self._entry(group) < number:
+                    self._step(group, self.next_offsets)
+            self._decide()
+            self._record()
+            self._reach()
+        return Cut(dict(self.heads), dict(self.decisions), dict(self.groups))
+
+    def _at(self, topic: str) -> int:
+        return self.heads.get(topic, EMPTY).version
+
+    def _entry(self, group: str) -> int:
+        return self.groups[group].number if group in self.groups else -1
+
+    def _step(self, name: str, step: Callable[[str], bool]) -> None:
+        if not step(name):
+            raise Unavailable(f"a transaction names what '{name}' does not show; try again later")
+
+    def _decide(self) -> None:
+        """What was recorded is decided. A prepare that a later one overtook in its group need not be."""
+        for transactional_id, n in sorted(self.decided - self.undecided):
+            while not self.decisions.get(transactional_id, Decisions(transactional_id)).decided(n):
+                if not self.next_decisions(transactional_id):
+                    self.undecided.add((transactional_id, n))
+                    break
+
+    def _forgotten(self, transaction: Transaction) -> bool:
+        state = self.decisions.get(transaction[0])
+        n = transaction[1]
+        return state is not None and state.decided(n) and state.commit_of(n) is None and not state.surely_aborted(n)
+
+    def _record(self) -> None:
+        """Where something is open that is decided and forgotten, its outcome was recorded, or it was aborted."""
+        for topic in list(self.heads):
+            for transaction in open_transactions(self.heads[topic]):
+                while (
+                    (topic, transaction) not in self.ended
+                    and transaction in open_transactions(self.heads[topic])
+                    and self._forgotten(transaction)
+                ):
+                    if not self.next_commit(topic):
+                        self.ended.add((topic, transaction))
+        for group in list(self.groups):
+            for item in self.groups[group].pending:
+                key = (group, item.txn, item.number)
+                while (
+                    key not in self.ended
+                    and any(each.number == item.number for each in self.groups[group].pending)
+                    and self._forgotten((item.txn, item.n))
+                ):
+                    if not self.next_offsets(group):
+                        self.ended.add(key)
+
+    def _reach(self) -> None:
+        """No group is beyond the end of its topic."""
+        for state in list(self.groups.values()):
+            for item in [*state.offsets, *(each for waiting in state.pending for each in waiting.offsets)]:
+                if self.chosen is not None and item.topic not in self.chosen:
+                    continue
+                for partition, offset in zip(item.partition, item.offset, strict=True):
+                    self._reach_offset(item.topic, item.topic_id, partition, offset)
+
+    def _reach_offset(self, topic: str, topic_id: str, partition: int, offset: int) -> None:
+        key = (topic, topic_id, partition, offset)
+        if key in self.ended or _ends_at(self.heads.get(topic, EMPTY), topic_id, partition) >= offset:
+            return
+        # Looked for in what may come, and gone on to only where it is found: anybody may commit any offset.
+        ahead = _Cutter(self.store, self.chosen, heads=dict(self.heads))
+        while _ends_at(ahead.heads.get(topic, EMPTY), topic_id, partition) < offset:
+            if not ahead.next_commit(topic):
+                self.ended.add(key)
+                return
+        self.ask_version(topic, ahead._at(topic))
+        self.moved = True
+
+
+def _ends_at(head: Head, topic_id: str, partition: int) -> int:
+    """The log end of a partition, -1 in another topic of the name."""
+    if head.deleted or head.topic_id != topic_id or partition >= head.partitions:
+        return -1
+    return int(head.log_end[partition])
+
+
+def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
+    """A cut of a live root as it is now, of these topics (None: of all, deleted ones too) and of all groups.
+
+    `NotFound` if a chosen topic never was one; `Corrupt` if a log is damaged; `Unavailable`: try again.
+    """
+    store = root.store
+    before = {name: EntryChain(store, DECISIONS, name).newest() for name in ids_of(store, DECISIONS)}
+    cutter = _Cutter(store, None if chosen is None else frozenset(chosen))
+    for name in ids_of(store, GROUPS):
+        cutter.groups[name] = EntryChain(store, GROUPS, name).newest()
+    folders = (name for name in store.list_folders("") if is_topic_name(name))
+    for name in folders if chosen is None else chosen:
+        head = root.topic_handle(name).log.refresh().head
+        if head.version >= 0:
+            cutter.heads[name] = head
+        elif chosen is not None:
+            root.topic(name)
+    for name in sorted({*before, *ids_of(store, DECISIONS)}):
+        chain = EntryChain(store, DECISIONS, name)
+        newest = chain.newest()
+        begin = before.get(name)
+        if newest.number < 0 or (begin is not None and newest.number < begin.number):
+            # All of it went: every topic had recorded all of it a week ago.
+            continue
+        if begin is None:
+            begin = chain.at(chain.run()[0]) or newest
+        cutter.hear_decisions(begin)
+        for state in chain.walk(begin, newest.number):
+            cutter.hear_decisions(state)
+        cutter.decisions[name] = newest
+    return cutter.settle()
+
+
+def committed_in(table: SliceTable) -> set[Transaction]:
+    """Transactions that a topic has recorded as committed, as far as its slices still say so."""
+    rows = table.all()
+    return {(rows.txn_id(row), int(rows.txn_n[row])) for row in np.flatnonzero(rows.status == COMMITTED).tolist()}
+
+
+def cut_between(
+    store: Store,
+    topics: Mapping[str, tuple[Head, int]],
+    decisions: Mapping[str, Span],
+    groups: Mapping[str, Span],
+    time_ms: int,
+    *,
+    committed: Collection[Transaction] = (),
+    exact: bool = False,
+) -> Cut:
+    """The least cut at or above these versions of topics and what ids and groups had written by a time.
+
+    `topics`: a state that is known, and the version wanted. `committed`: what the known states have recorded. With
+    `exact` topics stay at just these versions, and decisions that name newer ones do not count.
+    """
+    cutter = _Cutter(store, frozenset(topics))
+    cutter.decided |= set(committed)
+    for name, (head, version) in topics.items():
+        cutter.heads[name] = head
+        while cutter.heads[name].version < version:
+            if not cutter.next_commit(name):
+                raise NotFound(f"version {version} of topic '{name}' is no longer kept")
+    for name, span in groups.items():
+        chain = EntryChain(store, GROUPS, name)
+        state = chain.at(_by(chain, span, time_ms))
+        if state is not None and state.number >= 0:
+            cutter.groups[name] = state
+    for name, span in decisions.items():
+        _choose_decisions(cutter, name, span, time_ms, exact=exact)
+    return _still(cutter) if exact else cutter.settle()
+
+
+def _by(chain: EntryChain[E], span: Span, time_ms: int) -> int:
+    """The newest entry by a time; the first that is kept, where what was before it is not; -1: there was none."""
+    found = chain.number_at(time_ms, span.first, span.last)
+    return max(found, span.first) if span.first > 0 else found
+
+
+def _choose_decisions(cutter: _Cutter, name: str, span: Span, time_ms: int, *, exact: bool) -> None:
+    chain = EntryChain(cutter.store, DECISIONS, name)
+    last = _by(chain, span, time_ms)
+    state = chain.at(span.first) if last >= span.first else None
+    if state is None or (exact and _names_newer(cutter, state)):
+        return
+    cutter.decisions[name] = state
+    cutter.hear_decisions(state)
+    for found in chain.walk(state, last):
+        if exact and _names_newer(cutter, found):
+            return
+        cutter.decisions[name] = found
+        cutter.hear_decisions(found)
+
+
+def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
+    prepares = [item for each in state.commits for item in each.prepares]
+    return any(item.topic in cutter.heads and item.version > cutter.heads[item.topic].version for item in prepares)
+
+
+def _still(cutter: _Cutter) -> Cut:
+    """Without reading topics on: what was recorded is decided, and groups go no further than the topics do."""
+    cutter._decide()
+    for name in list(cutter.groups):
+        offsets = [item for item in cutter.groups[name].offsets if item.topic in cutter.heads]
+        for item in offsets:
+            head = cutter.heads[item.topic]
+            beyond = [
+                partition
+                for partition, offset in zip(item.partition, item.offset, strict=True)
+                if offset > _ends_at(head, item.topic_id, partition) >= 0
+            ]
+            if beyond:
+                cutter.groups.pop(name, None)
+                break
+    return Cut(dict(cutter.heads), dict(cutter.decisions), dict(cutter.groups))

@@ -1,0 +1,212 @@
+"""What a backup says of itself: a numbered object that makes it one, and the object that makes a place one of backups.
+
+`_backup.json` (created once):
+
+| member       | meaning                                                                  |
+|--------------|--------------------------------------------------------------------------|
+| format       | 1                                                                        |
+| readFeatures | features a reader must know                                              |
+| rootId       | of the root whose backups lie here: those of another one are refused     |
+| createdMs    | when, ms since the epoch                                                 |
+
+`_backups/<number>.json`, created last of all objects of a backup:
+
+| member       | meaning                                                                              |
+|--------------|--------------------------------------------------------------------------------------|
+| format, readFeatures | as above                                                                     |
+| number       | the number in its name, from 1                                                       |
+| id           | random: of the run that made it                                                      |
+| rootId       | as above                                                                             |
+| startedMs    | before the cut was taken: whatever was acknowledged before is in it                  |
+| completedMs  | when all of it lay here                                                              |
+| objects, bytes | what this run has copied                                                           |
+| topics       | see below                                                                            |
+| decisions    | transactional ids: [{id, first, number}]                                             |
+| groups       | consumer groups: the same                                                            |
+
+A topic of `topics`:
+
+| member    | meaning                                                                                              |
+|-----------|------------------------------------------------------------------------------------------------------|
+| topic     | its name                                                                                             |
+| topicId   | its id                                                                                               |
+| version   | the cut: a checkpoint of this version lies in the backup                                             |
+| crc       | CRC-32C of that version's commit: the source's log must go on from it                                |
+| timeMs    | time of that commit                                                                                  |
+| deleted   | the topic was deleted by then                                                                        |
+| base      | a checkpoint of this version lies here as well, and all commits after it; -1: the beginning          |
+| since     | every version from here to `version` can be restored: all files that they name were still there      |
+| sinceMs   | time of that version's commit                                                                        |
+| bytes     | of the files that `version` names                                                                    |
+
+`first` of an id: entries from here to `number` lie in the backup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparklog.errors import Corrupt
+from sparklog.log import fields as json_fields
+from sparklog.log.fields import FORMAT, Fields
+
+__all__ = [
+    "MANIFEST_FIELDS",
+    "PLACE_FIELDS",
+    "EntriesBackup",
+    "Manifest",
+    "TopicBackup",
+    "decode_manifest",
+    "encode_manifest",
+]
+
+PLACE_FIELDS = ("format", "readFeatures", "rootId", "createdMs", "crc")
+MANIFEST_FIELDS = (
+    *("format", "readFeatures", "number", "id", "rootId", "startedMs", "completedMs", "objects", "bytes"),
+    *("topics", "decisions", "groups", "crc"),
+)
+TOPIC_FIELDS = (
+    *("topic", "topicId", "version", "crc", "timeMs", "deleted", "base", "since", "sinceMs", "bytes"),
+)  # fmt: skip
+ENTRIES_FIELDS = ("id", "first", "number")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBackup:
+    """One topic in a backup; see the module."""
+
+    topic: str
+    topic_id: str
+    version: int
+    crc: int
+    time_ms: int
+    deleted: bool
+    base: int
+    since: int
+    since_ms: int
+    nbytes: int
+
+    @property
+    def from_its_beginning(self) -> bool:
+        """Whether there is no version that cannot be restored."""
+        return self.base < 0 and self.since <= 0
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesBackup:
+    """The entries `first` to `number` of one id."""
+
+    id: str
+    first: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One backup; see the module."""
+
+    number: int
+    id: str
+    root_id: str
+    started_ms: int
+    completed_ms: int
+    objects: int
+    nbytes: int
+    topics: tuple[TopicBackup, ...]
+    decisions: tuple[EntriesBackup, ...] = ()
+    groups: tuple[EntriesBackup, ...] = ()
+
+    def topic(self, name: str) -> TopicBackup | None:
+        """One topic of it."""
+        return next((item for item in self.topics if item.topic == name), None)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the files that the cut names."""
+        return sum(item.nbytes for item in self.topics)
+
+    @property
+    def from_ms(self) -> int:
+        """The time from which on all topics can be restored, up to the cut; 0: from their beginnings on."""
+        return max([0, *(item.since_ms for item in self.topics if not item.from_its_beginning)])
+
+
+def encode_manifest(found: Manifest) -> bytes:
+    """The bytes of a manifest."""
+    return json_fields.encode(
+        {
+            "format": FORMAT,
+            "readFeatures": [],
+            "number": found.number,
+            "id": found.id,
+            "rootId": found.root_id,
+            "startedMs": found.started_ms,
+            "completedMs": found.completed_ms,
+            "objects": found.objects,
+            "bytes": found.nbytes,
+            "topics": [
+                {
+                    "topic": item.topic,
+                    "topicId": item.topic_id,
+                    "version": item.version,
+                    "crc": item.crc,
+                    "timeMs": item.time_ms,
+                    "deleted": item.deleted,
+                    "base": item.base,
+                    "since": item.since,
+                    "sinceMs": item.since_ms,
+                    "bytes": item.nbytes,
+                }
+                for item in found.topics
+            ],
+            "decisions": [_entries_document(item) for item in found.decisions],
+            "groups": [_entries_document(item) for item in found.groups],
+        }
+    )
+
+
+def _entries_document(item: EntriesBackup) -> dict[str, object]:
+    return {"id": item.id, "first": item.first, "number": item.number}
+
+
+def decode_manifest(data: bytes, key: str, number: int) -> Manifest:
+    """From bytes. `BadRequest` if it needs a newer sparklog, `Corrupt` naming `key` if it is damaged."""
+    doc = json_fields.decode(data, key, "backup")
+    doc.only(frozenset(MANIFEST_FIELDS))
+    if doc.integer("number", 1) != number:
+        raise Corrupt(f"backup {number} should lie here, found backup {doc.integer('number', 1)}", file=key)
+    return Manifest(
+        number,
+        doc.text("id"),
+        doc.text("rootId"),
+        doc.integer("startedMs", 0),
+        doc.integer("completedMs", 0),
+        doc.integer("objects", 0),
+        doc.integer("bytes", 0),
+        tuple(_topic(item) for item in doc.objects("topics")),
+        tuple(_entries(item) for item in doc.objects("decisions")),
+        tuple(_entries(item) for item in doc.objects("groups")),
+    )
+
+
+def _topic(item: Fields) -> TopicBackup:
+    item.only(frozenset(TOPIC_FIELDS))
+    version = item.integer("version", 0)
+    return TopicBackup(
+        item.text("topic"),
+        item.text("topicId"),
+        version,
+        item.integer("crc", 0, 2**32 - 1),
+        item.integer("timeMs", 0),
+        item.boolean("deleted"),
+        item.integer("base", -1, version),
+        item.integer("since", 0, version),
+        item.integer("sinceMs", 0),
+        item.integer("bytes", 0),
+    )
+
+
+def _entries(item: Fields) -> EntriesBackup:
+    item.only(frozenset(ENTRIES_FIELDS))
+    number = item.integer("number", 0)
+    return EntriesBackup(item.text("id"), item.integer("first", 0, number), number)

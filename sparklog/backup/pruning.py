@@ -1,0 +1,122 @@
+"""Dropping old backups, and what only they named.
+
+A backup names its cut, and the versions before it back to the cut of the backup before: those commits, files,
+checkpoints and entries stay as long as it does. Manifests go first, so that a backup is whole as long as it is seen;
+then everything that no backup left names, what runs that died have copied included. No backup runs meanwhile (see
+`place`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sparklog.backup.history import files_named, start_at
+from sparklog.backup.manifest import Manifest
+from sparklog.backup.place import PLACE_KEY, PRUNE, RUNNING_FOLDER, Mark, Place, backup_key
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.index_crc import SUFFIXES
+from sparklog.groups.state import GROUPS
+from sparklog.log.decision import DECISIONS
+from sparklog.log.env import SYSTEM, Env
+from sparklog.log.history import History
+from sparklog.log.names import checkpoint_key, commit_key
+from sparklog.storage.store import ObjectInfo, Store
+
+__all__ = ["Pruned", "named_keys", "prune"]
+
+CHUNK = 200
+"""Deletions between two looks at the own mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """Numbers of backups kept and dropped; objects and bytes deleted (or, dry, to be)."""
+
+    kept: tuple[int, ...]
+    dropped: tuple[int, ...]
+    objects: int
+    nbytes: int
+
+
+def prune(
+    target: Store,
+    *,
+    keep: int | None = None,
+    keep_ms: int | None = None,
+    dry_run: bool = False,
+    env: Env = SYSTEM,
+) -> Pruned:
+    """Keep the newest `keep` backups and those completed within `keep_ms` of now; at least the newest one.
+
+    `BadRequest` without either; `Conflict` while a backup is at work; `Corrupt` if it cannot be told what is named.
+    """
+    place = Place.open(target)
+    if keep is None and keep_ms is None:
+        raise BadRequest("say how many backups to keep, or for how long")
+    if (keep is not None and keep < 1) or (keep_ms is not None and keep_ms < 0):
+        raise BadRequest("at least the newest backup is kept; expected 1 or more, and a time that is not negative")
+    if dry_run:
+        return _plan(place, keep, keep_ms, env)[0]
+    with Mark(place, env, PRUNE) as mark:
+        pruned, dropped, victims = _plan(place, keep, keep_ms, env)
+        keys = [backup_key(item.number) for item in dropped] + [info.key for info in victims]
+        for start in range(0, len(keys), CHUNK):
+            mark.check()
+            for key in keys[start : start + CHUNK]:
+                target.delete(key)
+    return pruned
+
+
+def _plan(
+    place: Place, keep: int | None, keep_ms: int | None, env: Env
+) -> tuple[Pruned, list[Manifest], list[ObjectInfo]]:
+    found = place.manifests()
+    since = None if keep_ms is None else env.wall_ms() - keep_ms
+    newest = {item.number for item in found[len(found) - keep :]} if keep is not None and keep < len(found) else None
+    kept = []
+    for item in found:
+        by_count = keep is not None and (newest is None or item.number in newest)
+        by_time = since is not None and item.completed_ms >= since
+        if by_count or by_time or item is found[-1]:
+            kept.append(item)
+    dropped = [item for item in found if item not in kept]
+    named = {PLACE_KEY, *(backup_key(item.number) for item in found)}
+    for item in kept:
+        named |= named_keys(place.store, item)
+    victims = [
+        info for info in place.store.list("") if info.key not in named and not info.key.startswith(f"{RUNNING_FOLDER}/")
+    ]
+    nbytes = sum(info.size for info in victims)
+    numbers = tuple(item.number for item in kept), tuple(item.number for item in dropped)
+    return Pruned(*numbers, len(victims) + len(dropped), nbytes), dropped, victims
+
+
+def named_keys(store: Store, manifest: Manifest) -> set[str]:
+    """Every object that a backup names, its own manifest aside; also such that are not there any more.
+
+    `Corrupt` or `NotFound` if its logs are not whole.
+    """
+    keys: set[str] = set()
+    for item in manifest.topics:
+        history = History(store, item.topic)
+        named = files_named(history, start_at(store, item.topic, history, item.base), item.version)
+        if named.last.head.crc != item.crc:
+            raise Corrupt(f"version {item.version} of topic '{item.topic}' is not what backup {manifest.number} says")
+        keys |= {commit_key(item.topic, version) for version in range(item.base + 1, item.version + 1)}
+        for version in {item.base, item.version} - {-1}:
+            table = history.table_of(version)
+            if table is None:
+                raise Corrupt(f"checkpoint {version} of topic '{item.topic}' is damaged; nothing was deleted")
+            keys |= {checkpoint_key(item.topic, version), table}
+        keys |= _with_indexes(named.files)
+    for kind, entries in ((DECISIONS, manifest.decisions), (GROUPS, manifest.groups)):
+        for each in entries:
+            prefix = kind.prefix(each.id)
+            keys |= {commit_key(prefix, number) for number in range(each.first, each.number + 1)}
+    return keys
+
+
+def _with_indexes(files: Collection[str]) -> set[str]:
+    beside = {f"{key.removesuffix('log')}{suffix}" for key in files if key.endswith(".log") for suffix in SUFFIXES}
+    return {*files, *beside}

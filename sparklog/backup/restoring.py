@@ -1,0 +1,395 @@
+"""`restore`: a new root with what a backup, or a root, holds or held.
+
+1. Choose the cut and write it down in the new place, as `_restore.json`, with all that is random: root id, commit ids,
+   names, time. Whatever this is killed at, the next run with the same request does the same, byte for byte, and skips
+   what it finds.
+2. Copy the data files of the cut, every byte checked.
+3. Write decisions and groups, each as one entry that says everything, and of each topic a checkpoint and one commit
+   (see `restored`).
+4. Create `_root.json`: from here on it is a root, another one than its source. Remove `_restore.json`.
+
+Topic ids stay: streaming queries and consumer groups go on where they were. A live root is held meanwhile, as for a
+backup, where the versions are not older than what the vacuum keeps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sparklog.backup.backing_up import Holds, Progress, silent, write_checkpoint
+from sparklog.backup.choosing import Wanted, from_place, from_root, shown
+from sparklog.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
+from sparklog.backup.cut import Cut
+from sparklog.backup.entries import EntryChain
+from sparklog.backup.place import PLACE_KEY, Place, is_place
+from sparklog.backup.restored import (
+    files_of,
+    first_commit,
+    renamed_decisions,
+    renamed_group,
+    stand_alone,
+)
+from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
+from sparklog.groups.state import GROUPS
+from sparklog.log import fields as json_fields
+from sparklog.log.commit import encode_commit
+from sparklog.log.decision import DECISIONS
+from sparklog.log.entry_log import Entry, EntryKind
+from sparklog.log.env import SYSTEM, Env
+from sparklog.log.fields import FORMAT
+from sparklog.log.history import History
+from sparklog.log.invariants import check_commit, check_state
+from sparklog.log.names import ROOT_KEY, check_topic_name, checkpoint_key, commit_key
+from sparklog.log.root import open_root
+from sparklog.log.root_id import read_root_id
+from sparklog.log.snapshot import Snapshot
+from sparklog.storage.store import Store
+
+__all__ = ["RESTORE_KEY", "Restored", "RestoredTopic", "plan_restore", "restore"]
+
+RESTORE_KEY = "_restore.json"
+RESTORE_FIELDS = (
+    "format",
+    "readFeatures",
+    "request",
+    "backup",
+    "rootId",
+    "timeMs",
+    "topics",
+    "decisions",
+    "groups",
+    "crc",
+)
+E = TypeVar("E", bound=Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTopic:
+    """A topic of a restored root: what it was called, and the version of the source that it shows."""
+
+    topic: str
+    source: str
+    version: int
+    partitions: int
+    log_starts: tuple[int, ...]
+    log_ends: tuple[int, ...]
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored, or would be: `backup` is the backup's number, None from a live root; root id, empty if dry."""
+
+    backup: int | None
+    root_id: str
+    topics: tuple[RestoredTopic, ...]
+    decisions: int
+    groups: int
+    files: int
+    nbytes: int
+    copied: Copied
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a restore reads."""
+
+    store: Store
+    id: str
+    backup: int | None
+    cut: Cut
+    holds: Holds | None
+
+
+def _neither(source: Store) -> NotFound:
+    return NotFound(
+        f"{source.location} is neither a place of backups (it has no {PLACE_KEY}) nor a root; check the path"
+    )
+
+
+def _opened(source: Store, wanted: Wanted, env: Env) -> _Source:
+    if is_place(source):
+        place = Place.open(source)
+        manifest, cut = from_place(place, wanted)
+        return _Source(source, place.root_id, manifest.number, cut, None)
+    try:
+        root = open_root(source, env=env)
+    except NotFound:
+        raise _neither(source) from None
+    return _Source(source, root.id, None, from_root(root, wanted), Holds(root, f"restore:{env.new_id()}"))
+
+
+def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str]:
+    """Old to new name of each topic that is restored."""
+    there = {name for name, head in cut.topics.items() if head.exists}
+    missing = [name for name in wanted.topics or () if name not in there]
+    if missing:
+        raise NotFound(f"topic '{missing[0]}' did not exist then; choose another time")
+    if wanted.time_ms is not None and not there:
+        raise NotFound(f"there was no topic at {shown(wanted.time_ms)}; choose a later time")
+    for name, new in rename.items():
+        check_topic_name(new)
+        if name not in there:
+            raise NotFound(f"there is no topic '{name}' to be renamed; there are {', '.join(sorted(there)) or 'none'}")
+    names = {name: rename.get(name, name) for name in sorted(there)}
+    lower: dict[str, str] = {}
+    for name, new in names.items():
+        if new.lower() in lower:
+            raise BadRequest(f"topics '{lower[new.lower()]}' and '{name}' would both be called '{new}'; rename one")
+        lower[new.lower()] = name
+    return names
+
+
+def plan_restore(
+    source: Store, wanted: Wanted | None = None, *, rename: Mapping[str, str] | None = None, env: Env = SYSTEM
+) -> Restored:
+    """What `restore` would bring back. Changes nothing."""
+    wanted = wanted or Wanted()
+    opened = _opened(source, wanted, env)
+    names = _names(opened.cut, wanted, rename or {})
+    found = _snapshots(opened.store, {name: opened.cut.topics[name].version for name in names})
+    files = [file for name, snapshot in found.items() for file in files_of(names[name], snapshot)]
+    return _restored(opened.backup, "", found, names, opened.cut, files, Copied())
+
+
+def restore(
+    source: Store,
+    target: Store,
+    wanted: Wanted | None = None,
+    *,
+    rename: Mapping[str, str] | None = None,
+    link: bool = False,
+    at_once: int = AT_ONCE,
+    progress: Progress = silent,
+    env: Env = SYSTEM,
+) -> Restored:
+    """Make `target`, which must be empty, a root with what is `wanted` of a place of backups, or of a root.
+
+    `rename`: topic to another name. `BadRequest` if the target holds anything, or another restore is unfinished there;
+    `NotFound` if what is wanted is not there, saying what is; `Corrupt` naming the place of damaged bytes.
+    """
+    wanted = wanted or Wanted()
+    request = _request(source, wanted, rename or {})
+    plan = _read_plan(target, request)
+    if plan is None or not plan.get("rootId"):
+        plan = _write_plan(source, target, wanted, rename or {}, request, env)
+    return _Run(source, target, plan, link, at_once, progress, env).make()
+
+
+def _request(source: Store, wanted: Wanted, rename: Mapping[str, str]) -> str:
+    """What was asked for, as text: a run that was killed goes on with the same."""
+    place = is_place(source)
+    if not place and source.stat(ROOT_KEY) is None:
+        raise _neither(source)
+    source_id = Place.open(source).root_id if place else read_root_id(source)
+    parts: list[object] = [source_id, place, wanted.number, wanted.version, wanted.time_ms]
+    parts += [None if wanted.topics is None else sorted(wanted.topics), dict(sorted(rename.items()))]
+    return json.dumps(parts)
+
+
+def _read_plan(target: Store, request: str) -> dict[str, Any] | None:
+    try:
+        doc = json_fields.decode(target.get(RESTORE_KEY), RESTORE_KEY, "restore")
+    except NotFound:
+        first = next(iter(target.list("")), None)
+        if first is not None:
+            raise BadRequest(
+                f"{target.location} is not empty, found {first.key}: restore into an empty folder"
+            ) from None
+        return None
+    doc.only(frozenset(RESTORE_FIELDS))
+    if doc.text("request") != request:
+        raise BadRequest(
+            f"another restore is unfinished in {target.location}: ask for the same again, or empty the folder"
+        )
+    return doc.document
+
+
+def _write_plan(
+    source: Store, target: Store, wanted: Wanted, rename: Mapping[str, str], request: str, env: Env
+) -> dict[str, Any]:
+    from sparklog.storage.probe import ensure_probed
+
+    opened = _opened(source, wanted, env)
+    names = _names(opened.cut, wanted, rename)
+    ensure_probed(target)
+    topics = {
+        name: {"to": new, "version": opened.cut.topics[name].version, "commit": env.new_id(), "table": env.new_id()}
+        for name, new in names.items()
+    }
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "readFeatures": [],
+        "request": request,
+        "backup": opened.backup,
+        "rootId": env.new_id(),
+        "timeMs": env.wall_ms(),
+        "topics": topics,
+        "decisions": {name: state.number for name, state in sorted(opened.cut.decisions.items())},
+        "groups": {name: state.number for name, state in sorted(opened.cut.groups.items()) if state.number >= 0},
+    }
+    if not target.create(RESTORE_KEY, json_fields.encode(document)):
+        # Our own answer was lost, or another run was first: what lies there counts.
+        found = _read_plan(target, request)
+        if found is None:
+            raise Unavailable(f"{RESTORE_KEY} was not written as it should; try again")
+        return found
+    return document
+
+
+def _snapshots(store: Store, versions: Mapping[str, int]) -> dict[str, Snapshot]:
+    return {name: History(store, name).at(version) for name, version in versions.items()}
+
+
+def _restored(
+    backup: int | None,
+    root_id: str,
+    found: Mapping[str, Snapshot],
+    names: Mapping[str, str],
+    cut: Cut | Mapping[str, Any],
+    files: list[DataFile],
+    copied: Copied,
+) -> Restored:
+    topics = []
+    for name, snapshot in found.items():
+        head = snapshot.head
+        starts, ends = tuple(head.log_start.tolist()), tuple(head.log_end.tolist())
+        topics.append(RestoredTopic(names[name], name, head.version, head.partitions, starts, ends, head.time_ms))
+    decisions = cut.decisions if isinstance(cut, Cut) else cut["decisions"]
+    groups = cut.groups if isinstance(cut, Cut) else cut["groups"]
+    nbytes = sum(file.size for file in files)
+    return Restored(backup, root_id, tuple(topics), len(decisions), len(groups), len(files), nbytes, copied)
+
+
+class _Run:
+    """A restore that is written down: does what is left of it."""
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        plan: Mapping[str, Any],
+        link: bool,
+        at_once: int,
+        progress: Progress,
+        env: Env,
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.plan = plan
+        self.link = link
+        self.at_once = at_once
+        self.progress = progress
+        self.env = env
+        self.names: dict[str, str] = {name: item["to"] for name, item in plan["topics"].items()}
+        self.copied = Copied()
+
+    def make(self) -> Restored:
+        versions = {name: item["version"] for name, item in self.plan["topics"].items()}
+        if self.target.stat(ROOT_KEY) is not None:
+            # Killed after it was done: only the plan is left.
+            found = _snapshots(self.source, versions)
+            self.target.delete(RESTORE_KEY)
+            return self._said(found, [])
+        holds = self._hold(versions)
+        try:
+            found = _snapshots(self.source, versions)
+            files = [file for name, snapshot in found.items() for file in files_of(self.names[name], snapshot)]
+            self._copy(files, holds)
+            self._write_logs(found)
+        finally:
+            if holds is not None:
+                holds.release()
+        document = {
+            "format": FORMAT,
+            "readFeatures": [],
+            "rootId": self.plan["rootId"],
+            "createdMs": self.plan["timeMs"],
+        }
+        self._put(ROOT_KEY, json_fields.encode(document))
+        self.target.delete(RESTORE_KEY)
+        return self._said(found, files)
+
+    def _said(self, found: Mapping[str, Snapshot], files: list[DataFile]) -> Restored:
+        return _restored(self.plan["backup"], self.plan["rootId"], found, self.names, self.plan, files, self.copied)
+
+    def _hold(self, versions: Mapping[str, int]) -> Holds | None:
+        """Of a live root, what its vacuum would take away; older versions are read as long as they are there."""
+        if is_place(self.source):
+            return None
+        root = open_root(self.source, env=self.env)
+        holds = Holds(root, f"restore:{self.env.new_id()}")
+        for name, version in versions.items():
+            try:
+                holds.take_one(name, version)
+            except Conflict:
+                continue
+        return holds
+
+    def _copy(self, files: list[DataFile], holds: Holds | None) -> None:
+        there = listed(self.target, set(self.names.values()))
+        todo = sum(file.size for file in files if file.to not in there)
+        done = [0, 0, self.env.boot_ms()]
+
+        def tick(copied: Copied) -> None:
+            done[0] += 1
+            done[1] += copied.nbytes + copied.linked
+            self.progress(done[0], len(files), done[1], todo)
+            if holds is not None and self.env.boot_ms() - done[2] > 60_000:
+                done[2] = self.env.boot_ms()
+                holds.renew()
+
+        self.copied += copy_all(self.source, self.target, files, there, link=self.link, at_once=self.at_once, tick=tick)
+
+    def _write_logs(self, found: Mapping[str, Snapshot]) -> None:
+        renamed = {old: new for old, new in self.names.items() if old != new}
+        decisions = {}
+        for name, number in self.plan["decisions"].items():
+            state = self._entry(DECISIONS, name, number)
+            decisions[name] = state
+            self._put_entry(DECISIONS, renamed_decisions(state, renamed) if renamed else state)
+        for name, number in self.plan["groups"].items():
+            group = self._entry(GROUPS, name, number)
+            self._put_entry(GROUPS, renamed_group(group, renamed) if renamed else group)
+        for name, snapshot in found.items():
+            item = self.plan["topics"][name]
+            alone = stand_alone(snapshot, self.target, self.names)
+            check_state(alone.head, alone.slices)
+            commit = first_commit(alone.head, name, decisions, self.names, item["commit"], self.plan["timeMs"])
+            data = encode_commit(commit)
+            after = alone.head.apply(_decoded(data, item["to"], commit.version))
+            check_commit(alone.head, commit, after)
+            self.copied += write_checkpoint(self.target, alone, item["table"])
+            self._put(commit_key(item["to"], commit.version), data)
+            last = Snapshot(item["to"], self.target, after, alone.slices.apply(commit, after))
+            self.copied += write_checkpoint(self.target, last, item["table"])
+
+    def _entry(self, kind: EntryKind[E], name: str, number: int) -> E:
+        found = EntryChain(self.source, kind, name).at(number)
+        if found is None:
+            raise NotFound(f"entry {number} of {kind.title(name)} is no longer there; restore into another folder")
+        return found
+
+    def _put_entry(self, kind: EntryKind[E], state: E) -> None:
+        """An entry and its copy as a checkpoint: what came before is not here."""
+        if state.number < 0:
+            return
+        data = kind.encode(state)
+        prefix = kind.prefix(state.id)
+        self._put(checkpoint_key(prefix, state.number), data)
+        self._put(commit_key(prefix, state.number), data)
+
+    def _put(self, key: str, data: bytes) -> None:
+        if self.target.create(key, data):
+            self.copied += Copied(1, len(data))
+        elif self.target.get(key) != data:
+            raise BadRequest(f"{self.target.location} holds another {key}: empty the folder and restore again")
+
+
+def _decoded(data: bytes, topic: str, version: int) -> Any:
+    from sparklog.log.commit import decode_commit
+
+    return decode_commit(data, commit_key(topic, version), version)

@@ -1,0 +1,150 @@
+"""`sparklog backup`: a root in another place, and what lies there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.options import JsonOption, example
+
+if TYPE_CHECKING:
+    from sparklog.backup.manifest import Manifest
+    from sparklog.backup.pruning import Pruned
+
+HELP = """Back a root up: all topics, transactions and consumer groups as of one moment, into a folder of their own.
+
+Only what is new since the last backup is copied, and every byte is checked on the way. Writers and maintenance go on
+meanwhile. Killed at any time, run it again. `sparklog restore` makes a root of it, as of a backup or a time between.
+"""
+EXAMPLES = example("sparklog backup --root /data/log --to /backup/log --keep 14")
+SAY_SECONDS = 5.0
+DAY_MS = 86_400_000
+
+
+def backup(
+    to: Annotated[
+        str, typer.Option("--to", metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)
+    ],
+    root: Annotated[
+        str | None,
+        typer.Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="The root to back up."),
+    ] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", help="Only this one; may be repeated.", show_default="all")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show the backups there are; make none.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")
+    ] = False,
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=1, metavar="N", help="Afterwards drop all but the newest N backups.")
+    ] = None,
+    keep_days: Annotated[
+        int | None,
+        typer.Option("--keep-days", min=0, metavar="DAYS", help="Afterwards drop backups that are older than this."),
+    ] = None,
+    link: Annotated[
+        bool, typer.Option("--link", help="Hard links instead of copies, on the same disk: no protection from damage.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied, or dropped.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    from sparklog.backup.backing_up import back_up, plan_backup
+    from sparklog.backup.place import Place
+    from sparklog.backup.pruning import prune as drop
+    from sparklog.cli.places import open_root
+    from sparklog.storage import open_store
+
+    target = open_store(to)
+    if list_:
+        _show(Place.open(target).manifests(), as_json)
+        return
+    keep_ms = None if keep_days is None else keep_days * DAY_MS
+    if prune:
+        _show_pruned(drop(target, keep=keep, keep_ms=keep_ms, dry_run=dry_run), dry_run, as_json)
+        return
+    if root is None:
+        raise typer.BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
+    opened = open_root(root)
+    if dry_run:
+        plan = plan_backup(opened, target, topics=topic)
+        if as_json:
+            print(json.dumps(asdict(plan)))
+        else:
+            print(f"Would copy {plan.files} files of {plan.nbytes} bytes of {len(plan.topics)} topics.")
+        return
+    made = back_up(opened, target, topics=topic, link=link, progress=said("backed up"))
+    pruned = drop(target, keep=keep, keep_ms=keep_ms) if keep is not None or keep_ms is not None else None
+    if as_json:
+        print(json.dumps({**asdict(made), "pruned": None if pruned is None else asdict(pruned)}))
+        return
+    print(
+        f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
+        f"{made.objects} objects of {made.nbytes} bytes copied."
+    )
+    if pruned is not None:
+        _show_pruned(pruned, False, False)
+
+
+def said(what: str) -> Callable[[int, int, int, int], None]:
+    """Progress as a line on stderr every five seconds."""
+    begun = last = time.monotonic()
+
+    def show(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= SAY_SECONDS:
+            last = now
+            rate = nbytes / 1e6 / (now - begun)
+            size = f"{nbytes / 1e6:,.0f} of {of_nbytes / 1e6:,.0f} MB"
+            print(
+                f"{what} {files} of {of_files} files, {size}, {rate:,.0f} MB/s",
+                file=sys.stderr,
+            )
+
+    return show
+
+
+def _show(found: list[Manifest], as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sparklog.backup.choosing import shown
+
+    if as_json:
+        print(
+            json.dumps([{**asdict(item), "from_ms": item.from_ms, "total_bytes": item.total_bytes} for item in found])
+        )
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("BACKUP", "TAKEN", "ALL-TIMES-SINCE", "TOPICS", "GROUPS", "BYTES", "COPIED"):
+        table.add_column(heading, justify="left" if heading in ("TAKEN", "ALL-TIMES-SINCE") else "right", no_wrap=True)
+    for item in found:
+        alive = sum(not each.deleted for each in item.topics)
+        since = shown(item.from_ms) if item.from_ms else "the beginning"
+        numbers = (alive, len(item.groups), item.total_bytes, item.nbytes)
+        table.add_row(str(item.number), shown(item.started_ms), since, *map(str, numbers))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 1000
+    console.print(table)
+
+
+def _show_pruned(found: Pruned, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**asdict(found), "dry_run": dry_run}))
+        return
+    numbers = ", ".join(map(str, found.dropped)) or "none"
+    what = "Would drop" if dry_run else "Dropped"
+    print(f"{what} backups: {numbers}; {found.objects} objects of {found.nbytes} bytes. Kept: {len(found.kept)}.")
+
+
+def register(app: typer.Typer) -> None:
+    """Put the command into the tree."""
+    app.command(name="backup", help=HELP, epilog=EXAMPLES)(backup)

@@ -1,0 +1,120 @@
+"""`sparklog restore`: a new root from a backup, or from a root as it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.options import JsonOption, example
+
+if TYPE_CHECKING:
+    from sparklog.backup.choosing import Wanted
+    from sparklog.backup.restoring import Restored
+
+HELP = """Make a new root with what a backup holds, or what a root held: the newest state, or that of an earlier time.
+
+Every byte is checked on the way. Transactions are whole, consumer groups go on where they were, topic ids stay. Killed
+at any time, run it again with the same words.
+"""
+EXAMPLES = example("sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders")
+LATEST = "latest"
+
+
+def restore(
+    source: Annotated[str, typer.Argument(metavar="PATH", help="Where the backups lie; or a root.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="PATH", help="Where the root is to be; empty or not there.", show_default=False),
+    ],
+    as_of: Annotated[
+        str,
+        typer.Option(
+            "--as-of",
+            metavar="latest|TIME|VERSION",
+            help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it says); a version, of one topic.",
+        ),
+    ] = LATEST,
+    number: Annotated[
+        int | None, typer.Option("--backup", min=1, metavar="N", help="Just as this backup has it (backup --list).")
+    ] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", help="Only this one; may be repeated.", show_default="all")
+    ] = None,
+    rename: Annotated[
+        list[str] | None, typer.Option("--rename", metavar="OLD=NEW", help="Another name for a topic; may be repeated.")
+    ] = None,
+    link: Annotated[
+        bool, typer.Option("--link", help="Hard links instead of copies, on the same disk: no protection from damage.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be restored.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    from sparklog.backup.restoring import plan_restore
+    from sparklog.backup.restoring import restore as make
+    from sparklog.cli.backup import said
+    from sparklog.storage import open_store
+
+    wanted = _wanted(as_of, number, topic)
+    names = _renamed(rename)
+    store = open_store(source)
+    if dry_run:
+        found = plan_restore(store, wanted, rename=names)
+    else:
+        found = make(store, open_store(to), wanted, rename=names, link=link, progress=said("restored"))
+    if as_json:
+        print(json.dumps({**asdict(found), "dry_run": dry_run}))
+        return
+    _show(found, to, dry_run)
+
+
+def _wanted(as_of: str, number: int | None, topics: list[str] | None) -> Wanted:
+    from sparklog.backup.choosing import Wanted
+    from sparklog.cli.times import parse_as_of
+
+    version, time_ms = parse_as_of(None if as_of == LATEST else as_of)
+    return Wanted(None if topics is None else tuple(dict.fromkeys(topics)), number, version, time_ms)
+
+
+def _renamed(given: list[str] | None) -> dict[str, str]:
+    names = {}
+    for text in given or []:
+        old, equals, new = text.partition("=")
+        if not equals or not old or not new:
+            raise typer.BadParameter(f"expected OLD=NEW, found {text!r}", param_hint="'--rename'")
+        names[old] = new
+    return names
+
+
+def _show(found: Restored, to: str, dry_run: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sparklog.backup.choosing import shown
+
+    origin = "a root" if found.backup is None else f"backup {found.backup}"
+    print(
+        f"{'Would restore' if dry_run else 'Restored'} {len(found.topics)} topics and {found.groups} groups from "
+        f"{origin} to {to}: {found.files} files of {found.nbytes} bytes."
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("TOPIC", "WAS", "VERSION", "AS-OF", "PARTITIONS", "OFFSETS"):
+        table.add_column(
+            heading, justify="right" if heading in ("VERSION", "PARTITIONS", "OFFSETS") else "left", no_wrap=True
+        )
+    for item in found.topics:
+        offsets = sum(end - start for start, end in zip(item.log_starts, item.log_ends, strict=True))
+        table.add_row(
+            item.topic, item.source, str(item.version), shown(item.time_ms), str(item.partitions), str(offsets)
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 1000
+    console.print(table)
+
+
+def register(app: typer.Typer) -> None:
+    """Put the command into the tree."""
+    app.command(name="restore", help=HELP, epilog=EXAMPLES)(restore)

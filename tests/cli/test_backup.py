@@ -1,0 +1,107 @@
+"""`sparklog backup` and `sparklog restore`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import sparklog as library
+from sparklog.groups import Groups
+from tests.cli.conftest import Sparklog
+
+LinesFile = Callable[[str], Path]
+
+
+@pytest.fixture
+def filled(sparklog: Sparklog, lines_file: LinesFile, root: Path) -> Path:
+    sparklog("topics", "create", "orders", "-p", 2)
+    sparklog("produce", "orders", "-p", 0, "--file", lines_file("a\nb\n"))
+    Groups(library.open(root)).group("billing").join("one").commit({"orders": {0: 1}})
+    return root
+
+
+def consumed(sparklog: Sparklog, root: Path, topic: str = "orders") -> list[str]:
+    return sparklog("consume", topic, "--from-beginning", "--root", root).lines
+
+
+def test_back_up_list_restore(sparklog: Sparklog, filled: Path, lines_file: LinesFile, tmp_path: Path) -> None:
+    place, new = tmp_path / "backups", tmp_path / "new"
+    assert sparklog("backup", "--to", place, "--dry-run").out.startswith("Would copy 1 files of ")
+    assert not place.exists()
+    assert sparklog("backup", "--to", place).out.startswith("Backup 1: 1 topics, 1 groups, ")
+    sparklog("produce", "orders", "-p", 0, "--file", lines_file("c\n"))
+    shown = json.loads(sparklog("backup", "--to", place, "--json").out)
+    assert (shown["number"], shown["topics"][0]["version"], shown["pruned"]) == (2, 4, None)
+    heading, first, second = sparklog("backup", "--to", place, "--list").lines
+    assert heading.split() == ["BACKUP", "TAKEN", "ALL-TIMES-SINCE", "TOPICS", "GROUPS", "BYTES", "COPIED"]
+    assert (first.split()[0], second.split()[0]) == ("1", "2")
+    taken = json.loads(sparklog("backup", "--to", place, "--list", "--json").out)
+    assert [item["number"] for item in taken] == [1, 2]
+    assert "Would restore 1 topics" in sparklog("restore", place, "--to", new, "--dry-run").out
+    assert not new.exists()
+    assert sparklog("restore", place, "--to", new).lines[0].startswith("Restored 1 topics and 1 groups from backup 2")
+    assert consumed(sparklog, new) == ["a", "b", "c"]
+    assert Groups(library.open(new)).group("billing").committed()["orders", 0].offset == 1
+    older = tmp_path / "older"
+    sparklog("restore", place, "--to", older, "--backup", 1, "--rename", "orders=old")
+    assert consumed(sparklog, older, "old") == ["a", "b"]
+    at = tmp_path / "at"
+    assert json.loads(sparklog("restore", place, "--to", at, "-t", "orders", "--as-of", 1, "--json").out)["backup"] == 1
+    assert consumed(sparklog, at) == ["a", "b"]
+    live = tmp_path / "live"
+    assert "from a root" in sparklog("restore", filled, "--to", live).out
+    assert consumed(sparklog, live) == ["a", "b", "c"]
+
+
+def test_linked_and_pruned(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
+    place, new = tmp_path / "backups", tmp_path / "new"
+    sparklog("backup", "--to", place, "--link")
+    files = list((place / "orders" / "append").iterdir())
+    assert files
+    assert all(file.stat().st_nlink == 2 for file in files)
+    assert "Dropped backups: 1;" in sparklog("backup", "--to", place, "--keep", 1).out
+    assert "Would drop backups: none" in sparklog("backup", "--to", place, "--prune", "--keep-days", 1, "--dry-run").out
+    sparklog("restore", place, "--to", new, "--link")
+    assert consumed(sparklog, new) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("backup", "--to", "{root}"), 1, "is a root"),
+        (("backup", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
+        (("backup", "--to", "{new}", "--list"), 1, "no backups lie in"),
+        (("backup", "--to", "{new}", "--prune"), 1, "no backups lie in"),
+        (("backup", "--to", "{place}", "--prune"), 1, "say how many backups to keep"),
+        (("backup", "--to", "{place}", "--keep", "0"), 2, "--keep"),
+        (("backup",), 2, "--to"),
+        (("restore", "{new}", "--to", "{new}2"), 1, "neither a place of backups"),
+        (("restore", "{place}", "--to", "{root}"), 1, "is not empty"),
+        (("restore", "{place}", "--to", "{new}", "--as-of", "3"), 1, "a version is one of one topic"),
+        (("restore", "{place}", "--to", "{new}", "--as-of", "tuesday"), 2, "--as-of"),
+        (("restore", "{place}", "--to", "{new}", "--as-of", "2001-01-01"), 1, "there was no topic at 2001-01-01"),
+        (("restore", "{place}", "--to", "{new}", "--as-of", "2999-01-01"), 1, "the newest backup was begun at"),
+        (("restore", "{place}", "--to", "{new}", "--backup", "7"), 1, "there is no backup 7"),
+        (("restore", "{place}", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
+        (("restore", "{place}", "--to", "{new}", "--rename", "orders"), 2, "OLD=NEW"),
+        (("restore", "{place}", "--to", "{new}", "--rename", "orders=a/b"), 1, "a/b"),
+    ],
+)
+def test_wrong_input_is_one_line_and_changes_nothing(
+    sparklog: Sparklog, filled: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    place, new = tmp_path / "backups", tmp_path / "new"
+    sparklog("backup", "--to", place)
+    before = {
+        path: path.stat().st_mtime_ns for folder in (place, filled) for path in folder.rglob("*") if path.is_file()
+    }
+    outcome = sparklog(*(text.format(root=filled, place=place, new=new) for text in arguments), code=code)
+    assert says in outcome.err
+    assert outcome.err.count("\n") == 1
+    after = {
+        path: path.stat().st_mtime_ns for folder in (place, filled) for path in folder.rglob("*") if path.is_file()
+    }
+    assert {path: time for path, time in after.items() if "running" not in path.parts} == before
