@@ -38,3 +38,8 @@ def parse_as_of(text: str | None, option: str = "--as-of") -> tuple[int | None, 
     if text.isdecimal() and int(text) < VERSIONS:
         return int(text), None
     return None, parse_time(text, option)
+
+
+def iso_time(ms: int) -> str:
+    """Milliseconds since the epoch as `2026-01-31T12:00:00.000Z`."""
+    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

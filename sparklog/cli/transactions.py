@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sparklog.cli.options import JsonOption, RootOption, example
 from sparklog.cli.tables import print_table
+from sparklog.cli.times import iso_time
 
 if TYPE_CHECKING:
+    from sparklog.log.kafka_open import KafkaOpen
+    from sparklog.transactions.kafka import KafkaHeld
     from sparklog.transactions.listing import Standing
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
@@ -28,14 +32,11 @@ def list_(
     from sparklog.cli.places import open_root
     from sparklog.transactions.listing import list_transactions
 
-    found = [item for item in list_transactions(open_root(root)) if item.held or not open_only]
+    found = [item for item in list_transactions(open_root(root)) if item.held or item.kafka or not open_only]
     if as_json:
         print(json.dumps([document(item) for item in found]))
         return
-    rows = [
-        (item.id, _newest(item), item.state, ",".join(dict.fromkeys(held.topic for held in item.held)) or "-")
-        for item in found
-    ]
+    rows = [(item.id, _newest(item), item.state, ",".join(_topics(item)) or "-") for item in found]
     if rows:
         print_table(("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"), rows)
 
@@ -62,6 +63,13 @@ def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption
             for held in found.held
         ]
         print_table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
+    if found.kafka:
+        print("Kafka's, left open in what was imported:")
+        of_kafka = [
+            (each.topic, each.open.partition, each.open.producer, each.open.first, each.open.end, *_known(each.open))
+            for each in found.kafka
+        ]
+        print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), of_kafka)
     for waiting in found.waiting:
         print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by jobs/retain.py")
     if found.pending:
@@ -82,15 +90,24 @@ def abort(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Abort the open transaction of an id without waiting for its timeout; its owner's commit fails then."""
+    """Abort the open transaction of an id without waiting for its timeout; its owner's commit fails then.
+
+    One that an import found open in Kafka's data ends, too (as Kafka had decided, if it had); no import can go on with
+    its topics then.
+    """
     from sparklog.cli.places import open_root
     from sparklog.transactions.listing import abort_transaction
 
-    n, topics = abort_transaction(open_root(root), transactional_id, number)
+    found = abort_transaction(open_root(root), transactional_id, number)
     if as_json:
-        print(json.dumps({"id": transactional_id, "n": n, "topics": topics}))
+        print(json.dumps({"id": transactional_id, "n": found.n, "topics": found.topics, "kafka": _kafka(found.kafka)}))
         return
-    print(f"Aborted transaction {n} of {transactional_id}{', it held back ' + ', '.join(topics) if topics else ''}.")
+    if found.n is not None:
+        held = ", it held back " + ", ".join(found.topics) if found.topics else ""
+        print(f"Aborted transaction {found.n} of {transactional_id}{held}.")
+    for each in found.kafka:
+        how = "Committed, as Kafka had decided," if each.open.decided == "commit" else "Aborted"
+        print(f"{how} Kafka's transaction of {transactional_id} in {each.topic}-{each.open.partition}.")
 
 
 def document(found: Standing) -> dict[str, object]:
@@ -118,6 +135,7 @@ def document(found: Standing) -> dict[str, object]:
             for held in found.held
         ],
         "unrecorded": [{"topic": item.topic, "n": item.n, "committed": item.committed} for item in found.waiting],
+        "kafka": _kafka(found.kafka),
         "pendingOffsets": [
             {
                 "group": item.group,
@@ -133,6 +151,21 @@ def document(found: Standing) -> dict[str, object]:
             for item in found.pending
         ],
     }
+
+
+def _kafka(held: Sequence[KafkaHeld]) -> list[dict[str, object]]:
+    return [{"topic": each.topic, **each.open.to_json()} for each in held]
+
+
+def _known(found: KafkaOpen) -> tuple[str, str, str]:
+    """What Kafka's coordinator knew of it: since when, its timeout, its decision."""
+    since = "-" if found.start_ms is None else iso_time(found.start_ms)
+    return since, "-" if found.timeout_ms is None else _seconds(found.timeout_ms), found.decided or "-"
+
+
+def _topics(found: Standing) -> list[str]:
+    own, of_kafka = (held.topic for held in found.held), (held.topic for held in found.kafka)
+    return list(dict.fromkeys([*own, *of_kafka]))
 
 
 def _newest(found: Standing) -> str:

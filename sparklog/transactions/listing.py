@@ -14,7 +14,9 @@ from sparklog.log.decision_logs import open_transactions, timeout_of
 from sparklog.log.head import Head
 from sparklog.log.names import check_id, nearest
 from sparklog.log.root import Root
+from sparklog.transactions import kafka
 from sparklog.transactions.completion import resolve_topic, transactional_ids
+from sparklog.transactions.kafka import KafkaHeld
 
 __all__ = [
     "ABORTED",
@@ -22,6 +24,7 @@ __all__ = [
     "DAMAGED",
     "EMPTY",
     "ONGOING",
+    "Aborted",
     "Held",
     "PendingOffsets",
     "Standing",
@@ -87,7 +90,8 @@ class PendingOffsets:
 class Standing:
     """One transactional id. `newest` is the number of its newest decision, -1: none; `reason` why that is ABORT.
 
-    `parts`: jobs that have recorded a share of the undecided transaction.
+    `parts`: jobs that have recorded a share of the undecided transaction. `is_open`: something of the root's own is
+    undecided; `kafka`: what an import found open of the id, and `state` Kafka's word for it where that alone is open.
     """
 
     id: str
@@ -102,6 +106,19 @@ class Standing:
     waiting: tuple[Waiting, ...] = ()
     parts: tuple[str, ...] = ()
     pending: tuple[PendingOffsets, ...] = ()
+    kafka: tuple[KafkaHeld, ...] = ()
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """What an operator has ended: the root's own transaction `n` (None: none was open) and the topics it held back, and
+    Kafka's, as they were decided or else aborted.
+    """
+
+    n: int | None
+    topics: tuple[str, ...]
+    kafka: tuple[KafkaHeld, ...]
 
 
 def list_transactions(root: Root) -> list[Standing]:
@@ -117,24 +134,28 @@ def list_transactions(root: Root) -> list[Standing]:
         _LOG.warning("a transactional id cannot be read: %s", error)
     ids.update(item.txn.id for head in open_now.heads.values() for item in head.open)
     ids.update(item.txn for state in open_now.groups.values() for item in state.pending)
+    ids |= kafka.owners(open_now.heads)
     return [_listed(root, name, open_now) for name in sorted(ids)]
 
 
 def describe_transaction(root: Root, transactional_id: str) -> Standing:
     """One id; `NotFound`, naming similar ones, if it was never used."""
     check_id(transactional_id, "transactional id")
-    found = _standing(root, _Open.of(root), root.decisions.log(transactional_id).refresh())
+    open_now = _Open.of(root)
+    found = _standing(root, open_now, root.decisions.log(transactional_id).refresh())
     if found.state == EMPTY and not found.time_ms:
-        similar = nearest(transactional_id, list(transactional_ids(root.store)))
+        similar = nearest(transactional_id, [*transactional_ids(root.store), *sorted(kafka.owners(open_now.heads))])
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
         raise NotFound(f"transactional id '{transactional_id}' was never used in {root.location}{hint}")
     return found
 
 
-def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -> tuple[int, list[str]]:
-    """Abort the undecided transaction of an id, without waiting for its timeout; its number and the topics it held.
+def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -> Aborted:
+    """Abort the undecided transaction of an id, without waiting for its timeout.
 
-    Its owner's commit fails with `Conflict`. `n`: only if that is its number. `Conflict` if nothing is open.
+    Its owner's commit fails with `Conflict`. What an import found open of the id ends as well, as Kafka had decided or
+    by an ABORT marker; no import can go on with these topics then. `n`: only the root's own transaction, and only if
+    that is its number. `Conflict` if nothing is open.
     """
     standing = describe_transaction(root, transactional_id)
     number = standing.newest + 1
@@ -143,17 +164,23 @@ def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -
             f"expected transaction {n} of '{transactional_id}' to be open, found decisions up to {standing.newest}; "
             "describe it"
         )
-    if standing.state != ONGOING:
+    if not standing.is_open and (n is not None or not standing.kafka):
         raise Conflict(f"no transaction of '{transactional_id}' is open: the newest, {standing.newest}, is decided")
-    state = root.decisions.log(transactional_id).abort(number, BY_OPERATOR)
+    topics = _abort_own(root, standing, number) if standing.is_open else ()
+    ended = kafka.end_of(root, standing.kafka) if n is None else ()
+    return Aborted(number if standing.is_open else None, topics, ended)
+
+
+def _abort_own(root: Root, standing: Standing, number: int) -> tuple[str, ...]:
+    state = root.decisions.log(standing.id).abort(number, BY_OPERATOR)
     if state.commit_of(number) is not None:
-        raise Conflict(f"transaction {number} of '{transactional_id}' was committed meanwhile")
+        raise Conflict(f"transaction {number} of '{standing.id}' was committed meanwhile")
     topics = sorted({item.topic for item in standing.held})
     for name in topics:
         resolve_topic(root.topic(name))
     for item in standing.pending:
         Groups(root).group(item.group).settle()
-    return number, topics
+    return tuple(topics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +228,11 @@ def _standing(root: Root, open_now: _Open, state: Decisions) -> Standing:
                     Held(topic, partition, first, item.end[partition], n, item.version, age, timeout_of(item))
                     for partition, first in sorted(item.first.items())
                 ]
+    of_kafka = kafka.held_by(open_now.heads, name)
+    own = _state(state, bool(held) or any(item.committed is None for item in pending))
     return Standing(
         id=name,
-        state=_state(state, bool(held) or any(item.committed is None for item in pending)),
+        state=kafka.state_of(of_kafka) if of_kafka and own != ONGOING else own,
         newest=state.newest,
         outcome=_outcome(state),
         reason=state.reason,
@@ -214,6 +243,8 @@ def _standing(root: Root, open_now: _Open, state: Decisions) -> Standing:
         waiting=tuple(waiting),
         parts=tuple(dict.fromkeys(item.part or "" for item in state.prepared)),
         pending=pending,
+        kafka=of_kafka,
+        is_open=own == ONGOING,
     )
 
 

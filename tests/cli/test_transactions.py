@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
+from sparklog.kafka.importing import import_log_dir
 from sparklog.transactions import Transaction, transactional
 from tests.cli.conftest import Sparklog
 
@@ -84,7 +85,7 @@ def test_abort(sparklog: Sparklog, held: Transaction) -> None:
 
 def test_abort_as_json_and_help(sparklog: Sparklog, held: Transaction) -> None:
     found = json.loads(sparklog("transactions", "abort", "etl/orders", "--n", 0, "--json").out)
-    assert found == {"id": "etl/orders", "n": 0, "topics": ["a", "b"]}
+    assert found == {"id": "etl/orders", "n": 0, "topics": ["a", "b"], "kafka": []}
     for command in ("list", "describe", "abort"):
         assert (
             f"sparklog transactions {command}" in sparklog("transactions", command, "--help").out.split("Example:")[1]
@@ -107,3 +108,60 @@ def test_a_root_without_transactions(sparklog: Sparklog) -> None:
     sparklog("topics", "create", "a")
     assert sparklog("transactions", "list").out == ""
     assert json.loads(sparklog("transactions", "list", "--json").out) == []
+
+
+# ---------------------------------------------------------------- Kafka's, imported open
+
+
+@pytest.fixture
+def imported(fixtures: Path, root: Path) -> Path:
+    """Topics in which transaction tx-open is open, in txn-a without anybody knowing whose it is."""
+    opened = library.open(root, create=True)
+    folder = fixtures / "transactions/data"
+    import_log_dir(opened, folder, topics=["txn-b"])
+    import_log_dir(opened, folder, topics=["txn-a"], transactions=False)
+    return root
+
+
+def test_kafkas_open_transactions_are_listed_and_described(sparklog: Sparklog, imported: Path) -> None:
+    lines = [line.split() for line in sparklog("transactions", "list", "--open").lines[1:]]
+    assert lines == [["producer-4", "-", "Ongoing", "txn-a"], ["tx-open", "-", "Ongoing", "txn-b"]]
+    title, note, heading, row = sparklog("transactions", "describe", "tx-open").lines
+    assert title.startswith("TransactionalId: tx-open\tState: Ongoing\tNewest: -")
+    assert note == "Kafka's, left open in what was imported:"
+    assert heading.split() == ["TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"]
+    cells = row.split()
+    assert cells[:5] == ["txn-b", "1", "4", "19", "26"]
+    assert cells[5].endswith("Z")
+    assert cells[6:] == ["900.0", "s", "-"]
+    (held,) = json.loads(sparklog("transactions", "describe", "producer-4", "--json").out)["kafka"]
+    assert held == {"topic": "txn-a", "partition": 0, "producer": 4, "epoch": 0, "first": 62, "end": 75}
+    assert "did you mean 'tx-open'" in sparklog("transactions", "describe", "tx-opened", code=1).err
+
+
+def test_an_operator_ends_kafkas_transactions(sparklog: Sparklog, imported: Path) -> None:
+    wrong = sparklog("transactions", "abort", "tx-open", "--n", 0, code=1)
+    assert "no transaction of 'tx-open' is open" in wrong.err
+    assert sparklog("transactions", "abort", "tx-open").out == "Aborted Kafka's transaction of tx-open in txn-b-1.\n"
+    found = json.loads(sparklog("transactions", "abort", "producer-4", "--json").out)
+    assert (found["n"], [held["topic"] for held in found["kafka"]]) == (None, ["txn-a"])
+    assert sparklog("transactions", "list", "--open").out == ""
+    topic = json.loads(sparklog("topics", "describe", "txn-b", "--json").out)[0]
+    assert topic["openTransactions"] == []
+    assert all(part["lastStable"] == part["logEnd"] for part in topic["partitions"])
+    assert "was never used" in sparklog("transactions", "abort", "tx-open", code=1).err
+
+
+def test_an_id_of_kafkas_and_of_the_roots_own(sparklog: Sparklog, imported: Path) -> None:
+    opened = library.open(imported)
+    opened.create_topic("own")
+    transaction = transactional(opened, "tx-open").begin()
+    transaction.append("own", pa.table({"value": [b"1"]}))
+    transaction._prepare_topics()
+    lines = [line.split() for line in sparklog("transactions", "list", "--open").lines[1:]]
+    assert lines[1] == ["tx-open", "-", "Ongoing", "own,txn-b"]
+    assert sparklog("transactions", "abort", "tx-open", "--n", 0).out == (
+        "Aborted transaction 0 of tx-open, it held back own.\n"
+    )
+    assert opened.topic("txn-b").head().kafka_open
+    assert sparklog("transactions", "abort", "tx-open").out == "Aborted Kafka's transaction of tx-open in txn-b-1.\n"
