@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
+from sparklog.groups import Groups
+from sparklog.groups.collecting import collect_groups
 from sparklog.log.append_target import AppendTarget
 from sparklog.log.names import append_path
 from sparklog.log.registry import WriterKey
@@ -34,6 +36,10 @@ class Attempt:
     batch: tuple[str, int] | None = None
     txn: tuple[str, int] | None = None
     """The transaction of another job that it is part of, once that is recorded."""
+    span: tuple[str, int, int] | None = None
+    """Group, and offsets `[start, end)` of its source that the files were made of."""
+    span_txn: tuple[str, int] = ("", -1)
+    """The transaction that sends them."""
 
 
 @dataclass
@@ -77,6 +83,7 @@ class Run:
             expect(head.last_stable().tolist() == head.log_end.tolist(), f"{name} is held back for ever: {head.open}")
             seen[name] = visible(topic.read_snapshot())
             expect(sorted(seen[name]) == sorted(self.ledger.visible(name)), f"{name} shows what its decisions do not")
+        self._judge_groups(root, seen)
         batches: dict[tuple[str, int], int] = {}
         for attempt in self.attempts:
             shown = {name: [path in seen[name] for path in paths] for name, paths in attempt.files.items()}
@@ -96,6 +103,20 @@ class Run:
         for query, newest in self.progress.items():
             for batch in range(newest + 1):
                 expect((query, batch) in batches, f"batch {batch} of {query} was acknowledged and is not there")
+
+    def _judge_groups(self, root: Root, seen: dict[str, list[str]]) -> None:
+        from tests.transactions.simulation.loops import judge_spans, offset_of
+
+        for name in Groups(root).names():
+            group = Groups(root).group(name)
+            shown = offset_of(group.state())
+            expect(not group.settle().pending, f"group {name} waits for ever: {group.log.current().pending}")
+            expect(offset_of(group.state()) == shown, f"group {name} showed {shown} before it was recorded")
+        judge_spans(
+            self,
+            lambda name: offset_of(Groups(root).group(name).state()),
+            lambda attempt: any(path in seen[name] for name, paths in attempt.files.items() for path in paths),
+        )
 
 
 def visible(snapshot: Snapshot) -> list[str]:
@@ -343,6 +364,7 @@ def keeper(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                     root = run.root(actor, decide)
                     for name in TOPICS:
                         run.count(f"resolved {bool(resolve_topic(root.topic(name)))}")
+                    collect_groups(root)
                     collect(root)
                 except (SparklogError, OSError) as error:
                     actor.note(f"keeper: {error}")

@@ -21,8 +21,9 @@ from tests.transactions.simulation.actors import (
     sharer,
     writer,
 )
+from tests.transactions.simulation.loops import loop, watcher
 
-ROLES = ("writer", "instances", "driver", "drivers", "shared", "appender", "keeper", "reader")
+ROLES = ("writer", "instances", "driver", "drivers", "shared", "appender", "keeper", "reader", "loop", "loops")
 PROFILES = ("calm", "answers", "errors", "crashes", "zombies", "everything", "damage")
 
 
@@ -68,6 +69,17 @@ def draw(run: Run, profile: str | None) -> None:
         elif name == "shared":
             spawn(label, sharer(run, plan, f"s{number}", 3))
             spawn(label + "b", joiner(run, decide(label + "b"), f"s{number}", 8))
+        elif name == "loop":
+            # An id of its own, or one that writers without a group use as well.
+            name = source.choice([f"l{number}", "w"])
+            spawn(label, loop(run, plan, f"g{number}", name, source.randint(2, 5), source.choice([0.1, 5.0])))
+            spawn(label + "w", watcher(run, decide(label + "w"), f"g{number}", 6))
+        elif name == "loops":
+            # Two instances of one group; under one transactional id as well, or each under its own.
+            other = source.choice(["l", "m"])
+            spawn(label, loop(run, plan, "g", "l", source.randint(3, 6), 3.0))
+            spawn(label + "b", loop(run, decide(label + "b"), "g", other, source.randint(3, 6), 3.0))
+            spawn(label + "w", watcher(run, decide(label + "w"), "g", 8))
         elif name == "appender":
             spawn(label, appender(run, plan, source.randint(2, 6)))
         elif name == "keeper":

@@ -1,0 +1,139 @@
+"""Consume, transform, produce: what is written and how far the group has read go together, whoever dies when.
+
+The source is topic a, of which only offsets matter; what a loop makes of offsets `[start, end)` is a file of made-up
+slices in other topics. Of all files that are visible the ranges must join without a gap or an overlap, up to the
+offset that the group has committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
+from sparklog.groups.group import Group
+from sparklog.groups.state import GroupState
+from sparklog.storage.faulty import Decide, FaultKind
+from sparklog.transactions import transactional
+from tests.log.simulation.world import Actor
+from tests.transactions.simulation.actors import TIMEOUT_MS, TOPICS, Attempt, Run, fill, process
+from tests.transactions.simulation.ledger import expect
+
+SOURCE = TOPICS[0]
+
+
+def offset_of(state: GroupState) -> int:
+    """How far a group has read the source."""
+    return next((each.offset[0] for each in state.offsets if each.topic == SOURCE), 0)
+
+
+def loop(run: Run, decide: Decide, group: str, name: str, rounds: int, pace_s: float) -> Callable[[Actor], None]:
+    """One instance: joins, goes on from what is committed, and ends each step in a transaction of the id `name`."""
+
+    def body(actor: Actor) -> None:
+        left = [rounds]
+
+        def life() -> None:
+            producer = member = None
+            position = 0
+            while left[0] > 0:
+                left[0] -= 1
+                attempt = Attempt()
+                try:
+                    if producer is None or member is None:
+                        root = run.root(actor, decide)
+                        producer = transactional(root, name, timeout_ms=TIMEOUT_MS)
+                        member = Group(root, group).join(actor.name)
+                        position = offset_of(member.group.stable(2 * TIMEOUT_MS))
+                    transaction = producer.begin()
+                    end = position + actor.random.randint(1, 5)
+                    attempt.span, attempt.span_txn = (group, position, end), (name, transaction.n)
+                    run.attempts.append(attempt)
+                    topics = actor.random.sample(TOPICS[1:], actor.random.randint(1, 2))
+                    fill(run, actor, producer.root, transaction, attempt, topics)
+                    transaction.send_offsets(member, {SOURCE: {0: end}})
+                    actor.sleep(actor.random.random() * pace_s)
+                    if actor.random.random() < 0.15:
+                        attempt.outcome = "aborted"
+                        transaction.abort()
+                        position = offset_of(member.group.stable(2 * TIMEOUT_MS))
+                    else:
+                        transaction.commit()
+                        attempt.outcome = "committed"
+                        position = end
+                    run.count(f"loop {attempt.outcome}")
+                except (Fenced, Conflict, NotFound) as error:
+                    actor.note(f"{error.code} {error}")
+                    attempt.outcome = "aborted"
+                    run.count(f"loop {type(error).__name__}")
+                    producer = None
+                    actor.sleep(actor.random.random() * 3)
+                except (Unavailable, Corrupt, BadRequest) as error:
+                    actor.note(f"{error.code} {error}")
+                    attempt.outcome = "aborted" if "is aborted" in str(error) else attempt.outcome
+                    run.count(f"loop {type(error).__name__}")
+                    producer = None
+
+        process(run, actor, life)
+
+    return body
+
+
+def watcher(run: Run, decide: Decide, group: str, looks: int) -> Callable[[Actor], None]:
+    """Reads a group's offset again and again: only what a COMMIT sent, and never back."""
+    stale_reads = FaultKind.ABSENT in getattr(decide, "kinds", ())
+
+    def body(actor: Actor) -> None:
+        left = [looks]
+
+        def life() -> None:
+            handle, seen = None, 0
+            while left[0] > 0:
+                left[0] -= 1
+                try:
+                    handle = handle or Group(run.root(actor, decide), group)
+                    offset = offset_of(handle.state())
+                    expect(offset >= seen, f"group {group} went back from {seen} to {offset}")
+                    expect(
+                        offset in committed_ends(run, group), f"group {group} shows {offset}, which nobody committed"
+                    )
+                    seen = offset
+                    run.count("group looks")
+                except (SparklogError, OSError) as error:
+                    actor.note(f"watcher: {error}")
+                    handle = None
+                    if stale_reads:
+                        seen = 0
+                actor.sleep(actor.random.random() * 3)
+
+        process(run, actor, life)
+
+    return body
+
+
+def committed_ends(run: Run, group: str) -> set[int]:
+    """The ends of the ranges that are committed by now, as the ledger saw it."""
+    spans = [
+        attempt.span
+        for attempt in run.attempts
+        if attempt.span is not None
+        and attempt.span[0] == group
+        and run.ledger.decided.get(attempt.span_txn) is not None
+    ]
+    return {0, *(span[2] for span in spans)}
+
+
+def judge_spans(run: Run, read: Callable[[str], int], is_visible: Callable[[Attempt], bool]) -> None:
+    """At the end: the ranges whose output is visible join up to what the group has committed (`read`)."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for attempt in run.attempts:
+        if attempt.span is not None:
+            own = spans.setdefault(attempt.span[0], [])
+            if is_visible(attempt):
+                own.append(attempt.span[1:])
+    for group, ranges in spans.items():
+        at = 0
+        for start, end in sorted(ranges):
+            expect(start == at, f"group {group}: output of [{start}, {end}) follows offset {at}: {sorted(ranges)}")
+            at = end
+        found = read(group)
+        expect(found == at, f"group {group} stands at {found}, its output at {at}")
