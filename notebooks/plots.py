@@ -131,12 +131,12 @@ def summary(found: Inspected) -> Shown:
                 "batches": len(batches),
                 "records": _sum(batches, "records"),
                 "bytes": stored,
-                "bytes without compression": plain,
+                "plain bytes": plain,
                 "different keys": _sum(batches, "keys_new"),
                 "without key": _sum(batches, "keys_null"),
                 "tombstones": _sum(batches, "tombstones"),
                 "missing offsets": _sum(batches, "gap_before") + _sum(batches, "missing"),
-                "damaged batches": len(batches) - batches["damage"].null_count,
+                "damaged": len(batches) - batches["damage"].null_count,
             }
         )
     return Shown(pa.Table.from_pylist(rows), 100)

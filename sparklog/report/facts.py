@@ -115,9 +115,10 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """How far a group is in one partition. `offset` None: it has committed none; `lag` (offsets) None then, too.
+    """How far a group is in one partition. `offset` None: it has committed none; `lag` (offsets) None then, too;
+    it is negative where a group has committed offsets that the log does not have.
 
-    `seconds_behind`: how long the first record that it has not read has been waiting.
+    `seconds_behind`: how long the first record that it has not read has been waiting; None in Kafka's directories.
     """
 
     topic: str

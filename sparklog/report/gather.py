@@ -14,10 +14,14 @@ from sparklog.errors import BadRequest, SparklogError
 from sparklog.groups.group import Group
 from sparklog.groups.lag import lag
 from sparklog.groups.state import GROUPS
-from sparklog.kafka.directory import is_internal
+from sparklog.kafka.damage import log_skipped
+from sparklog.kafka.directory import is_internal, kafka_layout
+from sparklog.kafka.import_coordinators import kafka_groups
+from sparklog.kafka.internal_topics import CONSUMER_OFFSETS
 from sparklog.kafka.view import KafkaView
 from sparklog.log.decision_logs import timeout_of
 from sparklog.log.entry_collect import ids_of
+from sparklog.log.env import SYSTEM
 from sparklog.log.history import History
 from sparklog.log.names import is_topic_name
 from sparklog.log.root import Root
@@ -46,6 +50,8 @@ from sparklog.retention.retain import RetainReport, retain_root
 __all__ = ["gather"]
 
 HOUR_MS = 3_600_000
+UNKNOWN_STATE = "Unknown"
+"""Kafka's word: whether a group has members is known to its broker alone."""
 
 
 def gather(view: LogView, settings: Settings, *, topics: Sequence[str] = (), made_by: str = "sparklog") -> Report:
@@ -246,7 +252,7 @@ def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> Repo
         kind="kafka",
         now_ms=settings.now_ms,
         topics=tuple(found),
-        groups=None,
+        groups=_kafka_groups(view, found, settings.now_ms, chosen, notes),
         held_back=tuple(held),
         doing=None,
         removals=None,
@@ -288,3 +294,31 @@ def _kafka_open(view: KafkaView, name: str) -> list[HeldBack]:
         for producer, first in sorted(state.transactions.open.items(), key=lambda item: item[1])
         if bounds[partition].last_stable < bounds[partition].log_end
     ]
+
+
+def _kafka_groups(
+    view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, chosen: tuple[str, ...], notes: list[Note]
+) -> tuple[GroupFacts, ...] | None:
+    """What the coordinator's own topic says, of the partitions that lie here; None where that topic does not."""
+    if CONSUMER_OFFSETS not in view.topics() or kafka_layout(view.location) != "log-dir":
+        return None
+    try:
+        groups = kafka_groups(view.location, env=SYSTEM, now_ms=now_ms, on_skipped=log_skipped)
+    except SparklogError as error:
+        notes.append(Note(ATTENTION, CONSUMER_OFFSETS, f"consumer groups cannot be read: {error} [{error.code}]"))
+        return None
+    parts = {(topic.topic, part.partition): part for topic in topics for part in topic.partitions}
+    found = []
+    for name, group in groups.items():
+        rows = tuple(
+            _kafka_row(topic, parts[topic, partition], value.offset)
+            for (topic, partition), value in sorted(group.offsets.items())
+            if (topic, partition) in parts
+        )
+        if rows or not chosen:
+            found.append(GroupFacts(name, UNKNOWN_STATE, None, rows))
+    return tuple(found)
+
+
+def _kafka_row(topic: str, part: PartitionFacts, offset: int) -> GroupPartition:
+    return GroupPartition(topic, part.partition, offset, part.log_start, part.log_end, part.log_end - offset, None)

@@ -11,7 +11,10 @@ from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, NotFound
 from sparklog.groups import Groups
 from sparklog.groups.lag import lag
+from sparklog.kafka.damage import log_skipped
+from sparklog.kafka.import_coordinators import kafka_groups
 from sparklog.kafka.view import KafkaView
+from sparklog.log.env import SYSTEM
 from sparklog.log.root import Root
 from sparklog.log.root_view import RootView
 from sparklog.maintenance.work import InProcess, Settings
@@ -226,7 +229,7 @@ def test_a_kafka_directory_says_what_its_files_say(fixtures: Path, tmp_path: Pat
     log_dir = copied(fixtures / "transactions" / "data", tmp_path / "kafka")
     view = KafkaView(log_dir)
     report = gather(KafkaView(log_dir), Settings(START_MS))
-    assert (report.kind, report.doing, report.removals, report.groups) == ("kafka", None, None, None)
+    assert (report.kind, report.doing, report.removals) == ("kafka", None, None)
     assert [topic.topic for topic in report.topics] == view.topics()
     for topic in report.topics:
         bounds = view.bounds(topic.topic)
@@ -244,6 +247,37 @@ def test_a_kafka_directory_says_what_its_files_say(fixtures: Path, tmp_path: Pat
         for number, bound in view.bounds(name).items()
         if bound.last_stable < bound.log_end
     }
+
+
+def test_groups_of_a_kafka_directory_are_those_of_its_coordinator(fixtures: Path) -> None:
+    log_dir = fixtures / "transactions" / "data"
+    groups = kafka_groups(str(log_dir), env=SYSTEM, now_ms=START_MS, on_skipped=log_skipped)
+    report = gather(KafkaView(log_dir), Settings(START_MS))
+    assert report.groups is not None
+    assert [group.group for group in report.groups] == list(groups)
+    found = {
+        (group.group, part.topic, part.partition): part.offset for group in report.groups for part in group.partitions
+    }
+    assert found == {
+        (name, topic, partition): value.offset
+        for name, group in groups.items()
+        for (topic, partition), value in group.offsets.items()
+    } != {}  # fmt: skip
+    for group in report.groups:
+        assert (group.state, group.member) == ("Unknown", None)
+        assert all(part.lag == part.log_end - (part.offset or 0) for part in group.partitions)
+    assert gather(KafkaView(log_dir / "txn-a-0"), Settings(START_MS)).groups is None
+
+
+def test_damage_in_kafkas_groups_is_a_note(fixtures: Path, tmp_path: Path) -> None:
+    log_dir = copied(fixtures / "transactions" / "data", tmp_path / "kafka")
+    file = log_dir / "__consumer_offsets-0" / "00000000000000000000.log"
+    data = bytearray(file.read_bytes())
+    data[70] ^= 1
+    file.write_bytes(data)
+    report = gather(KafkaView(log_dir), Settings(START_MS))
+    assert report.groups is None
+    assert any("consumer groups cannot be read" in note.text for note in report.notes)
 
 
 def test_only_logs_can_be_reported_on(house: House) -> None:
