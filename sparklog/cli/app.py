@@ -31,6 +31,7 @@ from sparklog.cli import (
     groups,
     imports,
     log_dirs,
+    metrics,
     offsets,
     produce,
     report,
@@ -133,4 +134,5 @@ clone.register(app)
 backup.register(app)
 restore.register(app)
 report.register(app)
+metrics.register(app)
 verify.register(app)

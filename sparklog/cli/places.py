@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from sparklog.log.root import Root
     from sparklog.log.view import LogView
+    from sparklog.maintenance.work import Settings
 
 
 @dataclass(frozen=True)
@@ -76,3 +77,21 @@ def root_if_there(root: str) -> Root | None:
         return open_root(root)
     except NotFound:
         return None
+
+
+def report_settings(place: Place, properties: str | None = None, now: str | None = None) -> Settings:
+    """What a report goes by: a properties file of the maintenance jobs, and a time (default: the store's clock)."""
+    from dataclasses import replace
+
+    from sparklog.cli.times import parse_time
+    from sparklog.log.env import SYSTEM
+    from sparklog.maintenance.arguments import settings_file
+    from sparklog.maintenance.clock import store_clock_ms
+    from sparklog.maintenance.work import Settings
+
+    given = Settings(0) if properties is None else settings_file(properties)
+    if now is not None:
+        return replace(given, now_ms=parse_time(now, "--now"))
+    if place.root is None:
+        return replace(given, now_ms=SYSTEM.wall_ms())
+    return replace(given, now_ms=store_clock_ms(place.root.store, place.root.env, dry_run=True))

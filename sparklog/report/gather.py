@@ -54,15 +54,22 @@ UNKNOWN_STATE = "Unknown"
 """Kafka's word: whether a group has members is known to its broker alone."""
 
 
-def gather(view: LogView, settings: Settings, *, topics: Sequence[str] = (), made_by: str = "sparklog") -> Report:
+def gather(
+    view: LogView,
+    settings: Settings,
+    *,
+    topics: Sequence[str] = (),
+    made_by: str = "sparklog",
+    maintenance: bool = True,
+) -> Report:
     """A report of these topics (none given: all), as of `settings.now_ms`, which decides ages and what is due.
 
-    `made_by`: the program and its version, for the report's foot.
+    `made_by`: the program and its version, for the report's foot. `maintenance`: also plan what its next run would do.
 
     `NotFound` if a topic that is named does not exist; `BadRequest` for a view of another kind.
     """
     if isinstance(view, RootView):
-        found = _root(view, settings, tuple(dict.fromkeys(topics)))
+        found = _root(view, settings, tuple(dict.fromkeys(topics)), maintenance)
     elif isinstance(view, KafkaView):
         found = _kafka(view, settings, tuple(dict.fromkeys(topics)))
     else:
@@ -73,7 +80,7 @@ def gather(view: LogView, settings: Settings, *, topics: Sequence[str] = (), mad
 # -- a sparklog root
 
 
-def _root(view: RootView, settings: Settings, chosen: tuple[str, ...]) -> Report:
+def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenance: bool) -> Report:
     root, notes = view.root, list[Note]()
     for name in chosen:
         root.topic(name)
@@ -88,8 +95,8 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...]) -> Report
         except SparklogError as error:
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
     names = [topic.topic for topic in found]
-    compaction = compact_root(root, settings, InProcess(), topics=names, dry_run=True) if names else []
-    retention = retain_root(root, settings, topics=chosen, dry_run=True)
+    compaction = compact_root(root, settings, InProcess(), topics=names, dry_run=True) if maintenance and names else []
+    retention = retain_root(root, settings, topics=chosen, dry_run=True) if maintenance else []
     failures = [failure for each in compaction for failure in each.failures]
     failures += [failure for each in retention for failure in each.failures]
     notes += [Note(ATTENTION, each.topic, f"maintenance would fail: {each.line()}") for each in failures]
@@ -100,8 +107,8 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...]) -> Report
         topics=tuple(found),
         groups=tuple(_groups(root, settings.now_ms, chosen, notes)),
         held_back=tuple(held),
-        doing=tuple(_doing(compaction, retention)),
-        removals=tuple(_removals(retention)),
+        doing=tuple(_doing(compaction, retention)) if maintenance else None,
+        removals=tuple(_removals(retention)) if maintenance else None,
         notes=tuple(notes),
     )
 
