@@ -26,6 +26,7 @@ from sparklog.cli import (
     consume,
     delete_records,
     doctor,
+    dump_log,
     export,
     get,
     groups,
@@ -128,6 +129,7 @@ delete_records.register(app)
 get.register(app)
 log_dirs.register(app)
 doctor.register(app)
+dump_log.register(app)
 imports.register(app)
 export.register(app)
 clone.register(app)

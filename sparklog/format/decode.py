@@ -24,6 +24,7 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_checks import MAX_OFFSET, Place, check_crcs, check_headers, record_message
+from sparklog.format.java_text import java_text
 from sparklog.format.record_batch import (
     CODECS,
     HEADER_BYTES,
@@ -373,5 +374,5 @@ def _text(key: pa.Array) -> pa.StringArray:
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        return pa.array([cell.decode("utf-8", "replace") for cell in key.to_pylist()], pa.string())
+        return pa.array([java_text(cell) for cell in key.to_pylist()], pa.string())
     return text

@@ -234,3 +234,23 @@ TYPES = MappingProxyType(
     }
 )
 """By their numbers."""
+
+_TOPIC_ASSIGNMENT = Struct("TopicPartition", (Field("topic", "string"), Field("partitions", "int32", array=True)))
+SUBSCRIPTION = Struct(
+    "ConsumerProtocolSubscription",
+    (
+        Field("topics", "string", array=True),
+        Field("userData", "bytes", nullable=True),
+        Field("ownedPartitions", _TOPIC_ASSIGNMENT, array=True, since=1),
+        Field("generationId", "int32", since=2, default=-1),
+        Field("rackId", "string", nullable=True, since=3),
+    ),
+    highest=3,
+)
+"""What a member of a group of consumers subscribes to, behind int16 version."""
+ASSIGNMENT = Struct(
+    "ConsumerProtocolAssignment",
+    (Field("assignedPartitions", _TOPIC_ASSIGNMENT, array=True), Field("userData", "bytes", nullable=True)),
+    highest=3,
+)
+"""What such a member was assigned, behind int16 version."""

@@ -47,7 +47,18 @@ from sparklog.format.record_batch import (
     as_bytes_array,
 )
 
-__all__ = ["Entries", "Records", "crc_failures", "find", "header_at", "headers_of", "merged", "records", "resolved"]
+__all__ = [
+    "Entries",
+    "Records",
+    "crc_failures",
+    "find",
+    "header_at",
+    "headers_of",
+    "merged",
+    "records",
+    "resolved",
+    "unpacked",
+]
 
 HEADER_BYTES = (18, 26)
 """Bytes before the key, by magic."""
@@ -235,7 +246,7 @@ def _opened(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
     assert headers.magic is not None
     magic, codec = int(headers.magic[row]), int(headers.codec[row])
     position = int(headers.position[row])
-    data = _decompressed(view[position : position + int(headers.size[row])], magic, codec)
+    data = unpacked(view[position : position + int(headers.size[row])], magic, codec)
     entries = find(data, 0)
     if entries.end != len(data):
         left = len(data) - entries.end
@@ -257,8 +268,8 @@ def _opened(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
     return _Inner(data, first + shift, end, shift, len(entries.position))
 
 
-def _decompressed(entry: memoryview, magic: int, codec: int) -> bytes:
-    """The value of a wrapper, decompressed."""
+def unpacked(entry: memoryview, magic: int, codec: int) -> bytes:
+    """The entries in a wrapper: its value, decompressed. `Corrupt` if there is none, or it cannot be."""
     if codec not in (_GZIP, _SNAPPY, _LZ4):
         raise Corrupt(f"a message of format v{magic} names codec {codec}: it can have gzip, snappy or lz4 (1 to 3)")
     at, end = HEADER_BYTES[magic], entry.nbytes

@@ -16,8 +16,7 @@ Kafka describes what it stores in its internal topics (and sends over the wire) 
 Tagged fields: uvarint count, then of each field uvarint tag, uvarint size and the value; fields at their default are
 left out, unknown ones are skipped. A uvarint has 7 bits per byte, lowest first, at most 5 bytes. A nullable struct in
 a tagged field begins with a uvarint (0 null, 1 there) instead of the int8. A version above the known ones is read as
-the highest known: Kafka does so too, since newer versions only append tagged fields (KIP-915); callers that want
-certainty check the version first.
+the highest known, as clients read each other's subscriptions; who reads records checks their version first.
 
 Texts of errors are Kafka's where it has any, so that `dump-log` can print them. Pure Python, for messages by the
 thousand, not for records by the million.
@@ -34,6 +33,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.java_text import java_text
 
 Value: TypeAlias = "int | str | bytes | list[Value] | dict[str, Value] | None"
 Fields: TypeAlias = dict[str, Value]
@@ -225,7 +225,7 @@ class _Reader:
             return self.take(length)
         if length > _LONGEST_STRING:
             raise Corrupt(f"string field {name} had invalid length {length}")
-        return self.take(length).decode("utf-8", "replace")
+        return java_text(self.take(length))
 
     def integer(self, kind: str) -> int:
         form = _INTEGERS[kind]
@@ -255,7 +255,7 @@ class _Reader:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return _signed(value)
-        shown = f"{(value | 0x80 << 28) & 0xFFFFFFFF:x}"
+        shown = f"{value & 0xFFFFFFFF:x}"
         raise Corrupt(f"Varint is too long, the most significant bit in the 5th byte is set, converted value: {shown}")
 
 

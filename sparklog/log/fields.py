@@ -39,7 +39,6 @@ def decode(data: bytes, key: str, what: str) -> Fields:
 
     `BadRequest` if a newer release wrote it (format version or read features); `Corrupt` naming `key` if it is damaged.
     """
-    cut = data.rfind(_TRAILER)
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -50,13 +49,20 @@ def decode(data: bytes, key: str, what: str) -> Fields:
     version = fields.integer("format", 0)
     if version != FORMAT:
         raise BadRequest(f"{what} {key} has format {version}, this sparklog reads format {FORMAT}; upgrade sparklog")
-    # All bytes count, the last newline too: the next commit's prevCrc covers them.
-    if cut < 0 or data[cut:] != b"%s%d}\n" % (_TRAILER, crc32c.crc32c(data[:cut])):
+    if not checksum_holds(data):
         raise Corrupt(f"{what} does not match its own CRC-32C; restore it", file=key)
     unknown = sorted(set(fields.texts("readFeatures")) - KNOWN_READ_FEATURES)
     if unknown:
         raise BadRequest(f"{what} {key} needs the sparklog features {', '.join(unknown)} to be read; upgrade sparklog")
     return fields
+
+
+def checksum_holds(data: bytes) -> bool:
+    """Whether an object's bytes end in their own CRC-32C. All of them count, the last newline too: the next commit's
+    prevCrc covers them.
+    """
+    cut = data.rfind(_TRAILER)
+    return cut >= 0 and data[cut:] == b"%s%d}\n" % (_TRAILER, crc32c.crc32c(data[:cut]))
 
 
 class Fields:

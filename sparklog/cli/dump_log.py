@@ -1,0 +1,143 @@
+"""`sparklog dump-log`: what `kafka-dump-log` prints of a file, and the same of sparklog's own files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.options import JsonOption, example
+from sparklog.errors import BadRequest
+
+if TYPE_CHECKING:
+    from sparklog.inspection.dump import Line
+    from sparklog.inspection.dump_decoders import Parser
+
+HELP = """Print what files hold, as kafka-dump-log does.
+
+Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's own commits,
+decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A folder stands for all its files: a
+partition, a topic, a Kafka log directory. Without options one line per batch or entry. What does not agree between
+an index and its segment is said on stderr behind all files.
+"""
+EXAMPLES = "\n".join(
+    (
+        example("sparklog dump-log /data/kafka-logs/orders-0 --print-data-log"),
+        "  sparklog dump-log --files 00000000000000000000.log --deep-iteration",
+    )
+)
+CHUNK_LINES = 512
+
+
+def dump_log(
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="Files or folders.")] = None,
+    files: Annotated[str | None, typer.Option("--files", metavar="A,B", help="The same, separated by commas.")] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(
+            "--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.", show_default=False
+        ),
+    ] = None,
+    deep_iteration: Annotated[bool, typer.Option("--deep-iteration", help="One line for each record, too.")] = False,
+    print_data_log: Annotated[
+        bool, typer.Option("--print-data-log", help="And the records' keys and values; so does every decoder.")
+    ] = False,
+    verify_index_only: Annotated[
+        bool, typer.Option("--verify-index-only", help="Of indexes only what does not agree.")
+    ] = False,
+    index_sanity_check: Annotated[
+        bool, typer.Option("--index-sanity-check", help="Of indexes only the check of a broker that starts.")
+    ] = False,
+    max_message_size: Annotated[
+        int, typer.Option("--max-message-size", min=0, help="Bytes read where an index points to.")
+    ] = 5 * 1024 * 1024,
+    max_bytes: Annotated[
+        int, typer.Option("--max-bytes", min=0, help="Bytes read of each segment.", show_default="all")
+    ] = 2**31 - 1,
+    key_decoder: Annotated[
+        str | None,
+        typer.Option(
+            "--key-decoder-class",
+            "--key-decoder",
+            metavar="NAME",
+            help="string, int, long, bytes-hex, bytes-base64, json, or one of Kafka's decoder classes.",
+        ),
+    ] = None,
+    value_decoder: Annotated[
+        str | None,
+        typer.Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="The same for values."),
+    ] = None,
+    offsets_decoder: Annotated[bool, typer.Option("--offsets-decoder", help="Records of __consumer_offsets.")] = False,
+    transaction_log_decoder: Annotated[
+        bool, typer.Option("--transaction-log-decoder", help="Records of __transaction_state.")
+    ] = False,
+    share_group_state_decoder: Annotated[
+        bool, typer.Option("--share-group-state-decoder", help="Records of __share_group_state.")
+    ] = False,
+    cluster_metadata_decoder: Annotated[bool, typer.Option("--cluster-metadata-decoder", hidden=True)] = False,
+    remote_log_metadata_decoder: Annotated[bool, typer.Option("--remote-log-metadata-decoder", hidden=True)] = False,
+    skip_record_metadata: Annotated[
+        bool, typer.Option("--skip-record-metadata", help="Only keys and values of records.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    from sparklog.inspection.dump import DumpOptions, dump
+    from sparklog.inspection.dump_find import find
+    from sparklog.inspection.dump_log import LogOptions
+
+    if cluster_metadata_decoder or remote_log_metadata_decoder:
+        raise BadRequest(
+            "records of cluster and remote log metadata are not decoded here: see them with kafka-dump-log"
+        )
+    named = [*(paths or []), *(part for part in (files or "").split(",") if part)]
+    if not named:
+        raise typer.BadParameter("which file? Name files or folders, or give --files")
+    decoders = (offsets_decoder, transaction_log_decoder, share_group_state_decoder, key_decoder, value_decoder)
+    parser = _parser(*decoders)
+    contents = print_data_log or any(decoders)
+    log = LogOptions(deep_iteration or contents, contents, not skip_record_metadata, max_bytes, parser)
+    options = DumpOptions(log, verify_index_only, index_sanity_check, max_message_size, as_json)
+    _print(dump(find(named, root), options))
+
+
+def _parser(offsets: bool, transactions: bool, shares: bool, key: str | None, value: str | None) -> Parser:
+    """The first that is given, in the order of Kafka's tool."""
+    from sparklog.inspection import dump_decoders as decoders
+
+    if offsets:
+        return decoders.group_parser()
+    if transactions:
+        return decoders.transaction_parser()
+    if shares:
+        return decoders.share_parser()
+    return decoders.plain(key or "string", value or "string")
+
+
+def _print(lines: Iterable[Line]) -> None:
+    """Lines as UTF-8, whatever the terminal's encoding; those for stderr behind what came before them."""
+    out, chunk = sys.stdout.buffer, list[str]()
+
+    def flush() -> None:
+        if chunk:
+            out.write("".join(chunk).encode("utf-8", "replace"))
+            out.flush()
+            chunk.clear()
+
+    try:
+        for line in lines:
+            if line.error:
+                flush()
+                print(line.text, file=sys.stderr)
+                continue
+            chunk.append(line.text + "\n")
+            if len(chunk) >= CHUNK_LINES:
+                flush()
+    finally:
+        flush()
+
+
+def register(app: typer.Typer) -> None:
+    """Make the command part of `app`."""
+    app.command("dump-log", help=HELP, epilog=EXAMPLES)(dump_log)
