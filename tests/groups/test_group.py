@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import sparklog
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.groups import CommittedOffset, Group, Groups, OffsetAndMetadata
 from sparklog.log.names import commit_key, groups_prefix
+from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions import TransactionalProducer
 from tests.transactions.house import START_MS, House, rows
@@ -199,6 +201,53 @@ def test_races_lost_answers_and_damage() -> None:
     house.store.replace(key, house.store.get(key).replace(b"two", b"owt"))  # type: ignore[union-attr]
     with pytest.raises(Corrupt, match="does not match its own CRC-32C"):
         group(house).committed()
+
+
+def test_what_it_costs() -> None:
+    house = House()
+    store = CountingStore(house.store)
+    member = Groups(house.root(store)).group("g").join("one")
+    member.commit({"a": {0: 1}})
+    store.reset()
+    member.commit({"a": {0: 2}})
+    # Does the topic still exist? Then the entry.
+    store.expect(get=1, create=1)
+    assert store.by_kind["create", "commit"] == 1
+    store.reset()
+    assert member.group.committed()["a", 0].offset == 2
+    # A look for a newer entry, and at the topic.
+    store.expect(get=2, create=0, list=0, stat=0)
+    root = house.root(store)
+    Groups(root).group("g").committed()
+    store.reset()
+    member.heartbeat()
+    store.expect(get=0, create=1)
+
+
+def test_many_threads_join_and_commit(tmp_path: Path) -> None:
+    sparklog.open(tmp_path / "log", create=True).create_topic("a")
+    done: list[tuple[int, int]] = []
+    fenced: list[int] = []
+
+    def work(worker: int) -> None:
+        found = Groups(str(tmp_path / "log")).group("g")
+        for n in range(8):
+            member = found.join(f"{worker}")
+            try:
+                for step in range(2):
+                    member.commit({"a": {0: 1000 * worker + 10 * n + step}})
+                    done.append((member.generation, 1000 * worker + 10 * n + step))
+            except Fenced:
+                fenced.append(member.generation)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    state = Groups(str(tmp_path / "log")).group("g").state()
+    assert state.generation == 32
+    # Generations end in their order: whoever was acknowledged last had the highest of those that wrote.
+    assert state.offsets[0].offset == (max(done)[1],)
+    assert len({generation for generation, _ in done} | set(fenced)) == 32
+    assert state.number + 1 == 32 + len(done)
 
 
 # -- offsets of transactions
