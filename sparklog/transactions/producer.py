@@ -245,10 +245,10 @@ class Transaction:
     def commit(self, *, key: WriterKey | None = None) -> Committed:
         """Commit: all of it is visible, in all topics, when this returns.
 
-        `Fenced`: a newer instance took over. `Conflict`: it was aborted, by its timeout or an operator, or a topic was
-        deleted. `BadRequest`: rows that a topic refuses. In these cases nothing of it is ever visible. `Unavailable`:
-        the store failed; the message says whether the outcome is known. With `key` the batch is entered in the replay
-        rule of the id.
+        `Fenced`: a newer instance took over, of this producer or of a consumer whose offsets it sends. `Conflict`: it
+        was aborted, by its timeout or an operator, or a topic was deleted. `BadRequest`: rows that a topic refuses. In
+        these cases nothing of it is ever visible. `Unavailable`: the store failed; the message says whether the outcome
+        is known. With `key` the batch is entered in the replay rule of the id.
         """
         if self.state != PREPARED:
             self._check_open()
