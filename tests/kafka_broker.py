@@ -37,6 +37,8 @@ _IVY = f"""<ivy-module version="2.0">
   </dependencies>
 </ivy-module>
 """
+ODD = "surrogateescape"
+"""What bytes that are no text become in what tools print."""
 START_SECONDS = 90
 STOP_SECONDS = 60
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
@@ -185,7 +187,8 @@ class Broker:
             consumer.close()
 
     def console(self, topic: str, isolation: str, timeout_ms: int = 4000) -> list[str]:
-        """Lines `Partition:<n>\\tOffset:<n>\\t<key>` of Java's console consumer, from the beginning."""
+        """Lines `Partition:<n>\\tOffset:<n>\\t<key>` of Java's console consumer, from the beginning (bytes that
+        are no UTF-8: see `ODD`)."""
         answer = self.tool(
             "org.apache.kafka.tools.consumer.ConsoleConsumer",
             *("--topic", topic, "--from-beginning"),
@@ -193,7 +196,7 @@ class Broker:
             *("--property", "print.partition=true", "--property", "print.offset=true"),
             *("--property", "print.key=true", "--property", "print.value=false"),
         )
-        return answer.splitlines()
+        return answer.split("\n")[:-1]
 
     def groups(self, *arguments: str) -> list[str]:
         """Lines that `kafka-consumer-groups` prints."""
@@ -212,7 +215,7 @@ class Broker:
 
     def _run(self, name: str, *arguments: str, classes: str = "") -> str:
         command = self._command(name, *arguments, classes=classes)
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, errors=ODD, timeout=120, check=False)
         assert answer.returncode == 0, (answer.stdout + answer.stderr)[-2000:]
         return answer.stdout
 
