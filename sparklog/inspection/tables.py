@@ -63,14 +63,20 @@ FILES = pa.schema(
         ("min_timestamp", TIME),
         ("max_timestamp", TIME),
         ("written", TIME),
+        ("written_after_ms", pa.int64()),
         ("index_entries", pa.int64()),
         ("bytes_per_entry", pa.float64()),
         ("time_index_entries", pa.int64()),
         ("damage", pa.string()),
     ]
 )
-"""One row per file and partition. `bytes`: of its batches; `written`: when the file was last written (that is after its
-records came); `bytes_per_entry`: how much a reader that seeks may have to read in vain; null without an index."""
+"""One row per file and partition, `bytes` those of its batches.
+
+* `written`: when the file was last written, by the clock of its disk or store
+* `written_after_ms`: how much later than its newest record that was: the delay of an append, or the time until Kafka or
+  maintenance wrote the file as it is; below 0 where producers' clocks are ahead
+* `bytes_per_entry`: how much a reader that seeks may have to read in vain; null without an index
+"""
 
 INDEX = pa.schema(
     [
@@ -244,6 +250,8 @@ def _with_batches(files: pa.Table, batches: pa.Table) -> pa.Table:
     }
     sums = sums.rename_columns([names.get(name, name) for name in sums.column_names])
     joined = files.join(sums, "file", use_threads=False).sort_by([("base_offset", "ascending"), ("file", "ascending")])
+    after = pc.subtract(joined["written"].cast(pa.int64()), joined["max_timestamp"].cast(pa.int64()))
+    joined = joined.append_column("written_after_ms", after)
     return joined.select(FILES.names).cast(FILES)
 
 

@@ -55,6 +55,9 @@ def test_append_files_are_slices_with_the_logs_offsets(root: Root) -> None:
     assert set(found.files["kind"].to_pylist()) == {"append file"}
     assert found.files["records"].to_pylist() == [100] * 5
     assert pc.sum(found.files["bytes"]).as_py() == topic.describe().bytes
+    newest = [START_MS + number * 100_000 + 99_000 for number in range(5)]
+    written = found.files["written"].cast(pa.int64()).to_pylist()
+    assert found.files["written_after_ms"].to_pylist() == [w - n for w, n in zip(written, newest, strict=True)]
     assert not len(found.gaps)
     assert not len(found.transactions)
 
