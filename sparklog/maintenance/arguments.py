@@ -24,7 +24,18 @@ from sparklog.log.names import check_topic_name
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
 
-__all__ = ["DONE", "FAILED", "INTERRUPTED", "WRONG_USAGE", "Common", "add_common", "common", "settings_file"]
+__all__ = [
+    "DONE",
+    "FAILED",
+    "INTERRUPTED",
+    "WRONG_USAGE",
+    "Common",
+    "add_common",
+    "add_place",
+    "common",
+    "place",
+    "settings_file",
+]
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -50,12 +61,17 @@ class Common:
         return replace(self.settings, now_ms=store_ms if self.now_ms is None else self.now_ms)
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Add the shared options to a job's parser."""
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every job: which root, which topics."""
     parser.add_argument("--root", default=os.environ.get("SPARKLOG_ROOT"), help="the root; else SPARKLOG_ROOT")
     parser.add_argument(
         "--topic", action="append", metavar="NAME", help="only this topic; several with commas, or repeated (all)"
     )
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the shared options to a maintenance job's parser."""
+    add_place(parser)
     parser.add_argument(
         "--properties", metavar="FILE", help="defaults under Kafka's names, as conf/sparklog.properties"
     )
@@ -64,16 +80,24 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of tables")
 
 
-def common(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Common:
-    """The shared options of a parsed command line; ends the program with 2, by the parser, where they are wrong."""
+def place(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
+    """Root and topics of a parsed command line; ends the program with 2, by the parser, where they are wrong."""
     if not chosen.root:
         parser.error("give --root, or set SPARKLOG_ROOT")
     try:
-        settings = Settings(0) if chosen.properties is None else settings_file(chosen.properties)
-        topics = _topics(chosen.topic)
+        return chosen.root, _topics(chosen.topic)
     except BadRequest as error:
         parser.error(str(error))
-    return Common(chosen.root, topics, chosen.now_ms, chosen.dry_run, chosen.json, settings)
+
+
+def common(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Common:
+    """The shared options of a parsed command line; ends the program with 2, by the parser, where they are wrong."""
+    root, topics = place(parser, chosen)
+    try:
+        settings = Settings(0) if chosen.properties is None else settings_file(chosen.properties)
+    except BadRequest as error:
+        parser.error(str(error))
+    return Common(root, topics, chosen.now_ms, chosen.dry_run, chosen.json, settings)
 
 
 def settings_file(path: str) -> Settings:

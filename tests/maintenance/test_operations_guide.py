@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import compact, mirror, retain
+from jobs import compact, mirror, retain, verify
 from sparklog.compaction.offset_map import slots_of
 from sparklog.log.topic import MANY_UNSEALED
 from sparklog.maintenance.work import Settings
@@ -22,6 +22,7 @@ JOBS: dict[str, Callable[[list[str]], object]] = {
     "jobs/compact.py": compact.arguments,
     "jobs/retain.py": retain.arguments,
     "jobs/mirror.py": mirror.arguments,
+    "jobs/verify.py": verify.arguments,
 }
 MAINTENANCE = {"jobs/compact.py", "jobs/retain.py"}
 FIELDS = re.compile(r"(\S+ +\S+ +\S+ +\S+ +\S+) +(.*)")

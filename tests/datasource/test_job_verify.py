@@ -1,0 +1,96 @@
+"""The verify job: in its own process for little or without Spark, and in Spark tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from jobs import verify
+from sparklog.maintenance.spark_runner import SparkRunner
+from sparklog.maintenance.work import InProcess
+from sparklog.verification import work
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A root with two topics of ten small files each."""
+    root = sparklog.open(tmp_path / "root", create=True)
+    for name in ("orders", "clicks"):
+        topic = root.create_topic(name)
+        for number in range(10):
+            topic.append(pa.table({"value": pa.array([b"%d" % number] * 5)}))
+    return tmp_path / "root"
+
+
+def chosen(place: Path, *more: str) -> verify.Verify:
+    return verify.arguments(["--root", str(place), *more])
+
+
+def damaged(place: Path) -> str:
+    """Flip a bit in one file; its key."""
+    file = sorted((place / "orders" / "append").iterdir())[4]
+    data = bytearray(file.read_bytes())
+    data[77] ^= 16
+    file.chmod(0o644)
+    file.write_bytes(data)
+    return str(file.relative_to(place))
+
+
+def test_a_sound_root_then_a_flipped_bit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.run(InProcess(), chosen(place)) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(
+        "every byte accounted for: 2 topics, 22 commits, 21 files, 20 slices, 20 batches, 100 rec"
+    )
+    assert "pieces read (verify clicks)" in said.err
+    key = damaged(place)
+    assert verify.run(InProcess(), chosen(place, "--quick")) == 0
+    assert verify.run(InProcess(), chosen(place, "--topic", "clicks")) == 0
+    capsys.readouterr()
+    assert verify.run(InProcess(), chosen(place, "--json")) == 1
+    (found,) = json.loads(capsys.readouterr().out)["problems"]
+    assert (found["file"], found["position"], found["bit"]) == (key, 77, 4)
+
+
+def test_wrong_input(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.run(InProcess(), chosen(tmp_path / "nowhere")) == 1
+    assert verify.run(InProcess(), chosen(place, "--topic", "order")) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"verify.py: {tmp_path / 'nowhere'} is no sparklog root")
+    assert "did you mean 'orders'" in second
+    for given in (["--now-ms", "5"], ["--topic", "a/b"]):
+        with pytest.raises(SystemExit) as stopped:
+            chosen(place, *given)
+        assert stopped.value.code == 2
+
+
+def test_an_empty_root_is_sound_and_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sparklog.open(tmp_path / "root", create=True)
+    assert verify.run(InProcess(), chosen(tmp_path / "root")) == 0
+    said = capsys.readouterr()
+    assert "there are no topics in" in said.err
+    assert said.out.startswith("every byte accounted for: 1 file, ")
+
+
+def test_tasks_of_spark_find_the_same(
+    spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "PIECE_FILES", 4)
+    runner = SparkRunner(spark, quiet=True)
+    assert verify.run(runner, chosen(place, "--json")) == 0
+    counts = json.loads(capsys.readouterr().out)["counts"]
+    assert verify.run(InProcess(), chosen(place, "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["counts"] == counts
+    key = damaged(place)
+    assert verify.run(runner, chosen(place)) == 1
+    said = capsys.readouterr()
+    assert f"checksum: {key} at byte 77, bit 4 flipped" in said.out
+    assert "6 of 6 pieces read" in said.err
