@@ -311,7 +311,9 @@ class _TopicImport:
         self._attempted |= bool(self._pending)
         self._written.clear()
         while self._pending:
-            group = {piece.partition: piece for piece in reversed(self._pending)}
+            group: dict[int, ImportedPartition] = {}
+            for piece in self._pending:
+                group.setdefault(piece.partition, piece)
             head = topic.head(refresh=False)
             topic.commit(ImportIntent(head.topic_id, tuple(group.values()), self._plan.source.topic_id), head)
             self._pending = [piece for piece in self._pending if group[piece.partition] is not piece]

@@ -15,7 +15,7 @@ from sparklog.log.conflicts import AlterIntent, AppendIntent, DeleteIntent, Inte
 from sparklog.log.decision_logs import settle
 from sparklog.log.description import TopicDescription, describe
 from sparklog.log.head import Head
-from sparklog.log.kafka_open import KafkaOpen
+from sparklog.log.kafka_open import COMMIT, KafkaOpen
 from sparklog.log.registry import WriterKey
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot
@@ -278,7 +278,7 @@ class Topic:
 
         `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
         than the log; `Fenced`: another run of the writer took over; `BadRequest`: a null key on a compacted topic;
-        `NotFound`: the topic was deleted. Transactions of Kafka's that an import left open are aborted first: see
+        `NotFound`: the topic was deleted. Transactions of Kafka's that an import left open are ended first: see
         `sparklog.log.kafka_end`.
         """
         if writer is not None:
@@ -290,7 +290,8 @@ class Topic:
             )
         if self.log.current().head.kafka_open:
             for each in self.end_kafka_transactions():
-                _LOG.warning("topic %s is appended to now: aborted %s", self.name, each)
+                how = "committed" if each.decided == COMMIT else "aborted"
+                _LOG.warning("topic %s is appended to now: %s %s", self.name, how, each)
         intent = AppendIntent(target.topic_id, tuple(files), writer, txn)
         outcome = self.commit(intent)
         if outcome.nothing is not None:

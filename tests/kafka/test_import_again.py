@@ -24,6 +24,8 @@ from sparklog.log.invariants import check_state
 from sparklog.log.root import Root, open_root
 from sparklog.log.topic import Topic
 from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.maintenance.work import Settings
+from sparklog.retention.vacuum import vacuum
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.local import LocalStore
 from sparklog.storage.memory import MemoryStore
@@ -401,6 +403,28 @@ def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(tmp_pa
             break
     assert at < 999
     assert again > 10
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("at", range(6, 60, 6))
+def test_what_a_killed_import_leaves_goes_with_the_vacuum(tmp_path: Path, at: int) -> None:
+    three_topics(tmp_path)
+    clock = Clock()
+    store = MemoryStore(clock)
+    open_root(store, create=True, env=clock.env(1))
+    with contextlib.suppress(Crash):
+        import_log_dir(open_root(FaultyStore(store, Steps(FaultKind.CRASH_AFTER, at)), env=clock.env(at)), tmp_path)
+    root = open_root(store, env=clock.env(1000))
+    import_log_dir(root, tmp_path)
+    for name in ("t", "u"):
+        topic = root.topic(name)
+        topic.alter(configs={"retention.ms": -1})
+        clock.now_ms += 3 * 86_400_000
+        topic.alter(configs={"retention.ms": 10**15})
+        clock.now_ms += 3 * 86_400_000
+        assert not vacuum(topic, Settings(clock.now_ms)).failures
+        left = {info.key for info in store.list(f"{name}/") if info.key.endswith((".log", ".slices"))}
+        assert left == {f"{name}/{path}" for path in topic.snapshot().slices.paths()}
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -332,13 +332,16 @@ def test_what_is_decided_while_logs_are_copied_does_not_count(
 
 
 @pytest.mark.parametrize("way", ["append", "abort", "by hand"])
-def test_what_was_decided_ends_so_whoever_ends_it(root: Root, decided: Path, way: str) -> None:
+def test_what_was_decided_ends_so_whoever_ends_it(
+    root: Root, decided: Path, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
     import_log_dir(root, decided, open_transactions="abort" if way == "abort" else "keep")
     topic = root.topic("t")
     new = []
     if way == "append":
         topic.append(pa.table({"value": [b"new"]}))
         new = [b"new"]
+        assert "is appended to now: committed Kafka's open transaction of producer 7 ('commits')" in caplog.text
     elif way == "by hand":
         topic.end_kafka_transactions(commit=True)
         new = [b"c"]
