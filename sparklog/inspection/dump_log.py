@@ -27,7 +27,7 @@ from sparklog.inspection.dump_decoders import Parser, plain
 from sparklog.inspection.dump_halt import Halt
 from sparklog.inspection.dump_records import Records, records_of
 from sparklog.inspection.dump_source import MAX_INT, Source
-from sparklog.inspection.dump_walk import LogWalk, Window, batch_starts
+from sparklog.inspection.dump_walk import LogWalk, Window, batch_starts, pieces
 
 __all__ = ["LogOptions", "LogRun", "batch_json", "json_lines", "text_lines"]
 
@@ -69,7 +69,7 @@ class LogRun:
 def text_lines(source: Source, options: LogOptions, run: LogRun, part: tuple[int, int] | None = None) -> Iterator[str]:
     """The lines of Kafka's tool. Ends with a `Halt` where that dies. `part`: only these bytes, from batch to batch."""
     walk = _walk(source, options, part)
-    for window in walk:
+    for window in _windows(walk, options):
         batches = _batch_lines(window)
         if not options.deep:
             yield from batches
@@ -96,6 +96,14 @@ def _walk(source: Source, options: LogOptions, part: tuple[int, int] | None) -> 
         return LogWalk(source, limit=options.max_bytes)
     start, end = part
     return LogWalk(source, start, limit=min(end, start + options.max_bytes))
+
+
+def _windows(walk: LogWalk, options: LogOptions) -> Iterator[Window]:
+    for window in walk:
+        if options.deep and len(window.headers):
+            yield from pieces(window)
+        else:
+            yield window
 
 
 def _batch_lines(window: Window) -> list[str]:
@@ -172,7 +180,7 @@ def json_lines(
 ) -> Iterator[dict[str, Any]]:
     """The same as objects: `batch`, `record` and `trailing` ones. Ends with a `Halt` likewise."""
     walk = _walk(source, options, part)
-    for window in walk:
+    for window in _windows(walk, options):
         batches = batch_json(window)
         if not options.deep:
             yield from batches

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,9 +34,10 @@ from sparklog.format.record_batch import (
 from sparklog.inspection.dump_halt import CORRUPT_RECORD, ILLEGAL_ARGUMENT, KAFKA, Halt
 from sparklog.inspection.dump_source import MAX_INT, Source
 
-__all__ = ["LogWalk", "Window"]
+__all__ = ["LogWalk", "Window", "batch_starts", "pieces"]
 
 WINDOW_BYTES = 1 << 20
+PIECE_RECORDS = 20_000
 _LENGTH = struct.Struct(">i")
 _OFFSET = struct.Struct(">q")
 
@@ -52,6 +54,17 @@ class Window:
     valid: BoolArray
     magic: list[int]
     halt: Halt | None = None
+
+
+def pieces(window: Window, records: int = PIECE_RECORDS) -> Iterator[Window]:
+    """A window in parts of about so many records: compressed batches may become a thousand times as large."""
+    numbers = np.cumsum(window.headers.count.clip(0)) // records
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(window.headers)]
+    for start, end in pairwise(cuts):
+        rows = slice(start, end)
+        halt = window.halt if end == len(window.headers) else None
+        magic = window.magic[rows]
+        yield Window(window.data, window.start, window.headers[rows], window.valid[rows], magic, halt)
 
 
 class LogWalk:

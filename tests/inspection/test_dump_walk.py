@@ -1,0 +1,77 @@
+"""Batches and records of a `.log` as Kafka iterates over them: large ones in parts, broken ones by Kafka's rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparklog.format.encode import EncodeOptions, encode
+from sparklog.inspection.dump_halt import Halt
+from sparklog.inspection.dump_log import LogOptions, LogRun, text_lines
+from sparklog.inspection.dump_source import Source
+from sparklog.inspection.dump_walk import PIECE_RECORDS, LogWalk, pieces
+from sparklog.storage import open_store
+
+
+def source(folder: Path, data: bytes) -> Source:
+    path = folder / "00000000000000000000.log"
+    path.write_bytes(data)
+    return Source(open_store(folder), path.name, str(path), str(path))
+
+
+def batch(count: int, codec: str = "none", batch_bytes: int = 1 << 20) -> bytes:
+    values = pa.array([b"v"] * count, pa.binary())
+    return encode(values, values, None, np.full(count, 7), options=EncodeOptions(codec, batch_bytes=batch_bytes)).data
+
+
+def test_large_windows_are_read_in_parts(tmp_path: Path) -> None:
+    count = 3 * PIECE_RECORDS
+    file = source(tmp_path, batch(count, "zstd", 20_000))
+    (window,) = LogWalk(file)
+    parts = list(pieces(window))
+    assert len(parts) >= 3
+    assert sum(len(part.headers) for part in parts) == len(window.headers)
+    run = LogRun()
+    lines = [line for line in text_lines(file, LogOptions(deep=True), run) if line.startswith("|")]
+    assert [int(line.split()[2]) for line in lines] == list(range(count))
+    assert run.gaps == []
+
+
+def test_a_batch_larger_than_a_window_is_read_whole(tmp_path: Path) -> None:
+    value = pa.array([b"x" * 3_000_000], pa.binary())
+    large = encode(None, value, None, np.full(1, 7), options=EncodeOptions("none", max_message_bytes=1 << 22)).data
+    file = source(tmp_path, batch(2) + large + batch(3))
+    lines = list(text_lines(file, LogOptions(deep=True), LogRun()))
+    assert [line.split()[5] for line in lines if line.startswith("base")] == ["2", "1", "3"]
+    assert all(line.endswith("isvalid: true") for line in lines if line.startswith("base"))
+
+
+@pytest.mark.parametrize(
+    ("position", "byte", "records", "said"),
+    [
+        (61, 0x7E, 0, "expected 63 bytes in record payload, but instead the buffer has only"),
+        (60, 9, 3, "premature EOF"),
+        (60, 1, 0, "records still remaining"),
+        (65, 0x7F, 0, "Found invalid record structure"),
+        (57, 0xFF, 0, "Found invalid record count"),
+    ],
+)
+def test_kafka_prints_what_it_can_before_it_dies(
+    tmp_path: Path, position: int, byte: int, records: int, said: str
+) -> None:
+    data = bytearray(batch(3))
+    data[position] = byte
+    found: list[str] = []
+    with pytest.raises(Halt, match=said):
+        collect(source(tmp_path, bytes(data)), found)
+    assert found[0].endswith("isvalid: false")
+    assert sum(line.startswith("| offset: ") for line in found) == records
+
+
+def collect(file: Source, found: list[str]) -> None:
+    """Lines as they come: what came before an error counts."""
+    for line in text_lines(file, LogOptions(deep=True), LogRun()):
+        found.append(line)  # noqa: PERF402
