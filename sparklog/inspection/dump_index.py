@@ -177,8 +177,9 @@ def time_index_rows(source: Source, findings: Findings, *, sanity: bool = False,
 
 
 def transaction_index_rows(source: Source) -> Iterator[Row]:
-    """Of a `.txnindex`."""
+    """Of a `.txnindex`. Kafka reads all of it before it prints the first entry."""
     data = source.read()
+    rows: list[Row] = []
     for position in range(0, len(data) - transaction_index.ENTRY_BYTES + 1, transaction_index.ENTRY_BYTES):
         # Kafka's tool looks at the first of the version's two bytes.
         version, producer, first, last, stable = struct.unpack_from(">bxqqqq", data, position)
@@ -192,7 +193,8 @@ def transaction_index_rows(source: Source) -> Iterator[Row]:
             "lastOffset": last,
             "lastStableOffset": stable,
         }
-        yield Row(" ".join(f"{name}: {value}" for name, value in fields.items()), {"type": "txnindex", **fields})
+        rows.append(Row(" ".join(f"{name}: {value}" for name, value in fields.items()), {"type": "txnindex", **fields}))
+    yield from rows
 
 
 def snapshot_rows(source: Source) -> Iterator[Row]:

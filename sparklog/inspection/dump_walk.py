@@ -155,7 +155,8 @@ class LogWalk:
 def _last_sequence(headers: BatchHeaders) -> Int64Array:
     """As Java counts, also from a sequence that is none."""
     base, delta = headers.base_sequence, headers.last_offset_delta
-    last = np.where(base > MAX_SEQUENCE - delta, base + delta - MAX_SEQUENCE - 1, base + delta).astype(np.int32)
+    limit = (MAX_SEQUENCE - delta).astype(np.int32)
+    last = np.where(base > limit, base + delta - MAX_SEQUENCE - 1, base + delta).astype(np.int32)
     return np.where(base == NO_SEQUENCE, NO_SEQUENCE, last).astype(np.int64)
 
 

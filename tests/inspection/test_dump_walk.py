@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from sparklog.format.encode import EncodeOptions, encode
+from sparklog.format.record_batch import BatchHeader
 from sparklog.inspection.dump_halt import Halt
+from sparklog.inspection.dump_index import transaction_index_rows
 from sparklog.inspection.dump_log import LogOptions, LogRun, text_lines
 from sparklog.inspection.dump_source import Source
 from sparklog.inspection.dump_walk import PIECE_RECORDS, LogWalk, pieces
@@ -75,3 +78,26 @@ def collect(file: Source, found: list[str]) -> None:
     """Lines as they come: what came before an error counts."""
     for line in text_lines(file, LogOptions(deep=True), LogRun()):
         found.append(line)  # noqa: PERF402
+
+
+def test_a_transaction_index_is_read_whole_before_it_is_printed(tmp_path: Path) -> None:
+    """Kafka's tool dies of a later entry's version before it prints the first."""
+    path = tmp_path / "00000000000000000000.txnindex"
+    entry = struct.pack(">hqqqq", 0, 6, 5, 7, 8)
+    file = Source(open_store(tmp_path), path.name, str(path), str(path))
+    path.write_bytes(entry * 2 + entry[:20])
+    line = "version: 0 producerId: 6 firstOffset: 5 lastOffset: 7 lastStableOffset: 8"
+    assert [row.text for row in transaction_index_rows(file)] == [line, line]
+    path.write_bytes(entry + b"\x01" + entry[1:])
+    with pytest.raises(Halt, match="Unexpected aborted transaction version 1 in transaction index"):
+        next(transaction_index_rows(file))
+
+
+@pytest.mark.parametrize(
+    ("base", "delta", "last"),
+    [(0, 2, 2), (-1, 5, -1), (2**31 - 1, 1, 0), (-65536, 0, -65536), (0, -721420288, 1426063360)],
+)
+def test_last_sequences_are_counted_as_in_java(tmp_path: Path, base: int, delta: int, last: int) -> None:
+    header = BatchHeader(0, delta, 0, -1, -1, base_sequence=base)
+    (line,) = text_lines(source(tmp_path, header.pack()), LogOptions(), LogRun())
+    assert f" baseSequence: {base} lastSequence: {last} " in line
