@@ -101,7 +101,10 @@ class Holds:
 
     def _commit_one(self, name: str, version: int) -> None:
         hold = Hold(version, self.since_ms + HOLD_MS)
-        self.root.topic_handle(name).commit(MaintainIntent(holds={self.name: hold}))
+        topic = self.root.topic_handle(name)
+        # The cut may have read further than the root has.
+        topic.log.refresh()
+        topic.commit(MaintainIntent(holds={self.name: hold}))
 
     def release(self) -> None:
         """Let go; where that fails they end by themselves."""

@@ -1,0 +1,37 @@
+"""Many stories by seed; a few here, more by hand: `python -m tests.backup.simulation.test_simulation 0 5000`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.backup.simulation.workload import run
+
+SEEDS = 10
+
+
+def test_seeds() -> None:
+    total: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        total.update(run(seed).counters)
+    wanted = ("backups", "deaths", "transactions", "vacuums that deleted", "times restored", "clones")
+    assert all(total[what] for what in wanted), total
+
+
+@pytest.mark.slow
+def test_more_seeds() -> None:
+    for seed in range(SEEDS, 400):
+        run(seed)
+
+
+if __name__ == "__main__":
+    counted: Counter[str] = Counter()
+    for number in range(int(sys.argv[1]), int(sys.argv[2])):
+        try:
+            counted.update(run(number).counters)
+        except BaseException as error:
+            print("seed", number, type(error).__name__, error, flush=True)
+            raise
+    print(dict(counted))

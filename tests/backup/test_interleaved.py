@@ -1,0 +1,343 @@
+"""A backup while others write, maintain and die, at each of its requests in turn; and the same of a restore."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.backup import backing_up, cut
+from sparklog.backup.backing_up import back_up
+from sparklog.backup.choosing import Wanted
+from sparklog.backup.restoring import restore
+from sparklog.errors import Conflict, SparklogError
+from sparklog.groups import Groups
+from sparklog.log.conflicts import MaintainIntent
+from sparklog.log.root import Root
+from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.storage.memory import MemoryStore
+from sparklog.transactions.completion import collect
+from sparklog.transactions.producer import transactional
+from tests.backup.lab import DAY, HOUR, Lab, batch, contents, rows_of
+
+ID = "mover"
+
+
+class Story:
+    """Two topics that are written to by transactions, a group that follows, and whoever backs up."""
+
+    def __init__(self) -> None:
+        self.lab = Lab()
+        self.place = self.lab.another("place")
+        self.moved = 0
+        self.quiet = False
+        root = self.lab.root()
+        for name in ("a", "b"):
+            root.create_topic(name, configs={"file.delete.delay.ms": str(HOUR)})
+        for _ in range(2):
+            self.move()
+
+    def move(self) -> None:
+        """One transaction over both topics, with the offsets of a group; then what reads and records it."""
+        root = self.lab.root()
+        self.moved += 1
+        value = b"move %d" % self.moved
+        with transactional(root, ID).begin() as writing:
+            writing.append("a", batch([value]))
+            writing.append("b", batch([value]))
+            writing.send_offsets("movers", {"a": {0: self.moved}})
+        ends = {name: {0: int(root.topic(name).head().log_end[0])} for name in ("a", "b")}
+        Groups(root).group("readers").join("one").commit(ends)
+
+    def begin(self) -> None:
+        """The same, prepared and not decided."""
+        root = self.lab.root()
+        self.moved += 1
+        self.open = transactional(root, ID, timeout_ms=HOUR).begin()
+        for name in ("a", "b"):
+            self.open.append(name, batch([b"move %d" % self.moved]))
+        self.open.send_offsets("movers", {"a": {0: self.moved}})
+        self.open.prepare()
+
+    def decide(self) -> None:
+        self.open.commit()
+
+    def record(self) -> None:
+        """Topics and groups record what is decided, and the COMMITs are forgotten."""
+        root = self.lab.root()
+        for name in ("b", "a"):
+            root.topic(name).append(batch([b"plain"]))
+        Groups(root).group("movers").join("two").commit({"b": {0: 0}})
+        collect(root)
+
+    def tidy(self) -> None:
+        """Files of a moment ago are replaced, hours pass, and the vacuum deletes what it may."""
+        for name in ("a", "b"):
+            self.lab.compact(name)
+        for _ in range(2):
+            self.lab.now_ms += 2 * HOUR
+            self.lab.root().topic("a").append(batch([b"plain"]))
+            self.lab.root().topic("b").append(batch([b"plain"]))
+            self.lab.retain()
+
+    def at(self, moments: Callable[[int], bool], *acts: Callable[[], None]) -> Callable[[Call], None]:
+        """Others act before these requests."""
+        seen = [0]
+
+        def decide(call: Call) -> None:
+            if self.quiet:
+                return
+            seen[0] += 1
+            if moments(seen[0] - 1):
+                self.quiet = True
+                for act in acts:
+                    act()
+                self.quiet = False
+
+        return decide
+
+    def back_up(self, decide: Callable[[Call], Fault | None] = lambda call: None) -> Root:
+        """A backup and a root made of it."""
+        source = FaultyStore(self.lab.store, decide)
+        back_up(self.lab.root(source), FaultyStore(self.place, decide), at_once=1)
+        return self.restored()
+
+    def restored(self, wanted: Wanted | None = None) -> Root:
+        target = self.lab.another("restored")
+        restore(self.place, target, wanted, at_once=1, env=self.lab.env())
+        return self.lab.root(target)
+
+    def check(self, root: Root, least: int) -> None:
+        """Whole transactions, at least those acknowledged before; groups that know of just these; it goes on."""
+        moves = {
+            name: [value for _, value, _ in rows_of(root.topic(name)).values() if value and value.startswith(b"move")]
+            for name in ("a", "b")
+        }
+        assert moves["a"] == moves["b"] == [b"move %d" % (i + 1) for i in range(len(moves["a"]))]
+        assert least <= len(moves["a"]) <= self.moved
+        committed = Groups(root).group("movers").committed()
+        assert committed["a", 0].offset == len(moves["a"])
+        for item in Groups(root).group("readers").committed().values():
+            assert item.offset <= root.topic(item.topic).head().log_end[item.partition]
+        source = contents(self.lab.root())
+        for name, rows in contents(root).items():
+            assert all(source[name][place] == row for place, row in rows.items())
+        before = contents(root)
+        self.lab.now_ms += DAY
+        self.lab.retain(root.store)
+        root = self.lab.root(root.store)
+        assert contents(root) == before
+        assert not root.topic("a").head().open
+
+
+def requests(make: Callable[[Callable[[Call], Fault | None]], object]) -> int:
+    count = [0]
+
+    def decide(call: Call) -> None:
+        count[0] += 1
+
+    make(decide)
+    return count[0]
+
+
+ACTS: dict[str, tuple[Callable[[Story], None], Callable[[Story], list[Callable[[], None]]]]] = {
+    "move": (lambda story: None, lambda story: [story.move]),
+    "move, all recorded": (Story.record, lambda story: [story.move]),
+    "move and record": (lambda story: None, lambda story: [story.move, story.record]),
+    "commit": (Story.begin, lambda story: [story.decide]),
+    "commit and record": (Story.begin, lambda story: [story.decide, story.record]),
+    "tidy": (lambda story: None, lambda story: [story.move, story.tidy]),
+}
+"""What is there before a backup, and what others do in the middle of it."""
+
+
+def sweep(act: str, step: int = 1, start: int = 0) -> None:
+    before, acts = ACTS[act]
+    total = requests(Story().back_up)
+    assert total > 40
+    for moment in range(start, total, step):
+        story = Story()
+        before(story)
+        story.check(story.back_up(story.at(lambda n, moment=moment: n == moment, *acts(story))), 2)
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_others_act_between_any_two_requests(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backing_up, "RETRIES", 1)
+    sweep(act, 13, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ACTS)
+def test_others_act_between_any_two_requests_all_of_them(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backing_up, "RETRIES", 1)
+    sweep(act)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_others_never_rest(every: int) -> None:
+    story = Story()
+    decide = story.at(lambda n: n < 40 and n % every == 0, story.move)
+    story.check(story.back_up(decide), 2)
+    assert story.moved > 8
+    story.check(story.back_up(story.at(lambda n: n < 30 and n % every == 0, story.move, story.record)), 8)
+
+
+def dying(number: int) -> Callable[[Call], Fault | None]:
+    """The process dies at its request of this number, and makes none after it."""
+    seen = [0]
+
+    def decide(call: Call) -> Fault | None:
+        seen[0] += 1
+        return Fault(FaultKind.CRASH_BEFORE) if seen[0] > number else None
+
+    return decide
+
+
+def killed(step: int, start: int = 0) -> None:
+    total = requests(Story().back_up)
+    for number in range(start, total, step):
+        story = Story()
+        with contextlib.suppress(Crash):
+            story.back_up(dying(number))
+        finished = [info.key for info in story.place.list("_backups/0")]
+        if finished:
+            # It died letting go of its holds.
+            assert contents(story.restored()) == contents(story.lab.root())
+            assert number > total - 20
+        story.move()
+        story.tidy()
+        root = story.back_up()
+        story.check(root, story.moved)
+        assert contents(root) == contents(story.lab.root())
+        story.lab.now_ms += DAY + HOUR
+        story.lab.retain()
+        assert not story.lab.root().topic("a").head().holds
+
+
+def test_a_backup_killed_at_any_request_is_run_again() -> None:
+    killed(15)
+
+
+@pytest.mark.slow
+def test_a_backup_killed_at_any_request_is_run_again_all_of_them() -> None:
+    killed(1)
+
+
+def test_a_restore_killed_at_any_request_is_run_again() -> None:
+    story = Story()
+    story.back_up()
+    right = contents(story.lab.root())
+
+    def attempt(target: MemoryStore, decide: Callable[[Call], Fault | None]) -> None:
+        restore(FaultyStore(story.place, decide), FaultyStore(target, decide), at_once=1, env=story.lab.env())
+
+    total = requests(lambda decide: attempt(story.lab.another("count"), decide))
+    for number in range(0, total, 2):
+        target = story.lab.another("restored")
+        with contextlib.suppress(Crash):
+            attempt(target, dying(number))
+        if "_root.json" not in target.snapshot() or "_restore.json" in target.snapshot():
+            attempt(target, lambda call: None)
+        assert "_restore.json" not in target.snapshot()
+        assert contents(story.lab.root(target)) == right
+
+
+def test_a_backup_of_an_hour_ago_is_still_there_while_times_between_are_asked_for() -> None:
+    story = Story()
+    story.back_up()
+    story.lab.now_ms += 1
+    times = []
+    for _ in range(6):
+        story.move()
+        times.append((story.lab.now_ms, story.moved))
+        story.lab.now_ms += 1
+        story.record()
+        story.lab.now_ms += 1
+    story.back_up()
+    for time_ms, moved in times:
+        root = story.restored(Wanted(time_ms=time_ms))
+        moves = [value for _, value, _ in rows_of(root.topic("b")).values() if value and value.startswith(b"move")]
+        assert len(moves) == moved
+        story.check(root, moved)
+
+
+class TestMutations:
+    """The sweeps see what they are for."""
+
+    def fails(self, act: str, start: int = 0) -> None:
+        with pytest.raises((AssertionError, SparklogError)):
+            sweep(act, 1, start)
+
+    def test_no_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backing_up.Holds, "take", lambda self, heads: None)
+        monkeypatch.setattr(backing_up, "RETRIES", 1)
+        self.fails("tidy", 40)
+
+    def test_a_cut_that_is_not_settled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def as_read(self: cut._Cutter) -> cut.Cut:
+            return cut.Cut(dict(self.heads), dict(self.decisions), dict(self.groups))
+
+        monkeypatch.setattr(cut._Cutter, "settle", as_read)
+        self.fails("move, all recorded", 20)
+
+    @pytest.mark.parametrize(
+        ("rule", "act"), [("_record", "commit and record"), ("hear_decisions", "move, all recorded")]
+    )
+    def test_a_cut_without_one_of_its_rules(self, monkeypatch: pytest.MonkeyPatch, rule: str, act: str) -> None:
+        monkeypatch.setattr(cut._Cutter, rule, lambda *_: None)
+        self.fails(act, 30)
+
+    def test_groups_after_topics(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without the rule for offsets, and with groups read last."""
+        now = cut.cut_now
+
+        def late(root: Root, chosen: object = None) -> cut.Cut:
+            found = now(root, None)
+            groups = {name: cut.EntryChain(root.store, cut.GROUPS, name).newest() for name in found.groups}
+            return cut.Cut(found.topics, found.decisions, groups)
+
+        monkeypatch.setattr(backing_up, "cut_now", late)
+        self.fails("move", 35)
+
+    def test_the_manifest_before_the_data(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        copy = backing_up._Run._copy_files
+        late: list[Callable[[], object]] = []
+        publish = backing_up._Run._publish
+
+        def skipped(self: backing_up._Run, found: object) -> set[str]:
+            late.append(lambda: copy(self, found))  # type: ignore[arg-type]
+            return set()
+
+        def first(self: backing_up._Run, manifest: object) -> object:
+            made = publish(self, manifest)  # type: ignore[arg-type]
+            late.pop()()
+            return made
+
+        monkeypatch.setattr(backing_up._Run, "_copy_files", skipped)
+        monkeypatch.setattr(backing_up._Run, "_publish", first)
+        with pytest.raises((AssertionError, SparklogError)):
+            killed(1, 100)
+
+
+def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
+    story = Story()
+    story.back_up()
+    taken: list[int] = []
+    take = backing_up.Holds.take
+
+    def slow(self: backing_up.Holds, heads: object) -> None:
+        taken.append(1)
+        if len(taken) == 1:
+            for _ in range(3):
+                story.tidy()
+        take(self, heads)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backing_up.Holds, "take", slow)
+        root = story.back_up()
+    assert len(taken) == 2
+    assert contents(root) == contents(story.lab.root())
+    with pytest.raises(Conflict):
+        story.lab.root().topic("a").commit(MaintainIntent(holds={"late": backing_up.Hold(0)}))
