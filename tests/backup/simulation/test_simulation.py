@@ -23,7 +23,7 @@ def test_seeds() -> None:
 @pytest.mark.slow
 def test_more_seeds() -> None:
     for seed in range(SEEDS, 400):
-        run(seed)
+        assert run(seed).counters
 
 
 if __name__ == "__main__":
