@@ -6,8 +6,8 @@
     <topic>/..., _transactions/..., _groups/...   as in a root, under the same keys
 
 A backup takes what lies there for there, whichever run copied it; a prune deletes what no backup names. The two must
-not meet: each first shows itself in `running`, then looks whether the other does, and gives way. A mark counts for a
-day by the store's clock, and its run renews it; whoever finds that its own mark is gone, or cannot have been renewed in
+not meet: each first shows itself in `running`, then looks whether the other does, and gives way. A mark counts for six
+hours by the store's clock, and its run renews it; whoever finds that its own mark is gone, or cannot have been renewed in
 time, stops.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["BACKUP", "BACKUPS_FOLDER", "MARK_MS", "PLACE_KEY", "PRUNE", "Mark", 
 PLACE_KEY = "_backup.json"
 BACKUPS_FOLDER = "_backups"
 RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
-MARK_MS = 86_400_000
+MARK_MS = 6 * 3_600_000
 BACKUP, PRUNE = "backup", "prune"
 
 
@@ -137,7 +137,7 @@ class Mark:
             self._remove()
             what = "a prune is at work" if self.kind == BACKUP else "a backup or another prune is at work"
             raise Conflict(
-                f"{what} in {self.place.store.location}; wait for its end, or a day if it has died ({others[0]})"
+                f"{what} in {self.place.store.location}; wait for its end, or six hours if it has died ({others[0]})"
             )
         return self
 
