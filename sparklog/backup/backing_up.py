@@ -7,9 +7,10 @@
    there already is not read again; every byte that is copied is checked.
 4. Create the manifest: from here on it is a backup. Let go of the holds.
 
-Whatever it is killed at, there is a backup or there is none; the next run finds what was copied. Holds of a dead
-run end by themselves after a day, its mark after six hours. Between the last backup's cut and this one's all commits are copied, too, and
-the files that these versions name as far as they are still there: any of these can be restored from then on.
+Whatever it is killed at, there is a backup or there is none; the next run finds what was copied. Holds of a dead run
+end by themselves after a day, its mark after six hours. Between the last backup's cut and this one's all commits are
+copied, too, and the files that these versions name as far as they are still there: any of these can be restored from
+then on.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 
 A backup takes what lies there for there, whichever run copied it; a prune deletes what no backup names. The two must
 not meet: each first shows itself in `running`, then looks whether the other does, and gives way. A mark counts for six
-hours by the store's clock, and its run renews it; whoever finds that its own mark is gone, or cannot have been renewed in
-time, stops.
+hours by the store's clock, and its run renews it; whoever finds that its own mark is gone, or cannot have been renewed
+in time, stops.
 """
 
 from __future__ import annotations
