@@ -12,6 +12,7 @@ from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Bound, Options, ReadOptions
 from sparklog.datasource.read_task import LogPartition, ReadTask
 from sparklog.datasource.schema import Projection
+from sparklog.datasource.starts import start_positions
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.tasks import plan_tasks
 from sparklog.datasource.user_errors import user_errors
@@ -55,15 +56,14 @@ def batch_ranges(view: LogView, subscriber: Subscriber, read: ReadOptions) -> li
     subscriber.require(topics)
     partitions = {topic: subscriber.partitions(topic) for topic in topics}
     loss = DataLoss(read.fail_on_data_loss)
-    start_bound = read.start or Bound("earliest", "startingOffsets")
     end_bound = read.end or Bound("latest", "endingOffsets")
-    starts = resolve_bound(view, partitions, start_bound, read.isolation, no_match_is_latest=read.no_match_is_latest)
+    starts = start_positions(view, partitions, read, "earliest", loss)
     ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
     found: list[OffsetRange] = []
     for topic in topics:
         for partition, limits in sorted(partitions[topic].items()):
             start, end = starts[topic][partition], ends[topic][partition]
-            _check_order(topic, partition, start, end, start_bound, end_bound)
+            _check_order(topic, partition, start, end, read.start, end_bound)
             end = check_end(topic, partition, end, limits, loss)
             end = min(end, max(start, limits.end(read.isolation)))
             start = check_end(topic, partition, start, limits, loss)
@@ -72,9 +72,9 @@ def batch_ranges(view: LogView, subscriber: Subscriber, read: ReadOptions) -> li
     return found
 
 
-def _check_order(topic: str, partition: int, start: int, end: int, first: Bound, last: Bound) -> None:
+def _check_order(topic: str, partition: int, start: int, end: int, first: Bound | None, last: Bound) -> None:
     """Both given as offsets and the wrong way round is a mistake; a time range without records is not."""
-    if start > end and first.kind == last.kind == "offsets":
+    if first is not None and start > end and first.kind == last.kind == "offsets":
         raise BadRequest(
             f"{topic}-{partition}: {first.option} {start} lies after {last.option} {end}: swap or correct them"
         )

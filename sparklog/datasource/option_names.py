@@ -32,7 +32,9 @@ READ = (
     "metadata.max.age.ms",
     "kafka.isolation.level",
     "kafka.group.id",
-    "groupIdPrefix",
+    "kafka.group.instance.id",
+    "kafka.session.timeout.ms",
+    "kafka.auto.offset.reset",
 )
 
 WRITE = (
@@ -51,8 +53,11 @@ WRITE = (
 # Put there by Spark itself.
 SPARK = ("checkpointLocation", "queryName")
 
-# Patience of a client that talks to a broker; there is none.
-CONNECTOR_IGNORED = ("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
+# Patience of a client that talks to a broker, and names for groups that nobody asks for: there is neither.
+CONNECTOR_IGNORED = (
+    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
+    "groupIdPrefix",
+)
 
 # The same setting under the name that Kafka's clients give it: as good as ours.
 ALIASES = {
@@ -67,7 +72,6 @@ CODEC_LEVELS = {f"kafka.compression.{codec}.level": codec for codec in ("gzip", 
 
 # Refused by the Kafka connector too, and why.
 REFUSED = {
-    "kafka.auto.offset.reset": "use startingOffsets",
     "kafka.key.deserializer": "keys are read as binary; cast them in the query",
     "kafka.value.deserializer": "values are read as binary; cast them in the query",
     "kafka.key.serializer": "cast the key column to string or binary in the query",
@@ -102,7 +106,6 @@ KAFKA_IGNORED = frozenset(
         "fetch.max.bytes",
         "fetch.max.wait.ms",
         "fetch.min.bytes",
-        "group.instance.id",
         "group.protocol",
         "group.remote.assignor",
         "heartbeat.interval.ms",
@@ -134,7 +137,6 @@ KAFKA_IGNORED = frozenset(
         "security.protocol",
         "security.providers",
         "send.buffer.bytes",
-        "session.timeout.ms",
         "socket.connection.setup.timeout.max.ms",
         "socket.connection.setup.timeout.ms",
     )

@@ -16,7 +16,9 @@ from typing import overload
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
 from sparklog.datasource.option_names import CODEC_LEVELS, READ, WRITE, canonical
 from sparklog.errors import BadRequest
+from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
+from sparklog.log.names import check_id
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -26,6 +28,17 @@ DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
 DEFAULT_METADATA_MAX_AGE_MS = 5 * 60 * 1000
 DEFAULT_WRITE_BUFFER_BYTES = 64 << 20
 MAX_WRITE_BUFFER_BYTES = 1 << 30
+GROUP = "group"
+"""`startingOffsets=group`: where the consumer group stands."""
+RESETS = ("earliest", "latest", "none")
+FOR_WRITES_TOO = (
+    *("kafka.group.id", "kafka.group.instance.id", "kafka.session.timeout.ms"),
+    *("kafka.isolation.level", "metadata.max.age.ms"),
+)
+"""Options of reads that a write has without effect: settings of Kafka's clients that are kept for both."""
+DEFAULT_SESSION_TIMEOUT_MS = 300_000
+"""A query shows that it lives whenever Spark plans, which a micro-batch holds up. So not `session.timeout.ms` of
+Kafka's consumer, whose heartbeats go on meanwhile, but its `max.poll.interval.ms`."""
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -41,7 +54,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to start or end: `earliest`, `latest`, `offsets`, or `timestamp` (of all partitions or of each)."""
+    """Where to start or end: `earliest`, `latest`, `group`, `offsets`, or `timestamp` (one or one each)."""
 
     kind: str
     option: str
@@ -67,6 +80,9 @@ class ReadOptions:
     include_headers: bool = False
     isolation: str = READ_COMMITTED
     group_id: str | None = None
+    group_instance: str | None = None
+    group_reset: str | None = None
+    session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
@@ -107,7 +123,7 @@ class Options:
 
     def check_write(self) -> None:
         """Raises BadRequest for options that only a read has."""
-        wrong = sorted(self.given & set(READ) - {"kafka.group.id", "kafka.isolation.level", "metadata.max.age.ms"})
+        wrong = sorted(self.given & set(READ) - set(FOR_WRITES_TOO))
         if wrong:
             hint = "; name the topic to write with 'topic'" if wrong[0] in ("subscribe", "assign") else ""
             raise BadRequest(f"Option '{wrong[0]}' is for reading{hint}: remove it from this write")
@@ -172,9 +188,12 @@ def _path(value: str | None) -> str | None:
 
 
 def _read_options(values: Mapping[str, str]) -> ReadOptions:
+    start = _bound(values, "starting")
+    group = values.get("kafka.group.id")
+    _check_group(values, start)
     return ReadOptions(
         subscription=_subscription(values),
-        start=_bound(values, "starting"),
+        start=start,
         end=_bound(values, "ending"),
         no_match_is_latest=_choice(values, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
         == "latest",
@@ -184,7 +203,12 @@ def _read_options(values: Mapping[str, str]) -> ReadOptions:
         max_records_per_partition=_number(values, "maxRecordsPerPartition", 1),
         include_headers=_boolean(values, "includeHeaders", False),
         isolation=_choice(values, "kafka.isolation.level", (READ_COMMITTED, READ_UNCOMMITTED), READ_COMMITTED),
-        group_id=values.get("kafka.group.id", values.get("groupIdPrefix")),
+        group_id=None if group is None else check_id(group, "kafka.group.id"),
+        group_instance=values.get("kafka.group.instance.id"),
+        group_reset=_choice(values, "kafka.auto.offset.reset", RESETS, "") or None,
+        session_timeout_ms=_at_most(
+            values, "kafka.session.timeout.ms", DEFAULT_SESSION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS
+        ),
         max_offsets_per_trigger=_number(values, "maxOffsetsPerTrigger", 1),
         min_offsets_per_trigger=_min_offsets(values),
         max_trigger_delay_ms=_duration(values, "maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
@@ -192,6 +216,21 @@ def _read_options(values: Mapping[str, str]) -> ReadOptions:
         poll_interval_ms=_number(values, "poll.interval.ms", 0),
         metadata_max_age_ms=_number(values, "metadata.max.age.ms", 0, DEFAULT_METADATA_MAX_AGE_MS),
     )
+
+
+def _check_group(values: Mapping[str, str], start: Bound | None) -> None:
+    """Raises BadRequest for a group that is asked where to start and not named, or named and not asked."""
+    if start is not None and start.kind == GROUP:
+        if "kafka.group.id" not in values:
+            raise BadRequest("startingOffsets=group needs the name of a consumer group: give kafka.group.id")
+    elif "kafka.auto.offset.reset" in values:
+        raise BadRequest(
+            "Option 'kafka.auto.offset.reset' goes with startingOffsets=group only: use startingOffsets=earliest or "
+            "latest"
+        )
+    instance = values.get("kafka.group.instance.id")
+    if instance is not None:
+        check_id(instance, "kafka.group.instance.id")
 
 
 def _sink_options(values: Mapping[str, str]) -> SinkOptions:
@@ -220,18 +259,16 @@ def _sink_options(values: Mapping[str, str]) -> SinkOptions:
         txn_app_id=app,
         txn_version=version,
         replay_mismatch=_choice(values, "replayMismatch", ("error", "accept"), "error"),
-        transaction_timeout_ms=_transaction_timeout(values),
+        transaction_timeout_ms=_at_most(values, "transaction.timeout.ms", DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS),
     )
 
 
-def _transaction_timeout(values: Mapping[str, str]) -> int:
-    """Kafka's producer takes any, and its broker refuses what is above `transaction.max.timeout.ms`: ours is a day."""
-    timeout_ms = _number(values, "transaction.timeout.ms", 1, DEFAULT_TIMEOUT_MS)
-    if timeout_ms > MAX_TIMEOUT_MS:
-        raise BadRequest(
-            f"Option 'transaction.timeout.ms' must be at most {MAX_TIMEOUT_MS} (a day); found {timeout_ms}"
-        )
-    return timeout_ms
+def _at_most(values: Mapping[str, str], name: str, default: int, most: int) -> int:
+    """A time in ms of at most `most`, which is a day. What Kafka's clients take its broker limits, too."""
+    found = _number(values, name, 1, default)
+    if found > most:
+        raise BadRequest(f"Option '{name}' must be at most {most} (a day); found {found}")
+    return found
 
 
 def _topic(value: str | None) -> str | None:
@@ -306,21 +343,27 @@ def _bound(values: Mapping[str, str], side: str) -> Bound | None:
         return Bound("timestamp", name, timestamp=_number(values, name, 0))
     if name == f"{side}OffsetsByTimestamp":
         return Bound("timestamp", name, timestamps=_per_partition(name, text, "timestamp", 0))
-    if text.lower() in ("earliest", "latest"):
+    if text.lower() in _words(side):
         return Bound(text.lower(), name)
-    return Bound("offsets", name, offsets=_per_partition(name, text, "offset", EARLIEST))
+    return Bound("offsets", name, offsets=_per_partition(name, text, "offset", EARLIEST, _words(side)))
 
 
-def _per_partition(name: str, text: str, what: str, lowest: int) -> dict[str, dict[int, int]]:
-    word = "" if what == "timestamp" else "'earliest', 'latest' or "
+def _words(side: str) -> tuple[str, ...]:
+    return ("earliest", "latest", GROUP) if side == "starting" else ("earliest", "latest")
+
+
+def _per_partition(
+    name: str, text: str, what: str, lowest: int, words: tuple[str, ...] = ()
+) -> dict[str, dict[int, int]]:
+    listed = ", ".join(map(repr, words)) + " or " if words else ""
     try:
-        if word and not text.startswith("{"):
-            raise ValueError(f"found {text!r}{_did_you_mean(text, ('earliest', 'latest'))}")
+        if words and not text.startswith("{"):
+            raise ValueError(f"found {text!r}{_did_you_mean(text, words)}")
         numbers = parse_partition_numbers(parse_json(text), what, lowest=lowest)
         if not any(numbers.values()):
             raise ValueError("it names no partition")
     except ValueError as error:
-        raise BadRequest(f'Option \'{name}\' must be {word}JSON like {{"topic":{{"0":23}}}}: {error}') from None
+        raise BadRequest(f'Option \'{name}\' must be {listed}JSON like {{"topic":{{"0":23}}}}: {error}') from None
     return numbers
 
 

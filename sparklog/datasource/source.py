@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from sparklog.datasource.location import NOTHING, Location, missing, resolve
-from sparklog.datasource.options import parse_options
+from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
+from sparklog.datasource.options import ReadOptions, parse_options
 from sparklog.datasource.schema import projection, read_schema
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import BadRequest, NotFound, SparklogError
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
 COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
 """Loaded in the process where Spark builds a streaming writer for its `commit` alone, which plans nothing."""
+
+
+def check_group_place(read: ReadOptions, location: Location) -> None:
+    """Raises BadRequest for a stream that is to publish its progress where nothing can be written."""
+    if read.group_id is not None and location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        raise BadRequest(
+            f"A stream with kafka.group.id publishes its progress, and {location.path} is a {location.kind}, which is "
+            "read-only: leave kafka.group.id out, or import it (`sparklog import`) and read the root"
+        )
 
 
 class SparklogDataSource(DataSource):  # type: ignore[misc]
@@ -61,7 +70,9 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         try:
             self._options.check_read()
             self._options.check_stream_read()
-            return SparklogStreamReader(self._location_to_read(), self._options, projection(schema))
+            location = self._location_to_read()
+            check_group_place(self._options.read, location)
+            return SparklogStreamReader(location, self._options, projection(schema))
         except SparklogError as error:
             # Raised here, Spark 4.2 would hide it behind an UnboundLocalError of its own.
             return FailingStreamReader(error)

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sparklog.datasource.bounds import DataLoss, check_end, check_start, resolve_bound
+from sparklog.datasource.bounds import DataLoss, check_end, check_start
 from sparklog.datasource.offsets import StreamOffset
-from sparklog.datasource.options import Bound, ReadOptions
+from sparklog.datasource.options import ReadOptions
+from sparklog.datasource.starts import start_positions
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import NotFound
 from sparklog.log.view import Bounds, LogView, OffsetRange
@@ -63,13 +64,7 @@ class StreamPlanner:
             self._subscriber.require(self._topics)
             self._snapshot_taken(self._topics)
             partitions = {topic: self._subscriber.partitions(topic) for topic in self._present}
-            positions = resolve_bound(
-                self._view,
-                partitions,
-                self._options.start or Bound("latest", "startingOffsets"),
-                self._options.isolation,
-                no_match_is_latest=self._options.no_match_is_latest,
-            )
+            positions = start_positions(self._view, partitions, self._options, "latest", self._loss)
             for topic, offsets in positions.items():
                 for partition, offset in offsets.items():
                     limits = partitions[topic][partition]
@@ -82,6 +77,11 @@ class StreamPlanner:
         """Fix the target: what is there now is read, what comes later is not."""
         self._refresh()
         self._target = self._ends()
+
+    @property
+    def has_target(self) -> bool:
+        """Whether this is an AvailableNow run, which ends where an answer is the start itself."""
+        return self._target is not None
 
     def latest(self, start: Document, *, limited: bool) -> Document:
         """The end of the next micro-batch; `start` itself if there is nothing to read. Waits at most one poll interval.

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sparklog.datasource.gc_freeze import freeze_gc
+from sparklog.datasource.group_progress import GroupProgress
 from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Options
 from sparklog.datasource.read_task import LogPartition, ReadTask
@@ -22,6 +23,7 @@ from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.tasks import plan_tasks
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import SparklogError
+from sparklog.log.root_view import RootView
 from sparklog.log.view import LogView
 
 if TYPE_CHECKING:
@@ -39,9 +41,10 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._task = ReadTask(location, options.read, projection)
         self._view: LogView | None = None
         self._planner: StreamPlanner | None = None
+        self._progress: GroupProgress | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_view": None, "_planner": None}
+        return {**self.__dict__, "_view": None, "_planner": None, "_progress": None}
 
     def _opened(self) -> tuple[LogView, StreamPlanner]:
         if self._view is None or self._planner is None:
@@ -49,8 +52,14 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._view = open_view(self._location, tailing=True, corrupt_records=corrupt_records)
             subscriber = Subscriber(self._view, self._location, self._options.read.subscription)
             self._planner = StreamPlanner(self._view, subscriber, self._options.read)
+            if self._options.read.group_id is not None and isinstance(self._view, RootView):
+                self._progress = GroupProgress(self._view.root, self._options.read)
             freeze_gc("plan")
         return self._view, self._planner
+
+    def _processed(self, start: dict[str, object]) -> None:
+        if self._progress is not None:
+            self._progress.processed(start)
 
     @user_errors
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
@@ -65,7 +74,12 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @user_errors
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
-        return self._opened()[1].latest(start, limited=not isinstance(limit, ReadAllAvailable))
+        _, planner = self._opened()
+        self._processed(start)
+        answer = planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
+        if planner.has_target and answer is start and self._progress is not None:
+            self._progress.finish()
+        return answer
 
     @user_errors
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
@@ -74,6 +88,8 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @user_errors
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         view, planner = self._opened()
+        # A batch that is replayed after a restart is planned without being asked for: the run begins here.
+        self._processed(start)
         read = self._options.read
         tasks = plan_tasks(
             view,
@@ -88,10 +104,12 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._task.read(partition)
 
     def commit(self, end: dict[str, object]) -> None:
-        """Spark's checkpoint keeps the offsets; nothing of ours depends on this call, which trails by a batch."""
+        """Trails by a batch, and says what the question for the next one has said (see `group_progress`)."""
 
     def stop(self) -> None:
-        """Nothing is held that needs closing: Spark does not call this reliably."""
+        """Leaves the group. Nothing depends on it, for Spark does not call this reliably."""
+        if self._progress is not None:
+            self._progress.finish()
 
 
 class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]

@@ -1,0 +1,145 @@
+"""Consumer groups of Spark queries: what others see of them, where reads begin, who is stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sparklog
+from sparklog.errors import Conflict
+from sparklog.groups import Group, Groups
+from sparklog.groups.lag import lag
+from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, values
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GROUP = {"kafka.group.id": "g"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+def group(root: str) -> Group:
+    return Groups(root).group("g")
+
+
+def committed(root: str) -> dict[tuple[str, int], int]:
+    return {place: item.offset for place, item in group(root).committed().items()}
+
+
+def behind(root: str) -> int:
+    return sum(row.lag or 0 for row in lag(sparklog.open(root), ["g"]))
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_a_running_query_is_seen_and_not_to_be_reset(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(20), partitions=1)
+    stream = source(spark, f"{root}/in", **GROUP, **{"kafka.group.instance.id": "copier"})
+    query = copy(stream, root, tmp_path / "c").trigger(processingTime="0 seconds").start()
+    try:
+        assert wait_for(lambda: committed(root) == {("in", 0): 20})
+        feed(root, "in", range(20, 25))
+        # No later batch comes: planning the one that does not is what publishes.
+        assert wait_for(lambda: committed(root) == {("in", 0): 25})
+        assert behind(root) == 0
+        description = group(root).description()
+        assert (description.state, description.instance, description.generation) == ("Stable", "copier", 1)
+        with pytest.raises(Conflict, match="is active"):
+            group(root).alter({"in": {0: 0}})
+        assert query.exception() is None
+    finally:
+        query.stop()
+
+
+def test_lag_is_right_within_one_batch(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(40), partitions=1)
+    seen: list[tuple[int, dict[tuple[str, int], int], int]] = []
+
+    def look(_: object, batch: int) -> None:
+        seen.append((batch, committed(root), behind(root)))
+
+    stream = source(spark, f"{root}/in", maxOffsetsPerTrigger=10, **GROUP)
+    query = stream.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "c"))
+    finish(query)
+    # While batch n runs, what was done before it is committed, and nothing of its own.
+    assert seen == [(0, {}, 0), *((n, {("in", 0): 10 * n}, 40 - 10 * n) for n in (1, 2, 3))]
+    assert (committed(root), behind(root)) == ({("in", 0): 40}, 0)
+    # It has read what there was, and left.
+    assert group(root).description().state == "Empty"
+    group(root).alter({"in": {0: 5}}, dry_run=True)
+
+
+def test_a_batch_that_is_replayed_counts_once_it_is_done(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(20), partitions=1)
+    finish(copy(source(spark, f"{root}/in", maxOffsetsPerTrigger=10, **GROUP), root, tmp_path / "c"))
+    assert committed(root) == {("in", 0): 20}
+    # As if the driver had died before it noted the second batch; the group knows more than the checkpoint then.
+    forget_commit(tmp_path / "c", 1)
+    finish(copy(source(spark, f"{root}/in", **GROUP), root, tmp_path / "c"))
+    assert (values(root, "out"), committed(root)) == (list(range(20)), {("in", 0): 20})
+    assert group(root).description().generation == 2
+
+
+def test_a_newer_query_stops_the_older_one(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(10), partitions=1)
+    old = copy(source(spark, f"{root}/in", **GROUP), root, tmp_path / "c").trigger(processingTime="0 seconds").start()
+    try:
+        assert wait_for(lambda: committed(root) == {("in", 0): 10})
+        finish(copy(source(spark, f"{root}/in", **GROUP), root, tmp_path / "c2", topic="out2"))
+        feed(root, "in", range(10, 12))
+        assert wait_for(lambda: old.exception() is not None)
+        assert "[SPARKLOG_FENCED]: generation 1 (spark-" in str(old.exception())
+        assert "give each source a group of its own" in str(old.exception())
+    finally:
+        old.stop()
+
+
+def test_reads_begin_where_the_group_stands(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(10), partitions=1)
+    sparklog.open(root).topic("in").alter(partitions=2)
+    group(root).alter({"in": {0: 4}})
+
+    def batch(**options: str) -> list[int]:
+        reader = spark.read.format("sparklog").option("startingOffsets", "group").options(**GROUP, **options)
+        return [row.offset for row in reader.load(f"{root}/in").sort("offset").collect()]
+
+    assert batch() == list(range(4, 10))
+    assert batch(**{"kafka.auto.offset.reset": "latest"}) == list(range(4, 10))
+    with pytest.raises(Exception, match=r"\[SPARKLOG_NOT_FOUND\]: Group 'g' has no offset committed for in-1"):
+        batch(**{"kafka.auto.offset.reset": "none"})
+    stream = source(spark, f"{root}/in", startingOffsets="group", **GROUP)
+    finish(copy(stream, root, tmp_path / "c"))
+    assert values(root, "out") == list(range(4, 10))
+    assert committed(root) == {("in", 0): 10, ("in", 1): 0}
+    assert batch() == []
+    # A reset is for new queries: one with a checkpoint goes on from that, and says so to the group.
+    group(root).alter({"in": {0: 8}})
+    assert batch() == [8, 9]
+    finish(copy(stream, root, tmp_path / "c"))
+    assert values(root, "out") == list(range(4, 10))
+    assert committed(root) == {("in", 0): 10, ("in", 1): 0}
+
+
+def test_what_cannot_be_is_said_in_one_line(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(3), partitions=1)
+    none = {"startingOffsets": "group", "kafka.auto.offset.reset": "none"}
+    message = failure(copy(source(spark, f"{root}/in", **GROUP, **none), root, tmp_path / "c"))
+    assert "[SPARKLOG_NOT_FOUND]: Group 'g' has no offset committed for in-0: reset the group" in message
+    kafka = Path(__file__).parents[2] / "examples" / "data" / "kafka-log-dir"
+    message = failure(copy(source(spark, kafka, **GROUP), root, tmp_path / "c2"))
+    assert "[SPARKLOG_BAD_REQUEST]: A stream with kafka.group.id publishes its progress, and" in message
