@@ -166,10 +166,10 @@ def check_transaction_index(data: bytes, base: int, batches: Batches, *, file: s
     except Corrupt as error:
         return [replace(Finding.of(INDEX, error, file), position=error.position or 0)]
     wrong = []
-    columns = (found.producer_ids, found.last_offsets, found.last_stable_offsets)
+    columns = (found.producer_ids, found.first_offsets, found.last_offsets, found.last_stable_offsets)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    for entry, (producer, last, stable) in enumerate(rows):
-        if batches.aborts.get(last) != producer or not 0 <= stable <= last + 1:
+    for entry, (producer, first, last, stable) in enumerate(rows):
+        if batches.aborts.get(last) != producer or first < 0 or not 0 <= stable <= last + 1:
             message = f"no ABORT marker of producer {producer} lies at offset {last}, as entry {entry} says"
             wrong.append(Finding(INDEX, file, message, position=entry * transaction_index.ENTRY_BYTES, offset=last))
     return wrong

@@ -110,7 +110,7 @@ class _Reader:
             expected = self._segment(segment, expected)
         self.found.log_end = expected
         self._epochs(segments, start)
-        self._transactions(segments, start)
+        self._transactions(segments)
         self._metadata()
         self._snapshots()
         self.found.counts += Counts(slices=len(segments))
@@ -290,7 +290,7 @@ class _Reader:
                 self.found.findings.append(Finding(CHECKPOINT, place, message, REPLICA))
                 return
 
-    def _transactions(self, segments: Sequence[_Segment], log_start: int) -> None:
+    def _transactions(self, segments: Sequence[_Segment]) -> None:
         """Where aborted transactions began, as far as their first batches are still there."""
         if self.dense_from or self.dense_from is None or any(segment.damaged for segment in segments):
             return
@@ -306,9 +306,9 @@ class _Reader:
                 if kind == ABORT and first is not None:
                     stable = state.first_open()
                     markers[offset] = (first, offset + 1 if stable is None else stable)
-            self._aborted(path, markers, segment, log_start)
+            self._aborted(path, markers, segment, segments[0].name.base)
 
-    def _aborted(self, path: str, markers: dict[int, tuple[int, int]], segment: _Segment, log_start: int) -> None:
+    def _aborted(self, path: str, markers: dict[int, tuple[int, int]], segment: _Segment, oldest: int) -> None:
         try:
             found = transaction_index.parse(file_bytes(path) or b"", segment.name.base)
         except Corrupt:
@@ -317,7 +317,8 @@ class _Reader:
         said = {last: (first, stable) for last, first, stable in zip(*(each.tolist() for each in columns), strict=True)}
         for entry, (last, pair) in enumerate(said.items()):
             right = markers.get(last)
-            if right is None or right == pair or min(*right, *pair) < log_start:
+            # What began in segments that are gone is known to Kafka alone.
+            if right is None or right == pair or 0 <= min(pair) < oldest:
                 continue
             message = (
                 f"of the transaction that ends at offset {last} it says first offset {pair[0]} and last stable offset "
