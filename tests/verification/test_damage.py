@@ -63,7 +63,7 @@ def test_any_flipped_bit_is_found_and_named(whole: WholeRoot) -> None:
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_thousands_of_flipped_bits(whole: WholeRoot, seed: int) -> None:
     exact = sweep(whole, seed, 1100)
-    assert sum(exact.values()) >= 1150
+    assert sum(exact.values()) >= 1050
 
 
 @pytest.mark.slow
