@@ -202,13 +202,17 @@ class Consumer:
 
     def _refresh(self) -> None:
         """See what is new, and begin to read it; no stream if there is nothing."""
+        self._look()
+        ranges = [wanted for topic in self.topics for wanted in self._ranges(topic)]
+        self._stream = self._read(ranges) if ranges else None
+
+    def _look(self) -> None:
+        """See how far the topics reach now. `Conflict` if one was created again."""
         self._view.refresh(self.topics)
         for topic in self.topics:
             if self._view.topic_id(topic) != self._ids[topic]:
                 raise Conflict(f"topic {topic} was deleted and created again while it was read: start again")
             self._bounds[topic] = self._view.bounds(topic)
-        ranges = [wanted for topic in self.topics for wanted in self._ranges(topic)]
-        self._stream = self._read(ranges) if ranges else None
 
     def _ranges(self, topic: str) -> list[OffsetRange]:
         """What there is to read of a topic, partitions that are new from their log start."""
@@ -277,10 +281,10 @@ class Consumer:
         self._seek({place: self._start(place, self._kept.get(place), bounds) for place, bounds in self._all_bounds()})
 
     def _all_bounds(self) -> list[tuple[Place, Bounds]]:
+        """Of all partitions as they are now: an offset committed just before must not seem to lie beyond the end."""
+        self._look()
         return [
-            ((topic, partition), bounds)
-            for topic in self.topics
-            for partition, bounds in self._view.bounds(topic).items()
+            ((topic, partition), bounds) for topic in self.topics for partition, bounds in self._bounds[topic].items()
         ]
 
     def _seek(self, positions: Mapping[Place, int]) -> None:
@@ -330,7 +334,7 @@ class Consumer:
             self._written = self._env.now()
             for topic, positions in offsets.items():
                 for partition, position in positions.items():
-                    self._kept[topic, partition] = position if isinstance(position, int) else position.offset
+                    self._kept[topic, partition] = position.offset if hasattr(position, "offset") else int(position)
 
     def _keep_up(self) -> None:
         """Commit if it is time, and show that this consumer lives."""

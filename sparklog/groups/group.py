@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Protocol
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
@@ -28,12 +29,14 @@ from sparklog.groups.offsets import (
     NO_EPOCH,
     CommittedOffset,
     GroupMetadata,
+    Row,
     TopicOffsets,
     topic_offsets,
 )
 from sparklog.groups.state import GROUPS, GroupState, Pending, settled
 from sparklog.log.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.entry_log import EntryLog, Step
+from sparklog.log.fields import INT64_MAX
 from sparklog.log.names import check_id
 from sparklog.log.numbered import pause
 from sparklog.log.root import Root
@@ -347,34 +350,53 @@ class Group:
         """
         now_ms = self.root.env.wall_ms()
         found = []
-        for topic, positions in sorted(offsets.items()):
-            if not positions:
+        if not isinstance(offsets, Mapping) or not all(isinstance(each, Mapping) for each in offsets.values()):
+            raise BadRequest(f"expected offsets as {{topic: {{partition: offset}}}}, found {offsets!r}")
+        for topic in sorted(offsets, key=str):
+            if not offsets[topic]:
                 continue
             head = self.root.topic(topic).head(refresh=False)
             if ids is not None and ids.get(topic, head.topic_id) != head.topic_id:
                 raise Conflict(
                     f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"
                 )
-            rows = {}
-            for partition, position in positions.items():
-                offset, epoch, metadata = (
-                    (position, None, "")
-                    if isinstance(position, int)
-                    else (position.offset, position.leader_epoch, position.metadata)
-                )
-                if not 0 <= partition < head.partitions or isinstance(offset, bool) or not 0 <= offset < 2**63:
-                    raise BadRequest(
-                        f"expected offsets of partitions 0 to {head.partitions - 1} of topic '{topic}', found "
-                        f"{offset} of partition {partition}"
-                    )
-                if metadata and len(metadata.encode()) > MAX_METADATA:
-                    raise BadRequest(
-                        f"metadata of {topic}-{partition} has {len(metadata.encode())} bytes, at most {MAX_METADATA} "
-                        "are kept beside an offset; shorten it"
-                    )
-                rows[partition] = offset, now_ms, NO_EPOCH if epoch is None else epoch, metadata
+            rows = dict(
+                _row(topic, head.partitions, partition, position, now_ms)
+                for partition, position in offsets[topic].items()
+            )
             found.append(topic_offsets(topic, head.topic_id, rows))
         return tuple(found)
+
+
+def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:
+    """A partition and what is kept of it; whole numbers may be numpy's. `BadRequest` as `Group.checked`."""
+    at, offset = _whole(partition), _whole(getattr(position, "offset", position))
+    epoch, metadata = getattr(position, "leader_epoch", None), getattr(position, "metadata", None) or ""
+    if at is None or not 0 <= at < partitions or offset is None or not 0 <= offset <= INT64_MAX:
+        raise BadRequest(
+            f"expected offsets of partitions 0 to {partitions - 1} of topic '{topic}', found "
+            f"{getattr(position, 'offset', position)!r} of partition {partition!r}"
+        )
+    known = NO_EPOCH if epoch is None else _whole(epoch)
+    if known is None or not NO_EPOCH <= known <= MAX_INT:
+        raise BadRequest(f"the leader epoch of {topic}-{at} is 0 to {MAX_INT}, or None; found {epoch!r}")
+    try:
+        size = len(metadata.encode())
+    except (AttributeError, UnicodeEncodeError):
+        raise BadRequest(f"metadata of {topic}-{at} is a text that UTF-8 can hold, found {metadata!r}") from None
+    if size > MAX_METADATA:
+        raise BadRequest(
+            f"metadata of {topic}-{at} has {size} bytes, at most {MAX_METADATA} are kept beside an offset; shorten it"
+        )
+    return at, (offset, now_ms, known, metadata)
+
+
+def _whole(value: object) -> int | None:
+    """A whole number as Python's own; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 @dataclass(slots=True)

@@ -216,6 +216,8 @@ class Transaction:
         member = group.metadata if isinstance(group, Membership) else None if isinstance(group, str) else group
         name = str(group) if member is None else member.group
         checked = Group(self._root, name).checked(offsets, ids)
+        if not checked:
+            return
         self._offsets[name] = merged(self._offsets.get(name, ()), checked)
         self._members[name] = member
 

@@ -11,7 +11,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
-from sparklog.groups import Consumer, Groups
+from sparklog.groups import Consumer, Group, Groups
 from sparklog.log.env import Env
 from sparklog.log.root import open_root
 from sparklog.log.view import COLUMNS, READ_UNCOMMITTED
@@ -118,6 +118,39 @@ def test_offsets_out_of_range_are_reset(place: Place, caplog: pytest.LogCaptureF
     assert everything(consumer) == ["5"]
     consumer.seek("a", 0, 99)
     assert everything(consumer) == ["5"]
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+def test_what_the_older_consumer_commits_while_a_newer_one_joins_is_in_range(
+    place: Place, reset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(place, "a", 0, "1", "2")
+    older = place.consumer()
+    older.commit()
+    join = Group.join
+
+    def late(group: Group, *given: object, **named: object) -> object:
+        # The newer one has seen the topic by now, and this is beyond what it saw.
+        append(place, "a", 0, "3", "4")
+        assert everything(older) == ["1", "2", "3", "4"]
+        older.commit()
+        return join(group, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Group, "join", late)
+    newer = place.consumer(auto_offset_reset=reset)
+    assert newer.positions() == {"a": {0: 4, 1: 0}}
+    append(place, "a", 0, "5")
+    assert everything(newer) == ["5"]
+
+
+def test_seeking_goes_by_where_the_log_begins_and_ends_now(place: Place) -> None:
+    consumer = place.consumer(auto_offset_reset="latest")
+    append(place, "a", 0, "1", "2", "3")
+    consumer.seek_to_end()
+    assert everything(consumer) == []
+    place.topic("a").delete_records({0: 1})
+    consumer.seek_to_beginning()
+    assert everything(consumer) == ["2", "3"]
 
 
 def test_automatic_commits_are_of_what_earlier_polls_gave(place: Place) -> None:

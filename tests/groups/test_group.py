@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import sparklog
@@ -130,11 +131,23 @@ def test_wrong_input_changes_nothing() -> None:
         ({"a": {0: True}}, "found True of partition 0"),
         ({"a": {0: 2**63}}, "expected offsets"),
         ({"a": {0: OffsetAndMetadata(1, "ö" * 2100)}}, "has 4200 bytes, at most 4096"),
+        ({"a": {0: "1"}}, "found '1' of partition 0"),
+        ({"a": {0: None}}, "found None of partition 0"),
+        ({"a": {"0": 1}}, "found 1 of partition '0'"),
+        ({"a": {True: 1}}, "found 1 of partition True"),
+        (
+            {"a": {0: OffsetAndMetadata(1, leader_epoch=-5)}},
+            "leader epoch of a-0 is 0 to 2147483647, or None; found -5",
+        ),
+        ({"a": {0: OffsetAndMetadata(1, "\ud800")}}, "metadata of a-0 is a text that UTF-8 can hold"),
+        ({"a": {0: OffsetAndMetadata(1, 7)}}, "metadata of a-0 is a text"),  # type: ignore[arg-type]
+        ({"a": [1]}, "expected offsets as {topic: {partition: offset}}"),
+        (["a"], "expected offsets as {topic: {partition: offset}}"),
     ):
         with pytest.raises(BadRequest, match=says):
-            member.commit(wrong)
+            member.commit(wrong)  # type: ignore[arg-type]
         with pytest.raises(BadRequest, match=says):
-            group(house, "h").alter(wrong)
+            group(house, "h").alter(wrong)  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="topic 'nope' does not exist"):
         member.commit({"a": {0: 1}, "nope": {0: 1}})
     assert offsets(group(house)) == {}
@@ -147,6 +160,13 @@ def test_wrong_input_changes_nothing() -> None:
     with pytest.raises(BadRequest, match="a group id has 1 to 1024 characters"):
         group(house, "")
     assert Groups(house.root()).names() == ["g"]
+
+
+def test_offsets_may_be_numpy_s() -> None:
+    house = House(partitions=2)
+    at = np.array([3, 4])
+    group(house).join("one").commit({"a": {np.int32(1): at[0], 0: OffsetAndMetadata(at[1])}})  # type: ignore[dict-item]
+    assert offsets(group(house)) == {("a", 0): 4, ("a", 1): 3}
 
 
 def test_offsets_of_a_topic_that_was_created_again_are_gone() -> None:
@@ -283,6 +303,15 @@ def test_offsets_count_exactly_when_the_transaction_is_committed() -> None:
             producer.begin().send_offsets("g", wrong)
         assert producer._open is not None
         producer._open.abort()
+
+
+def test_sending_no_offsets_makes_no_group() -> None:
+    house = House()
+    transaction = house.producer().begin()
+    for nothing in ({}, {"a": {}}):
+        transaction.send_offsets("g", nothing)
+    assert transaction.commit().n is None
+    assert Groups(house.root()).names() == []
 
 
 def test_every_later_entry_records_outcomes_and_the_commit_is_forgotten_then() -> None:
