@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.options import CorruptOption, CorruptRecords, Isolation, PlaceOption, example
+from sparklog.cli.options import (
+    CorruptOption,
+    CorruptRecords,
+    HeadersShown,
+    Isolation,
+    IsolationOption,
+    KeyShown,
+    OffsetShown,
+    PartitionShown,
+    PlaceOption,
+    TimestampShown,
+    example,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,15 +132,13 @@ def consume(
         int | None, typer.Option("--timeout-ms", min=0, help="With --follow: end when nothing came for so long.")
     ] = None,
     max_messages: Annotated[int | None, typer.Option("--max-messages", "-n", min=0, help="End after so many.")] = None,
-    isolation: Annotated[
-        Isolation, typer.Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
-    ] = Isolation.read_committed,
+    isolation: IsolationOption = Isolation.read_committed,
     corrupt_records: CorruptOption = CorruptRecords.fail,
-    print_timestamp: Annotated[bool, typer.Option("--print-timestamp", help="CreateTime:<ms>")] = False,
-    print_partition: Annotated[bool, typer.Option("--print-partition", help="Partition:<n>")] = False,
-    print_offset: Annotated[bool, typer.Option("--print-offset", help="Offset:<n>")] = False,
-    print_headers: Annotated[bool, typer.Option("--print-headers", help="name:value,... or NO_HEADERS")] = False,
-    print_key: Annotated[bool, typer.Option("--print-key", help="The key.")] = False,
+    print_timestamp: TimestampShown = False,
+    print_partition: PartitionShown = False,
+    print_offset: OffsetShown = False,
+    print_headers: HeadersShown = False,
+    print_key: KeyShown = False,
     print_value: Annotated[bool, typer.Option("--print-value/--no-print-value", help="The value.")] = True,
     key_separator: Annotated[
         str, typer.Option("--key-separator", help="Between columns.", show_default="a tab")

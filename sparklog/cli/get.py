@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.options import CorruptOption, CorruptRecords, Isolation, PlaceOption, example
+from sparklog.cli.options import (
+    CorruptOption,
+    CorruptRecords,
+    HeadersShown,
+    Isolation,
+    IsolationOption,
+    KeyShown,
+    OffsetShown,
+    PartitionShown,
+    PlaceOption,
+    TimestampShown,
+    example,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,15 +60,13 @@ def get(
     ] = KeyFormat.string,
     partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Look in this partition.")] = None,
     all_partitions: Annotated[bool, typer.Option("--all-partitions", help="Look in all of them.")] = False,
-    isolation: Annotated[
-        Isolation, typer.Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
-    ] = Isolation.read_committed,
+    isolation: IsolationOption = Isolation.read_committed,
     corrupt_records: CorruptOption = CorruptRecords.fail,
-    print_timestamp: Annotated[bool, typer.Option("--print-timestamp", help="CreateTime:<ms>")] = False,
-    print_partition: Annotated[bool, typer.Option("--print-partition", help="Partition:<n>")] = False,
-    print_offset: Annotated[bool, typer.Option("--print-offset", help="Offset:<n>")] = False,
-    print_headers: Annotated[bool, typer.Option("--print-headers", help="name:value,... or NO_HEADERS")] = False,
-    print_key: Annotated[bool, typer.Option("--print-key", help="The key.")] = False,
+    print_timestamp: TimestampShown = False,
+    print_partition: PartitionShown = False,
+    print_offset: OffsetShown = False,
+    print_headers: HeadersShown = False,
+    print_key: KeyShown = False,
     as_json: Annotated[bool, typer.Option("--json", help="The record as a JSON object, all columns.")] = False,
 ) -> None:
     from sparklog.cli.json_records import format_json

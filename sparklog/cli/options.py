@@ -65,6 +65,17 @@ CorruptOption = Annotated[
     ),
 ]
 
+IsolationOption = Annotated[
+    Isolation, typer.Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
+]
+
+# What is printed of a record, under the names of Kafka's console consumer.
+TimestampShown = Annotated[bool, typer.Option("--print-timestamp", help="CreateTime:<ms>")]
+PartitionShown = Annotated[bool, typer.Option("--print-partition", help="Partition:<n>")]
+OffsetShown = Annotated[bool, typer.Option("--print-offset", help="Offset:<n>")]
+HeadersShown = Annotated[bool, typer.Option("--print-headers", help="name:value,... or NO_HEADERS")]
+KeyShown = Annotated[bool, typer.Option("--print-key", help="The key.")]
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 ConfigOption = Annotated[

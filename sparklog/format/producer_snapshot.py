@@ -31,7 +31,7 @@ __all__ = ["ProducerEntry", "parse_snapshot", "snapshot_to_bytes"]
 
 VERSION = 1
 _HEAD = struct.Struct(">hIi")
-_ENTRY = struct.Struct(">qhiqiqiq")
+ENTRY = struct.Struct(">qhiqiqiq")
 _COVERED_FROM = 6
 
 
@@ -53,7 +53,7 @@ def snapshot_to_bytes(entries: Iterable[ProducerEntry]) -> bytes:
     """A `.snapshot` file; one without producers has 10 bytes."""
     from crc32c import crc32c
 
-    rows = [_ENTRY.pack(*astuple(entry)) for entry in sorted(entries, key=lambda each: each.producer_id)]
+    rows = [ENTRY.pack(*astuple(entry)) for entry in sorted(entries, key=lambda each: each.producer_id)]
     covered = struct.pack(">i", len(rows)) + b"".join(rows)
     return struct.pack(">hI", VERSION, crc32c(covered)) + covered
 
@@ -69,6 +69,6 @@ def parse_snapshot(data: bytes, *, file: str | None = None) -> list[ProducerEntr
         raise Corrupt(f"expected a producer snapshot of version {VERSION}, found {version}", file=file)
     if crc32c(data[_COVERED_FROM:]) != crc:
         raise Corrupt("the producer snapshot's CRC-32C is wrong: restore it", file=file)
-    if count < 0 or len(data) != _HEAD.size + count * _ENTRY.size:
+    if count < 0 or len(data) != _HEAD.size + count * ENTRY.size:
         raise Corrupt(f"the producer snapshot announces {count} entries in {len(data)} bytes", file=file)
-    return [ProducerEntry(*fields) for fields in _ENTRY.iter_unpack(data[_HEAD.size :])]
+    return [ProducerEntry(*fields) for fields in ENTRY.iter_unpack(data[_HEAD.size :])]

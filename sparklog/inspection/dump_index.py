@@ -199,7 +199,7 @@ def transaction_index_rows(source: Source) -> Iterator[Row]:
 
 def snapshot_rows(source: Source) -> Iterator[Row]:
     """Of a `.snapshot`. `Corrupt` with Kafka's words, which its tool prints on standard error and goes on."""
-    from sparklog.inspection.dump_snapshot import snapshot_entries
+    from sparklog.inspection.dump_snapshot import first_sequence, snapshot_entries
 
     for entry in snapshot_entries(source.read()):
         open_since = entry.open_since
@@ -219,7 +219,7 @@ def snapshot_rows(source: Source) -> Iterator[Row]:
         }
         if entry.last_offset >= 0:
             batch = {
-                "firstSequence": entry.first_sequence,
+                "firstSequence": first_sequence(entry),
                 "lastSequence": entry.last_sequence,
                 "lastOffset": entry.last_offset,
                 "offsetDelta": entry.offset_delta,

@@ -7,39 +7,23 @@ the checksum, which covers all bytes behind it, also those behind the last entry
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 from sparklog.errors import Corrupt
-from sparklog.format.producer_snapshot import VERSION
+from sparklog.format.producer_snapshot import ENTRY, VERSION, ProducerEntry
 
-__all__ = ["Producer", "snapshot_entries"]
+__all__ = ["first_sequence", "snapshot_entries"]
 
 _VERSION = struct.Struct(">h")
 _HEAD = struct.Struct(">Ii")
-_ENTRY = struct.Struct(">qhiqiqiq")
 _COVERED_FROM = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Producer:
-    """One producer, fields as in the snapshot's table; `last_offset` -1: it has no data batch."""
-
-    producer_id: int
-    producer_epoch: int
-    last_sequence: int
-    last_offset: int
-    offset_delta: int
-    timestamp: int
-    coordinator_epoch: int
-    open_since: int
-
-    @property
-    def first_sequence(self) -> int:
-        """Of its last batch; before 0 comes 2^31 - 1."""
-        return (self.last_sequence - self.offset_delta) & 0x7FFFFFFF if self.offset_delta else self.last_sequence
+def first_sequence(entry: ProducerEntry) -> int:
+    """Of a producer's last batch; before 0 comes 2^31 - 1."""
+    return (entry.last_sequence - entry.offset_delta) & 0x7FFFFFFF if entry.offset_delta else entry.last_sequence
 
 
-def snapshot_entries(data: bytes) -> list[Producer]:
+def snapshot_entries(data: bytes) -> list[ProducerEntry]:
     """The entries in file order. `Corrupt` where Kafka calls it corrupt."""
     from crc32c import crc32c
 
@@ -58,11 +42,11 @@ def snapshot_entries(data: bytes) -> list[Producer]:
         if count > len(data) - start:
             said = f"Tried to allocate a collection of size {count}, but there are only {len(data) - start} bytes"
             raise Corrupt(f"Snapshot failed schema validation: {said} remaining.")
-        rows = [_ENTRY.unpack_from(data, start + number * _ENTRY.size) for number in range(count)]
+        rows = [ENTRY.unpack_from(data, start + number * ENTRY.size) for number in range(count)]
     except struct.error:
         raise Corrupt("Snapshot failed schema validation: null") from None
     computed = crc32c(data[_COVERED_FROM:])
     if crc != computed:
         said = f"Stored crc: {crc}. Computed crc: {computed}"
         raise Corrupt(f"Snapshot is corrupt (CRC is no longer valid). {said}")
-    return [Producer(*row) for row in rows]
+    return [ProducerEntry(*row) for row in rows]
