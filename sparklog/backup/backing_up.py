@@ -320,7 +320,8 @@ class _Run:
         first, newest = chain.run()
         if newest < state.number:
             raise NotFound(f"{kind.title(state.id)} lost its entries while they were read; try again")
-        first = min(first if last is None else max(first, last.number), state.number)
+        # Always the one before the last, too: a restored log has two entries to be opened from.
+        first = min(first if last is None else max(first, last.number), max(first, state.number - 1))
         link: int | None = None
         for number in range(first, state.number + 1):
             data = chain.data(number)

@@ -78,7 +78,9 @@ def first_commit(
         if state is not None and state.decided(n):
             found = state.resolved(topic, head.topic_id, n)
             resolved.append(replace(found, siblings=_siblings(found.siblings, names)))
-    draft = Draft(MAINTAIN, leader_epoch=min(head.leader_epoch + 1, MAX_EPOCH), resolved=tuple(resolved))
+    # Nothing is kept of what came before: the floor says so.
+    epoch = min(head.leader_epoch + 1, MAX_EPOCH)
+    draft = Draft(MAINTAIN, leader_epoch=epoch, resolved=tuple(resolved), floor=head.version)
     return draft.commit(head, commit_id, time_ms)
 
 

@@ -15,9 +15,12 @@ backup, where the versions are not older than what the vacuum keeps.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+import crc32c
 
 from sparklog.backup.backing_up import Holds, Progress, silent, write_checkpoint
 from sparklog.backup.choosing import Wanted, from_place, from_root, shown
@@ -350,10 +353,10 @@ class _Run:
         for name, number in self.plan["decisions"].items():
             state = self._entry(DECISIONS, name, number)
             decisions[name] = state
-            self._put_entry(DECISIONS, renamed_decisions(state, renamed) if renamed else state)
+            self._put_entries(DECISIONS, state, lambda each: renamed_decisions(each, renamed) if renamed else each)
         for name, number in self.plan["groups"].items():
             group = self._entry(GROUPS, name, number)
-            self._put_entry(GROUPS, renamed_group(group, renamed) if renamed else group)
+            self._put_entries(GROUPS, group, lambda each: renamed_group(each, renamed) if renamed else each)
         for name, snapshot in found.items():
             item = self.plan["topics"][name]
             alone = stand_alone(snapshot, self.target, self.names)
@@ -363,6 +366,9 @@ class _Run:
             after = alone.head.apply(_decoded(data, item["to"], commit.version))
             check_commit(alone.head, commit, after)
             self.copied += write_checkpoint(self.target, alone, item["table"])
+            with suppress(NotFound):
+                # The last one of the source's: its checkpoint and the next commit both name its CRC.
+                self._put(commit_key(item["to"], alone.version), self.source.get(commit_key(name, alone.version)))
             self._put(commit_key(item["to"], commit.version), data)
             last = Snapshot(item["to"], self.target, after, alone.slices.apply(commit, after))
             self.copied += write_checkpoint(self.target, last, item["table"])
@@ -373,14 +379,20 @@ class _Run:
             raise NotFound(f"entry {number} of {kind.title(name)} is no longer there; restore into another folder")
         return found
 
-    def _put_entry(self, kind: EntryKind[E], state: E) -> None:
-        """An entry and its copy as a checkpoint: what came before is not here."""
+    def _put_entries(self, kind: EntryKind[E], state: E, renamed: Callable[[E], E]) -> None:
+        """An entry and the one before it, and copies of both as checkpoints: what came before is not here."""
         if state.number < 0:
             return
-        data = kind.encode(state)
         prefix = kind.prefix(state.id)
-        self._put(checkpoint_key(prefix, state.number), data)
-        self._put(commit_key(prefix, state.number), data)
+        before = EntryChain(self.source, kind, state.id).at(state.number - 1) if state.number else None
+        crc = state.prev_crc
+        for each in (before, state):
+            if each is None:
+                continue
+            data = kind.encode(replace(renamed(each), prev_crc=crc if each is state else each.prev_crc))
+            crc = crc32c.crc32c(data)
+            self._put(checkpoint_key(prefix, each.number), data)
+            self._put(commit_key(prefix, each.number), data)
 
     def _put(self, key: str, data: bytes) -> None:
         if self.target.create(key, data):

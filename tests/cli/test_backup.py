@@ -44,6 +44,7 @@ def test_back_up_list_restore(sparklog: Sparklog, filled: Path, lines_file: Line
     assert not new.exists()
     assert sparklog("restore", place, "--to", new).lines[0].startswith("Restored 1 topics and 1 groups from backup 2")
     assert consumed(sparklog, new) == ["a", "b", "c"]
+    assert "every byte accounted for" in sparklog("verify", "--root", new).out
     assert Groups(library.open(new)).group("billing").committed()["orders", 0].offset == 1
     older = tmp_path / "older"
     sparklog("restore", place, "--to", older, "--backup", 1, "--rename", "orders=old")
