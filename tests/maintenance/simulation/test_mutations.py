@@ -54,7 +54,7 @@ def floor_is_not_committed(patch: Patch) -> None:
 
 def files_go_at_once(patch: Patch) -> None:
     """`file.delete.delay.ms` counts for nothing."""
-    patch.setattr(vacuum, "_delay_ms", lambda history, head, settings: 0)
+    patch.setattr(vacuum, "delete_delay_ms", lambda history, head, settings: 0)
 
 
 def commits_go_at_once(patch: Patch) -> None:
