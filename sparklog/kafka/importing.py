@@ -223,6 +223,7 @@ class _TopicImport:
         self._pending: list[ImportedPartition] = []
         self._written: list[str] = []
         self._attempted = False
+        self._created = -1
         self._reports: dict[int, PartitionReport] = {}
 
     def run(self) -> ImportedTopic:
@@ -248,7 +249,9 @@ class _TopicImport:
         count = len(source.partitions)
         if not self._plan.exists:
             intent = CreateIntent(self._root.env.new_id(), count, configs, kafka_source=KafkaSource(source.topic_id))
-            return self._root.begin_topic(source.name, intent)
+            created = self._root.begin_topic(source.name, intent)
+            self._created = created.head(refresh=False).version
+            return created
         topic = self._root.topic(source.name)
         head = topic.head(refresh=False)
         changed = {name: text for name, text in configs.explicit.items() if head.configs.explicit.get(name) != text}
@@ -328,9 +331,10 @@ class _TopicImport:
             )
 
     def _give_up(self, topic: Topic) -> None:
-        """Leave what is committed. A topic that was created for this, and of which nothing was, goes."""
+        """Leave what is committed, by others, too. A topic that was created for this, and of which nothing was, goes."""
         if not self._plan.exists and not self._attempted:
-            topic.delete()
+            with suppress(Conflict):
+                topic.delete(version=self._created)
         for key in self._written:
             self._root.store.delete(key)
 

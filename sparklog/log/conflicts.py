@@ -440,14 +440,17 @@ class CreateIntent:
 
 @dataclass(frozen=True, slots=True)
 class DeleteIntent:
-    """End a topic."""
+    """End a topic. `version`: only if nobody has committed to it since, else `Conflict`."""
 
     topic_id: str
+    version: int | None = None
     needs_table: bool = False
     repeatable: bool = False
 
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         check_topic(topic, base, self.topic_id)
+        if self.version is not None and base.version != self.version:
+            raise Conflict(f"topic '{topic}' is at version {base.version}, expected {self.version}: somebody uses it")
         return Draft(DELETE)
 
 

@@ -155,10 +155,11 @@ class Topic:
         log_starts = {p: int(head.log_end[p]) if offset == -1 else offset for p, offset in before.items()}
         return LogStartIntent(head.topic_id, log_starts)
 
-    def delete(self) -> None:
-        """Delete the topic; its files go with the next vacuum."""
+    def delete(self, *, version: int | None = None) -> None:
+        """Delete the topic; its files go with the next vacuum. With `version` only if that is its newest: `Conflict`
+        if somebody has committed to it since."""
         head = self.head()
-        self.commit(DeleteIntent(head.topic_id), head)
+        self.commit(DeleteIntent(head.topic_id, version), head)
 
     # -- records
 

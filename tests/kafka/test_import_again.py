@@ -482,6 +482,28 @@ def test_two_imports_at_once_copy_for_one(root: Root, tmp_path: Path, monkeypatc
     assert [record.offset for record in read(root.topic("t"))] == list(range(6))
 
 
+def test_an_import_that_fails_leaves_what_another_one_has_imported_meanwhile(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had created the topic, and had nothing in it yet."""
+    write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND + b"\0" * 30, 6: batch(6, [b"g"])})
+    other = open_root(root.store, env=Clock().env(9))
+    begun = importing.copy_partition
+
+    def copy(*args: Any) -> Iterator[Any]:
+        monkeypatch.setattr(importing, "copy_partition", begun)
+        import_log_dir(other, tmp_path, corrupt_records="skip")
+        yield from begun(*args)
+
+    monkeypatch.setattr(importing, "copy_partition", copy)
+    with pytest.raises(Corrupt):
+        import_log_dir(root, tmp_path)
+    assert [record.offset for record in read(other.topic("t"))] == list(range(7))
+    assert {info.key for info in root.store.list("t/") if info.key.endswith((".log", ".slices"))} == {
+        f"t/{path}" for path in other.topic("t").snapshot().slices.paths()
+    }
+
+
 def test_a_dry_run_says_what_would_be_taken(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     found = import_log_dir(None, tmp_path, dry_run=True).topics[0]
