@@ -29,7 +29,7 @@ TopicIdOption = Annotated[
     typer.Option(
         "--topic-id",
         metavar="[TOPIC=]ID",
-        help="Instead of the topic's own: the id it has in a Kafka cluster. May be repeated.",
+        help="The id it has in a Kafka cluster. May be repeated. Without: the one it was imported with, else its own.",
     ),
 ]
 GroupsOption = Annotated[

@@ -34,7 +34,8 @@ class PartitionRow:
 @dataclass(frozen=True)
 class TopicRow:
     """One topic as `describe` shows it. `configs` are those that were set, `openTransactions` the transactional ids
-    that hold back the last stable offset; both None where the place does not say (Kafka's directories)."""
+    that hold back the last stable offset; both None where the place does not say (Kafka's directories).
+    `kafkaTopicId`: of the topic that it was imported from, None if it was not or that had none."""
 
     topic: str
     topicId: str  # noqa: N815
@@ -42,6 +43,7 @@ class TopicRow:
     configs: dict[str, str] | None
     partitions: list[PartitionRow]
     openTransactions: list[str] | None  # noqa: N815
+    kafkaTopicId: str | None = None  # noqa: N815
 
 
 @app.command(epilog=example("sparklog topics create orders --root /data/log --partitions 16 -c retention.ms=86400000"))
@@ -118,6 +120,7 @@ def _native(root: Root, name: str) -> TopicRow:
             *dict.fromkeys(transaction for transaction, _ in topic.open_transactions),
             *(str(each) for each in topic.kafka_open),
         ],
+        kafkaTopicId=topic.kafka_topic_id or None,
     )
 
 
@@ -148,6 +151,8 @@ def show(row: TopicRow) -> None:
 
     configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
     print(f"Topic: {row.topic}\tTopicId: {row.topicId}\tPartitionCount: {row.partitionCount}\tConfigs: {configs}")
+    if row.kafkaTopicId:
+        print(f"Imported from Kafka's topic with id {row.kafkaTopicId}")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -46,6 +46,7 @@ from sparklog.format.checkpoint_files import (
     partition_metadata_to_bytes,
 )
 from sparklog.log.env import Env
+from sparklog.log.head import Head
 from sparklog.log.history import History
 from sparklog.log.names import check_topic_name
 from sparklog.log.root import Root
@@ -118,7 +119,8 @@ def export_topics(
 
     `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes out
     whole) apply to each topic. `version` or `time_ms`: as the topic was then. `topic_id`: to write instead of the
-    topic's own, for a broker that knows the topic under another; by topic if there are several. `link`: sealed segments
+    topic's own (of an imported one: that which Kafka gave it), for a broker that knows it under another; by topic if
+    there are several. `link`: sealed segments
     become hard links to the root's files where both are on one disk. `durable=False` skips every fsync.
 
     `groups` (names, or "all"): what they have committed by now for the exported partitions goes out as the topic
@@ -154,6 +156,11 @@ def export_topics(
         stage.discard()
         raise
     return found
+
+
+def topic_id_for_brokers(head: Head) -> str:
+    """The id under which a broker may know the topic: Kafka's own where it was imported, as far as that is known."""
+    return head.kafka_source.topic_id if head.kafka_source and head.kafka_source.topic_id else head.topic_id
 
 
 def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], groups: bool) -> Mapping[str, str]:
@@ -238,7 +245,7 @@ class _Export:
     def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:
         """Write one topic's partitions and its configs."""
         head = snapshot.head
-        topic_id = self._topic_ids.get(snapshot.topic, head.topic_id)
+        topic_id = self._topic_ids.get(snapshot.topic) or topic_id_for_brokers(head)
         exported = [
             partition
             for at in range(0, len(plans), PARTITIONS_AT_ONCE)

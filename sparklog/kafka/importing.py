@@ -331,7 +331,7 @@ class _TopicImport:
             )
 
     def _give_up(self, topic: Topic) -> None:
-        """Leave what is committed, by others, too. A topic that was created for this, and of which nothing was, goes."""
+        """Leave what is committed, by anybody. A topic that was created for this, and of which nothing was, goes."""
         if not self._plan.exists and not self._attempted:
             with suppress(Conflict):
                 topic.delete(version=self._created)

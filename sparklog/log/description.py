@@ -47,6 +47,8 @@ class TopicDescription:
     bytes: int
     open_transactions: tuple[tuple[str, int], ...]
     kafka_open: tuple[KafkaOpen, ...] = ()
+    kafka_topic_id: str = ""
+    """Of the topic that it was imported from, empty if it was not, or if that had none."""
 
 
 def describe_configs(configs: TopicConfigs) -> tuple[ConfigDescription, ...]:
@@ -86,4 +88,5 @@ def describe(snapshot: Snapshot) -> TopicDescription:
         bytes=int(rows.size.sum()),
         open_transactions=tuple(dict.fromkeys((item.txn.id, item.txn.n) for item in head.open)),
         kafka_open=head.kafka_open,
+        kafka_topic_id=head.kafka_source.topic_id if head.kafka_source else "",
     )

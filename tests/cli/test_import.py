@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import sparklog as package
+from sparklog.kafka import KafkaView
 from tests.cli.conftest import Sparklog
 from tests.kafka.logs import batch as kafka_batch
 from tests.kafka.logs import segment, write_partition
@@ -121,6 +122,10 @@ def test_groups_and_their_offsets_come_along(fixtures: Path, root: Path, sparklo
     assert ["g-classic", "2", "2"] in table
     described = sparklog("topics", "describe", "txn-a")
     assert "producer 4 ('tx-open') in partition 0, from 62" in described.out
+    kafkas = KafkaView(folder).topic_id("txn-a")
+    assert described.lines[1] == f"Imported from Kafka's topic with id {kafkas}"
+    (row,) = json.loads(sparklog("topics", "describe", "txn-a", "--json").out)
+    assert (row["kafkaTopicId"], row["topicId"]) == (kafkas, package.open(root).topic("txn-a").head().topic_id)
     found = json.loads(sparklog("import", folder, "-t", "txn-b", "--json", "--no-groups", "--no-transactions").out)
     assert found["groups"] == []
     assert "producer 4 in partition 1, from 19" in sparklog("topics", "describe", "txn-b").out

@@ -14,6 +14,7 @@ from sparklog.format.checkpoint_files import (
     HIGH_WATERMARKS_FILE,
     LEADER_EPOCHS_FILE,
     LOG_STARTS_FILE,
+    PARTITION_METADATA_FILE,
     RECOVERY_POINTS_FILE,
     parse_leader_epochs,
     parse_offsets,
@@ -74,7 +75,10 @@ def test_a_round_trip_reads_as_kafkas_consumer_reads_it(
         assert bounds.log_start == part.log_start == kafka["logStartOffset"]
         assert bounds.log_end == part.log_end == kafka["logEndOffset"]
         assert bounds.last_stable == part.last_stable == kafka["lastStableOffset"]
-        assert view.topic_id(topic) == next(each.topic_id for each in found if each.topic == topic)
+        written = next(each.topic_id for each in found if each.topic == topic)
+        metadata = (fixtures / fixture / stage / name / PARTITION_METADATA_FILE).exists()
+        assert view.topic_id(topic) == written
+        assert (KafkaView(fixtures / fixture / stage).topic_id(topic) == written) == metadata
 
 
 @pytest.mark.parametrize(("fixture", "stage"), STAGES)
