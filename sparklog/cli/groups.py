@@ -161,7 +161,11 @@ def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False
 
 @app.command("delete-offsets", epilog=example("sparklog groups delete-offsets billing --topic old:0,1"))
 def delete_offsets(
-    group: GroupArgument, root: RootOption, topic: TopicOption = None, dry_run: DryRunOption = False
+    group: GroupArgument,
+    root: RootOption,
+    topic: TopicOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
     from sparklog.errors import NotFound
@@ -181,6 +185,9 @@ def delete_offsets(
             raise NotFound(f"group '{group}' has no offsets of {which} '{name}'")
         gone[name] = sorted(chosen)
     found.delete_offsets(gone, dry_run=dry_run)
+    if as_json:
+        print(json.dumps({"group": group, "deleted": gone, "dryRun": dry_run}))
+        return
     status = "Would be deleted" if dry_run else "Successful"
     rows = [(name, partition, status) for name, partitions in gone.items() for partition in partitions]
     print_table(("TOPIC", "PARTITION", "STATUS"), rows)

@@ -35,8 +35,8 @@ AT_ONCE = 32
 class Lag:
     """One partition of a group. `current_offset` and `lag` are None where nothing is committed.
 
-    `seconds`: None where nothing is committed, or where it was not asked for. `member`: the instance that has joined,
-    while the group is active.
+    `seconds`: None where nothing is committed, where the record has no time (Kafka's oldest format), or where it was
+    not asked for. `member`: the instance that has joined, while the group is active.
     """
 
     group: str
@@ -67,11 +67,11 @@ def lag(
     names = Groups(opened).names() if groups is None else list(groups)
     found: list[Lag] = []
     taken: dict[str, Snapshot | None] = {}
-    for name in names:
-        group = Group(opened, name)
-        description = group.description()
+    # Topics are looked at after the offsets: what is committed meanwhile would seem to lie beyond their ends.
+    groups_now = [(group.description(), group.offsets()) for group in (Group(opened, name) for name in names)]
+    for description, committed in groups_now:
         every = description.state == STABLE if all_partitions is None else all_partitions
-        for offsets in group.offsets():
+        for offsets in committed:
             if offsets.topic not in taken:
                 taken[offsets.topic] = _snapshot(opened, offsets.topic)
             snapshot = taken[offsets.topic]
@@ -92,7 +92,7 @@ def _rows(
     group: GroupDescription,
     snapshot: Snapshot,
     offsets: TopicOffsets,
-    waits: dict[int, float] | None,
+    waits: dict[int, float | None] | None,
     every: bool,
 ) -> list[Lag]:
     head = snapshot.head
@@ -119,8 +119,8 @@ def _rows(
     ]
 
 
-def _seconds(root: Root, snapshot: Snapshot, offsets: TopicOffsets, now_ms: int | None) -> dict[int, float]:
-    """Partition to seconds since its first unread record was written, of those that have one."""
+def _seconds(root: Root, snapshot: Snapshot, offsets: TopicOffsets, now_ms: int | None) -> dict[int, float | None]:
+    """Partition to seconds since its first unread record was written (None: it has no time), of those that have one."""
     head = snapshot.head
     unread = {
         partition: offset
@@ -135,7 +135,7 @@ def _seconds(root: Root, snapshot: Snapshot, offsets: TopicOffsets, now_ms: int 
         answers = [first_records(topic, snapshot, unread)]
     now = root.env.wall_ms() if now_ms is None else now_ms
     return {
-        partition: max(0, now - answer.timestamp) / 1000
+        partition: max(0, now - answer.timestamp) / 1000 if answer.timestamp >= 0 else None
         for each in answers
         for partition, answer in each.items()
         if answer is not None

@@ -178,11 +178,11 @@ def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[Partition,
     `BadRequest`, naming `name` and the line, for anything else.
     """
     found: dict[str | None, dict[Partition, int]] = {}
-    for number, row in enumerate(csv.reader(io.StringIO(text)), 1):
+    for number, row in enumerate(_rows(text, name), 1):
         cells = [cell.strip() for cell in row]
         if not any(cells):
             continue
-        if len(cells) not in (3, 4) or not (cells[-2].isdecimal() and cells[-1].isdecimal()):
+        if len(cells) not in (3, 4) or not all(cell.isdecimal() and len(cell) < 20 for cell in cells[-2:]):
             raise BadRequest(f"{name}, line {number}: expected [group,]topic,partition,offset, found {','.join(row)!r}")
         group, topic = (cells[0] if len(cells) == 4 else None), cells[-3]
         partition, offset = int(cells[-2]), int(cells[-1])
@@ -195,3 +195,10 @@ def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[Partition,
     if not found:
         raise BadRequest(f"{name} holds no offsets; expected lines of [group,]topic,partition,offset")
     return found
+
+
+def _rows(text: str, name: str) -> list[list[str]]:
+    try:
+        return list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise BadRequest(f"{name} is no CSV file ({error}); expected lines of [group,]topic,partition,offset") from None

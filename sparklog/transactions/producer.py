@@ -219,7 +219,8 @@ class Transaction:
         if not checked:
             return
         self._offsets[name] = merged(self._offsets.get(name, ()), checked)
-        self._members[name] = member
+        # Offsets that are sent by the name alone do not take back who must still be a member.
+        self._members[name] = member or self._members.get(name)
 
     def _check_open(self) -> None:
         if self.state != OPEN:

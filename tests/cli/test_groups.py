@@ -126,6 +126,8 @@ def test_an_active_group_is_left_alone(sparklog: Sparklog, root: Path, member: M
 
 def test_delete(sparklog: Sparklog, root: Path, member: Membership) -> None:
     assert sparklog("groups", "delete", "billing", "--dry-run").out == "Would delete group billing.\n"
+    planned = json.loads(sparklog("groups", "delete-offsets", "billing", "--topic", "a:0", "--dry-run", "--json").out)
+    assert planned == {"group": "billing", "deleted": {"a": [0]}, "dryRun": True}
     rows = [line.split() for line in sparklog("groups", "delete-offsets", "billing", "--topic", "a:0").lines]
     assert rows == [["TOPIC", "PARTITION", "STATUS"], ["a", "0", "Successful"]]
     assert committed(root, "billing") == {("a", 1): 1}

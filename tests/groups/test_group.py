@@ -377,6 +377,11 @@ def test_a_newer_member_aborts_what_the_older_one_has_prepared() -> None:
     with pytest.raises(Fenced, match=r"generation 1 \(one\) of group 'g' was superseded"):
         late.commit()
     assert (offsets(group(house)), house.values("b"), house.held("b")) == ({}, [], [0])
+    mixed = producer.begin()
+    mixed.send_offsets(old, {"a": {0: 6}})
+    mixed.send_offsets("g", {"b": {0: 1}})
+    with pytest.raises(Fenced, match=r"generation 1 \(one\) of group 'g' was superseded"):
+        mixed.commit()
 
 
 def test_offsets_that_no_member_sent_are_waited_for() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from sparklog.groups import Groups
+import sparklog
+from sparklog.groups import Group, GroupDescription, Groups
 from sparklog.groups.lag import Lag, lag
+from sparklog.kafka.importing import import_log_dir
 from sparklog.log.root_view import RootView
 from sparklog.storage.counting import CountingStore
 from tests.transactions.house import START_MS, House
@@ -73,6 +76,31 @@ def test_offsets_out_of_range_and_of_topics_that_are_gone(house: House) -> None:
     house.root().delete_topic("b")
     house.root().create_topic("b")
     assert [row[1] for row in rows(house)] == ["c"]
+
+
+def test_what_is_committed_while_groups_are_read_is_not_beyond_the_end(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("g", "h"):
+        Groups(house.root()).group(name).alter({"a": {0: 6}})
+    description = Group.description
+
+    def busy(group: Group) -> GroupDescription:
+        if group.id == "h":
+            house.topic("a").append(timed(0, 20, 21))
+            Groups(house.root()).group("h").alter({"a": {0: 8}})
+        return description(group)
+
+    monkeypatch.setattr(Group, "description", busy)
+    assert [(row.group, row.log_end, row.lag) for row in lag(house.root())] == [("g", 8, 2), ("h", 8, 0)]
+
+
+def test_a_record_of_the_oldest_format_has_no_time_since_which_it_waits(tmp_path: Path, fixtures: Path) -> None:
+    root = sparklog.open(tmp_path / "log", create=True)
+    import_log_dir(root, fixtures / "legacy/builder-v0/data")
+    Groups(root).group("g").alter({"built": {0: 1}})
+    (row,) = lag(root)
+    assert (row.lag, row.seconds) == (row.log_end - 1, None)
 
 
 def test_groups_come_in_order_and_transactions_count_when_they_are_decided(house: House) -> None:

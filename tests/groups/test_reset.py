@@ -129,6 +129,8 @@ def test_offset_files() -> None:
         ("a,0,1\na,0,-1\n", "f, line 2: expected"),
         ("a,0,1\na,0,2\n", "f, line 2: a-0 stands there twice"),
         ("a,0,9223372036854775808\n", "too large for Kafka"),
+        ("a,0," + "9" * 5000, "f, line 1: expected"),
+        ("a,0," + "9" * 200_000, "f is no CSV file"),
         ("", "f holds no offsets"),
     ],
 )
