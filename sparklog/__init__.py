@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparklog.datasource import partitioned, register
+    from sparklog.datasource.watch import watch
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
     from sparklog.groups.consumer import consumer
     from sparklog.log.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
@@ -34,6 +35,7 @@ __all__ = [
     "partitioned",
     "register",
     "transactional",
+    "watch",
 ]
 
 _HOME = {
@@ -42,6 +44,7 @@ _HOME = {
     "consumer": ("sparklog.groups.consumer", "consumer"),
     "partitioned": ("sparklog.datasource", "partitioned"),
     "transactional": ("sparklog.transactions", "transactional"),
+    "watch": ("sparklog.datasource.watch", "watch"),
 }
 
 

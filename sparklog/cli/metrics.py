@@ -26,9 +26,9 @@ def metrics(
     ] = None,
 ) -> None:
     from sparklog.cli.places import open_place, report_settings
-    from sparklog.cli.whole_file import write_whole
     from sparklog.report.gather import gather
     from sparklog.report.metrics import exposition
+    from sparklog.report.whole_file import write_whole
 
     place = open_place(root)
     chosen = [place.one_topic(name) for name in topics] if topics else []

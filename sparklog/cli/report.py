@@ -53,8 +53,8 @@ def report(
         place.view, report_settings(place, properties, now), topics=chosen, made_by=f"sparklog {__version__}"
     )
     if html is not None:
-        from sparklog.cli.whole_file import write_whole
         from sparklog.report.page import as_html
+        from sparklog.report.whole_file import write_whole
 
         write_whole(html, as_html(found), "--html")
         if not as_json:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from sparklog.report.facts import ATTENTION, Report
 
-__all__ = ["exposition"]
+__all__ = ["Metric", "exposition", "text_of"]
 
 Number = int | float
 Labels = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class _Metric:
+class Metric:
     """One name, and a value (None: not known) for each set of labels."""
 
     name: str
@@ -32,18 +32,23 @@ class _Metric:
 
 def exposition(report: Report) -> str:
     """The lines, each metric's together, labels in a fixed order; ends with a line feed."""
-    return "".join(line + "\n" for metric in _metrics(report) for line in _lines(metric))
+    return text_of(_metrics(report))
 
 
-def _metrics(report: Report) -> Iterator[_Metric]:
+def text_of(metrics: Iterable[Metric]) -> str:
+    """The lines of any metrics, all of them gauges."""
+    return "".join(line + "\n" for metric in metrics for line in _lines(metric))
+
+
+def _metrics(report: Report) -> Iterator[Metric]:
     now = report.now_ms / 1000
-    yield _Metric("sparklog_metrics_timestamp_seconds", "When these figures were taken.", [({}, now)])
+    yield Metric("sparklog_metrics_timestamp_seconds", "When these figures were taken.", [({}, now)])
     yield from _of_partitions(report)
     yield from _of_topics(report)
     yield from _of_groups(report)
 
 
-def _of_partitions(report: Report) -> Iterator[_Metric]:
+def _of_partitions(report: Report) -> Iterator[Metric]:
     parts = [
         ({"topic": topic.topic, "partition": part.partition}, part)
         for topic in report.topics
@@ -59,15 +64,15 @@ def _of_partitions(report: Report) -> Iterator[_Metric]:
         ("newest_timestamp_seconds", "Greatest record time.", [_seconds(part.newest_ms) for _, part in parts]),
     ):
         labelled = zip((labels for labels, _ in parts), values, strict=True)
-        yield _Metric(f"sparklog_partition_{name}", text, list(labelled))
+        yield Metric(f"sparklog_partition_{name}", text, list(labelled))
 
 
-def _of_topics(report: Report) -> Iterator[_Metric]:
+def _of_topics(report: Report) -> Iterator[Metric]:
     active = [({"topic": topic.topic}, topic.activity) for topic in report.topics if topic.activity is not None]
     versions = [(labels, activity.version) for labels, activity in active]
-    yield _Metric("sparklog_topic_version", "Number of the newest commit.", versions)
+    yield Metric("sparklog_topic_version", "Number of the newest commit.", versions)
     times = [(labels, _seconds(activity.newest_ms)) for labels, activity in active]
-    yield _Metric("sparklog_topic_commit_timestamp_seconds", "When the newest commit was made.", times)
+    yield Metric("sparklog_topic_commit_timestamp_seconds", "When the newest commit was made.", times)
     held = [
         (
             {"topic": item.topic, "partition": item.partition, "owner": item.owner, "first_offset": item.first},
@@ -75,23 +80,23 @@ def _of_topics(report: Report) -> Iterator[_Metric]:
         )
         for item in report.held_back
     ]
-    yield _Metric("sparklog_open_transaction_age_seconds", "Age of what holds back the last stable offset.", held)
+    yield Metric("sparklog_open_transaction_age_seconds", "Age of what holds back the last stable offset.", held)
     open_now = [
         ({"topic": topic.topic}, len({item.owner for item in report.held_back if item.topic == topic.topic}))
         for topic in report.topics
     ]
-    yield _Metric("sparklog_topic_open_transactions", "Open transactions, by their owners.", open_now)
+    yield Metric("sparklog_topic_open_transactions", "Open transactions, by their owners.", open_now)
     counts: dict[str, int] = {topic.topic: 0 for topic in report.topics} | {"": 0}
     for note in report.notes:
         counts[note.topic] = counts.get(note.topic, 0) + (note.level == ATTENTION)
     notes = [({"topic": topic}, count) for topic, count in counts.items()]
-    yield _Metric("sparklog_attention_notes", "Notes of `sparklog report` that need attention.", notes)
+    yield Metric("sparklog_attention_notes", "Notes of `sparklog report` that need attention.", notes)
 
 
-def _of_groups(report: Report) -> Iterator[_Metric]:
+def _of_groups(report: Report) -> Iterator[Metric]:
     groups = report.groups or ()
     active = [({"group": group.group}, int(group.member is not None)) for group in groups]
-    yield _Metric("sparklog_group_active", "1 while the group has a member.", active)
+    yield Metric("sparklog_group_active", "1 while the group has a member.", active)
     parts = [
         ({"group": group.group, "topic": part.topic, "partition": part.partition}, part)
         for group in groups
@@ -103,14 +108,14 @@ def _of_groups(report: Report) -> Iterator[_Metric]:
         ("lag_seconds", "How long the first unread record has waited.", [part.seconds_behind for _, part in parts]),
     ):
         labelled = zip((labels for labels, _ in parts), values, strict=True)
-        yield _Metric(f"sparklog_group_{name}", text, list(labelled))
+        yield Metric(f"sparklog_group_{name}", text, list(labelled))
 
 
 def _seconds(ms: int | None) -> float | None:
     return None if ms is None else ms / 1000
 
 
-def _lines(metric: _Metric) -> Iterator[str]:
+def _lines(metric: Metric) -> Iterator[str]:
     known = [(labels, value) for labels, value in metric.values if value is not None]
     if known:
         yield f"# HELP {metric.name} {metric.help}"

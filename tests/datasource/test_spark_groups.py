@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions
 
 import sparklog
 from sparklog.errors import Conflict
@@ -84,6 +85,25 @@ def test_lag_is_right_within_one_batch(spark: SparkSession, root: str, tmp_path:
     group(root).alter({"in": {0: 5}}, dry_run=True)
 
 
+def test_the_driver_sees_how_far_queries_are_behind(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    feed(root, "in", range(40), partitions=1)
+    lines: list[str] = []
+    lags = sparklog.watch(spark, tell=lines.append, metrics_file=tmp_path / "lag.prom")
+    stream = source(spark, f"{root}/in", maxOffsetsPerTrigger=15).writeStream.queryName("behind").format("noop")
+    query = stream.option("checkpointLocation", str(tmp_path / "c")).trigger(processingTime="0 seconds").start()
+    try:
+        assert wait_for(lambda: len(lines) == 3)
+        assert [(item.query, item.topic, item.batch_id, item.behind) for item in lags()] == [("behind", "in", 2, 0)]
+        assert 'sparklog_query_offsets_behind_latest{query="behind"' in (tmp_path / "lag.prom").read_text()
+    finally:
+        query.stop()
+    assert [line.partition(":")[2] for line in lines] == [
+        f" {behind} offsets behind latest (in {behind})" for behind in (25, 10, 0)
+    ]
+    assert wait_for(lambda: lags() == [])
+    lags.stop()
+
+
 def test_a_batch_that_is_replayed_counts_once_it_is_done(spark: SparkSession, root: str, tmp_path: Path) -> None:
     feed(root, "in", range(20), partitions=1)
     finish(copy(source(spark, f"{root}/in", maxOffsetsPerTrigger=10, **GROUP), root, tmp_path / "c"))
@@ -127,12 +147,20 @@ def test_reads_begin_where_the_group_stands(spark: SparkSession, root: str, tmp_
     assert values(root, "out") == list(range(4, 10))
     assert committed(root) == {("in", 0): 10, ("in", 1): 0}
     assert batch() == []
+    # A batch publishes nothing by itself; this is what docs/operations.md shows.
+    feed(root, "in", range(10, 12))
+    options = {"startingOffsets": "group"} | GROUP
+    df = spark.read.format("sparklog").options(**options).load(f"{root}/in")
+    rows = df.groupBy("partition").agg((functions.max("offset") + 1).alias("next")).collect()
+    group(root).alter({"in": {row.partition: row.next for row in rows}})
+    assert (batch(), sum(committed(root).values())) == ([], 12)
+    expected = committed(root)
     # A reset is for new queries: one with a checkpoint goes on from that, and says so to the group.
     group(root).alter({"in": {0: 8}})
-    assert batch() == [8, 9]
+    assert batch()[:2] == [8, 9]
     finish(copy(stream, root, tmp_path / "c"))
-    assert values(root, "out") == list(range(4, 10))
-    assert committed(root) == {("in", 0): 10, ("in", 1): 0}
+    assert values(root, "out") == list(range(4, 12))
+    assert committed(root) == expected
 
 
 def test_what_cannot_be_is_said_in_one_line(spark: SparkSession, root: str, tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sparklog.errors import BadRequest
+
 __all__ = ["write_whole"]
 
 
 def write_whole(path: str, text: str, option: str) -> None:
     """The whole text or, if something fails, what was there before. `BadRequest`, naming `option`, if it cannot be."""
-    from sparklog.errors import BadRequest
-
     unfinished = Path(f"{path}.unfinished")
     try:
         unfinished.write_text(text, encoding="utf-8")

@@ -1,0 +1,176 @@
+"""How far Spark's streaming queries are behind, seen in the driver: `lags = sparklog.watch(spark)`.
+
+Spark's own progress of a Python source has two sets of offsets and no figures: where a micro-batch ended, and what was
+there when it was planned. What lies between them is `offsetsBehindLatest` of Spark's Kafka source. It is as of the
+newest micro-batch: what comes while that runs counts with the next one. Offsets are those a query can read, up to the
+last stable ones under read_committed, whereas the lag of a consumer group counts up to the log end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from sparklog.datasource.offsets import StreamOffset, parse_partition_numbers
+from sparklog.errors import BadRequest
+from sparklog.report.metrics import Metric, text_of
+from sparklog.report.whole_file import write_whole
+
+if TYPE_CHECKING:
+    import os
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+__all__ = ["QueryLag", "QueryLags", "source_lags", "watch"]
+
+_LOG = logging.getLogger("sparklog.lag")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLag:
+    """One topic of a query's source: offsets between the end of its newest micro-batch and what was there to read.
+
+    `query`: its name, or its id where it has none. `source` counts the sources of the query from 0. `behind` is the sum
+    over `partitions` partitions, `max_behind` the most of one.
+    """
+
+    query: str
+    run_id: str
+    batch_id: int
+    source: int
+    topic: str
+    partitions: int
+    behind: int
+    max_behind: int
+
+
+def watch(
+    spark: SparkSession,
+    *,
+    tell: Callable[[str], None] | None = None,
+    metrics_file: str | os.PathLike[str] | None = None,
+) -> QueryLags:
+    """Watch all streaming queries of a session; call what this returns for the figures, `stop()` it to end.
+
+    `tell` is given a line per micro-batch, such as `print` in a notebook (default: `logging` takes it, as
+    `sparklog.lag` at level INFO). `metrics_file` is written anew with each micro-batch, for the node exporter's
+    textfile collector; give each driver a file of its own. A file that cannot be written is warned of, and stops no
+    query.
+    """
+    lags = QueryLags(spark, tell or _LOG.info, None if metrics_file is None else str(metrics_file))
+    spark.streams.addListener(lags)
+    return lags
+
+
+class QueryLags(StreamingQueryListener):  # type: ignore[misc]
+    """See `watch`. Spark calls it in a thread of its own, one event after the other."""
+
+    def __init__(self, spark: SparkSession, tell: Callable[[str], None], metrics_file: str | None) -> None:
+        self._spark = spark
+        self._tell = tell
+        self._metrics_file = metrics_file
+        self._lock = threading.Lock()
+        self._found: dict[str, tuple[QueryLag, ...]] = {}
+
+    def __call__(self) -> list[QueryLag]:
+        """The figures of all running queries, in the order of queries, sources and topics."""
+        with self._lock:
+            found = [item for items in self._found.values() for item in items]
+        return sorted(found, key=lambda item: (item.query, item.run_id, item.source, item.topic))
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._spark.streams.removeListener(self)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """There is no figure before the first micro-batch."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        progress = event.progress
+        query = progress.name or str(progress.id)
+        found: list[QueryLag] = []
+        for number, source in enumerate(progress.sources):
+            found += source_lags(query, str(progress.runId), progress.batchId, number, source)
+        if found:
+            with self._lock:
+                self._found[str(progress.runId)] = tuple(found)
+            parts = ", ".join(f"{item.topic} {item.behind}" for item in found)
+            total = sum(item.behind for item in found)
+            self._tell(f"query {query}, batch {progress.batchId}: {total} offsets behind latest ({parts})")
+            self._write()
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing has changed."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        with self._lock:
+            gone = self._found.pop(str(event.runId), None)
+        if gone is not None:
+            self._write()
+
+    def _write(self) -> None:
+        if self._metrics_file is None:
+            return
+        try:
+            write_whole(self._metrics_file, text_of(_metrics(self())), "metrics_file")
+        except BadRequest as error:
+            _LOG.warning("%s", error)
+
+
+def source_lags(query: str, run_id: str, batch_id: int, number: int, source: Any) -> list[QueryLag]:
+    """One item per topic of a `SourceProgress`; none if it is no source of sparklog's or has not been planned yet.
+
+    A batch that is replayed after a restart is not planned: its source says nothing of what is there.
+    """
+    end, latest = _document(source.endOffset), _document(source.latestOffset)
+    if end is None or latest is None or "$ids" not in end:
+        return []
+    try:
+        positions = StreamOffset.from_json(end).positions
+        there = parse_partition_numbers(latest, "offset", lowest=0)
+    except (BadRequest, ValueError):
+        return []
+    found = []
+    for topic, ends in sorted(there.items()):
+        at = positions.get(topic, {})
+        behind = [max(0, offset - at[partition]) for partition, offset in ends.items() if partition in at]
+        if behind:
+            found.append(QueryLag(query, run_id, batch_id, number, topic, len(behind), sum(behind), max(behind)))
+    return found
+
+
+def _document(offset: object) -> dict[str, object] | None:
+    """An offset of a progress: JSON as text, or as what it says; None for anything else."""
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            return None
+    return offset if isinstance(offset, dict) else None
+
+
+def _metrics(lags: list[QueryLag]) -> list[Metric]:
+    labelled = [
+        ({"query": item.query, "run_id": item.run_id, "source": item.source, "topic": item.topic}, item)
+        for item in lags
+    ]
+    return [
+        Metric(f"sparklog_query_{name}", text, list(zip((labels for labels, _ in labelled), values, strict=True)))
+        for name, text, values in (
+            ("offsets_behind_latest", "Offsets that a query had not read.", [item.behind for item in lags]),
+            ("max_offsets_behind_latest", "The most of one partition.", [item.max_behind for item in lags]),
+            ("batch_id", "The newest micro-batch.", [item.batch_id for item in lags]),
+        )
+    ]
