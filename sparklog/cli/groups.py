@@ -6,11 +6,11 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from sparklog.cli.options import JsonOption, RootOption, example
+from sparklog.cli.options import JsonOption, PlaceOption, RootOption, example
 from sparklog.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check, and change
 
 @app.command("list", epilog=example("sparklog groups list --root /data/log"))
 def list_(
-    root: RootOption,
+    root: PlaceOption,
     state: Annotated[bool, typer.Option("--state", help="Also how each group stands.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the groups, one per line."""
-    groups = _groups(root)
-    names = groups.names()
+    """List the groups, one per line. Works on a Kafka log directory, too."""
+    found = _found(root)
+    names = found.names()
     if state:
-        _show_states([groups.group(name).description() for name in names], as_json)
+        _show_states([found.description(name) for name in names], as_json)
     elif as_json:
         print(json.dumps(names))
     else:
@@ -55,7 +55,7 @@ def list_(
 
 @app.command(epilog=example("sparklog groups describe billing --root /data/log"))
 def describe(
-    root: RootOption,
+    root: PlaceOption,
     names: GroupArguments = None,
     all_groups: Annotated[bool, typer.Option("--all-groups", help="Every group there is.")] = False,
     state: Annotated[bool, typer.Option("--state", help="The groups themselves in place of their offsets.")] = False,
@@ -64,21 +64,21 @@ def describe(
     """Show how far groups have read, and how far behind they are, in records and in seconds.
 
     SECONDS-BEHIND is how long the first unread record has been waiting. The end is that of the log, as in Kafka:
-    markers, and records that an open transaction hides, count as unread.
+    markers, and records that an open transaction hides, count as unread. Of a Kafka log directory the groups are shown
+    whose coordinator's log lies there, in the partitions that lie there; who is a member is not known.
     """
     from sparklog.errors import NotFound
-    from sparklog.groups.lag import lag
 
-    groups = _groups(root)
-    chosen = _chosen(groups, names, all_groups)
-    found = [groups.group(name).description() for name in chosen]
+    place = _found(root)
+    chosen = _chosen(place, names, all_groups)
+    found = [place.description(name) for name in chosen]
     missing = [item.id for item in found if item.state == "Dead"]
     if missing:
-        raise NotFound(f"group '{missing[0]}' does not exist in {groups.root.location}; `sparklog groups list` has all")
+        raise NotFound(f"group '{missing[0]}' does not exist in {place.location}; `sparklog groups list` has all")
     if state:
         _show_states(found, as_json)
         return
-    rows = lag(groups.root, chosen)
+    rows = place.lag(chosen)
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
         return
@@ -198,12 +198,56 @@ def delete_offsets(
 
 def _groups(root: str) -> Groups:
     from sparklog.cli.places import open_root
+    from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, resolve
+    from sparklog.errors import BadRequest
     from sparklog.groups import Groups
 
+    location = resolve(root)
+    if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        raise BadRequest(
+            f"{location.path} is a {location.kind}, which is read-only: its groups are changed by "
+            "kafka-consumer-groups, or after an import"
+        )
     return Groups(open_root(root))
 
 
-def _chosen(groups: Groups, names: Sequence[str] | None, all_groups: bool) -> list[str]:
+class _Found(Protocol):
+    """The groups of a place."""
+
+    @property
+    def location(self) -> str: ...
+    def names(self) -> list[str]: ...
+    def description(self, name: str) -> GroupDescription: ...
+    def lag(self, names: Sequence[str]) -> list[Lag]: ...
+
+
+class _InRoot:
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self.location = groups.root.location
+
+    def names(self) -> list[str]:
+        return self._groups.names()
+
+    def description(self, name: str) -> GroupDescription:
+        return self._groups.group(name).description()
+
+    def lag(self, names: Sequence[str]) -> list[Lag]:
+        from sparklog.groups.lag import lag
+
+        return lag(self._groups.root, names)
+
+
+def _found(root: str) -> _Found:
+    from sparklog.cli.places import open_place
+    from sparklog.kafka.group_lag import KafkaGroups
+    from sparklog.kafka.view import KafkaView
+
+    view = open_place(root).view
+    return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups(root))
+
+
+def _chosen(groups: _Found, names: Sequence[str] | None, all_groups: bool) -> list[str]:
     if bool(names) == all_groups:
         raise typer.BadParameter("name groups, or give --all-groups")
     return groups.names() if all_groups else list(dict.fromkeys(names or []))

@@ -12,16 +12,14 @@ from dataclasses import replace
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.groups.group import Group
-from sparklog.groups.lag import lag
+from sparklog.groups.lag import Lag, lag
 from sparklog.groups.state import GROUPS
-from sparklog.kafka.damage import log_skipped
-from sparklog.kafka.directory import is_internal, kafka_layout
-from sparklog.kafka.import_coordinators import kafka_groups
+from sparklog.kafka.directory import is_internal
+from sparklog.kafka.group_lag import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.internal_topics import CONSUMER_OFFSETS
 from sparklog.kafka.view import KafkaView
 from sparklog.log.decision_logs import timeout_of
 from sparklog.log.entry_collect import ids_of
-from sparklog.log.env import SYSTEM
 from sparklog.log.history import History
 from sparklog.log.names import is_topic_name
 from sparklog.log.root import Root
@@ -50,7 +48,6 @@ from sparklog.retention.retain import RetainReport, retain_root
 __all__ = ["gather"]
 
 HOUR_MS = 3_600_000
-UNKNOWN_STATE = "Unknown"
 """Kafka's word: whether a group has members is known to its broker alone."""
 
 
@@ -199,12 +196,7 @@ def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note])
         except SparklogError as error:
             damaged.append(error)
             continue
-        partitions = tuple(
-            GroupPartition(row.topic, row.partition, row.current_offset, row.log_start, row.log_end, row.lag,
-                           row.seconds)
-            for row in rows
-            if not chosen or row.topic in chosen
-        )  # fmt: skip
+        partitions = tuple(_group_partition(row) for row in rows if not chosen or row.topic in chosen)
         if partitions or not chosen:
             yield GroupFacts(name, described.state, described.instance, partitions)
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
@@ -307,25 +299,23 @@ def _kafka_groups(
     view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, chosen: tuple[str, ...], notes: list[Note]
 ) -> tuple[GroupFacts, ...] | None:
     """What the coordinator's own topic says, of the partitions that lie here; None where that topic does not."""
-    if CONSUMER_OFFSETS not in view.topics() or kafka_layout(view.location) != "log-dir":
+    if not has_groups(view):
         return None
     try:
-        groups = kafka_groups(view.location, env=SYSTEM, now_ms=now_ms, on_skipped=log_skipped)
+        groups = KafkaGroups(view, now_ms)
+        rows = groups.lag(topics={topic.topic for topic in topics})
     except SparklogError as error:
         notes.append(Note(ATTENTION, CONSUMER_OFFSETS, f"consumer groups cannot be read: {error} [{error.code}]"))
         return None
-    parts = {(topic.topic, part.partition): part for topic in topics for part in topic.partitions}
     found = []
-    for name, group in groups.items():
-        rows = tuple(
-            _kafka_row(topic, parts[topic, partition], value.offset)
-            for (topic, partition), value in sorted(group.offsets.items())
-            if (topic, partition) in parts
-        )
-        if rows or not chosen:
-            found.append(GroupFacts(name, UNKNOWN_STATE, None, rows))
+    for name in groups.names():
+        partitions = tuple(_group_partition(row) for row in rows if row.group == name)
+        if partitions or not chosen:
+            found.append(GroupFacts(name, UNKNOWN, None, partitions))
     return tuple(found)
 
 
-def _kafka_row(topic: str, part: PartitionFacts, offset: int) -> GroupPartition:
-    return GroupPartition(topic, part.partition, offset, part.log_start, part.log_end, part.log_end - offset, None)
+def _group_partition(row: Lag) -> GroupPartition:
+    return GroupPartition(
+        row.topic, row.partition, row.current_offset, row.log_start, row.log_end, row.lag, row.seconds
+    )

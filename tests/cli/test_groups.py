@@ -153,3 +153,38 @@ def test_delete(sparklog: Sparklog, root: Path, member: Membership) -> None:
 )
 def test_wrong_usage(sparklog: Sparklog, member: Membership, arguments: tuple[str, ...], complaint: str) -> None:
     assert complaint in sparklog("groups", *arguments, code=2).err
+
+
+def test_a_kafka_directory_in_place(fixtures: Path, sparklog: Sparklog) -> None:
+    place = ("--root", fixtures / "transactions" / "data")
+    names = ["g-admin", "g-classic", "g-consumer", "g-tx"]
+    assert sparklog("groups", "list", *place).lines == names
+    heading, *rows = [line.split() for line in sparklog("groups", "list", "--state", *place).lines]
+    assert [(row[0], row[1], row[3]) for row in rows] == [(name, "Unknown", "-") for name in names]
+    heading, *rows = [line.split() for line in sparklog("groups", "describe", "g-classic", *place).lines]
+    assert heading == OFFSETS
+    assert [row[:6] for row in rows] == [
+        ["g-classic", "txn-a", "0", "62", "75", "13"],
+        ["g-classic", "txn-a", "1", "35", "35", "0"],
+        ["g-classic", "txn-b", "0", "32", "105", "73"],
+        ["g-classic", "txn-b", "1", "19", "26", "7"],
+    ]
+    found = json.loads(sparklog("groups", "describe", "--all-groups", "--json", *place).out)
+    assert {item["group"] for item in found} == set(names)
+    assert "group 'nope' does not exist in" in sparklog("groups", "describe", "nope", *place, code=1).err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("delete", "g-tx"),
+        ("reset", "g-tx", "--to-earliest", "--all-topics"),
+        ("delete-offsets", "g-tx", "--topic", "txn-a"),
+    ],
+)
+def test_a_kafka_directorys_groups_are_not_changed(
+    fixtures: Path, sparklog: Sparklog, arguments: tuple[str, ...]
+) -> None:
+    outcome = sparklog("groups", *arguments, "--root", fixtures / "transactions" / "data", code=1)
+    assert "which is read-only: its groups are changed by kafka-consumer-groups, or after an import" in outcome.err
+    assert outcome.err.count("\n") == 1

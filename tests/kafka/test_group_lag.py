@@ -1,0 +1,86 @@
+"""Groups of a Kafka directory in place, against what Kafka's admin client said and against an import of the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BadRequest, NotFound
+from sparklog.groups.lag import Lag, lag
+from sparklog.kafka.group_lag import UNKNOWN, KafkaGroups, has_groups
+from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.view import KafkaView
+from sparklog.log.root import open_root
+
+NOW_MS = 1_900_000_000_000
+
+
+@pytest.mark.parametrize("fixture", ["transactions", "transactions-tv0"])
+def test_rows_are_what_kafka_said(fixtures: Path, fixture: str) -> None:
+    expected = json.loads((fixtures / fixture / "expected/consumer-group-offsets.json").read_text())
+    groups = KafkaGroups(KafkaView(str(fixtures / fixture / "data")), NOW_MS)
+    found: dict[str, dict[str, int]] = {}
+    for row in groups.lag(seconds=False):
+        found.setdefault(row.group, {})[f"{row.topic}-{row.partition}"] = row.current_offset or 0
+    assert found == {
+        group: {place: offset["offset"] for place, offset in offsets.items()}
+        for group, offsets in expected.items()
+        if offsets
+    }
+    assert groups.names() == sorted(found)
+
+
+def test_an_import_shows_the_same_lag(fixtures: Path, tmp_path: Path) -> None:
+    data = fixtures / "transactions" / "data"
+    root = open_root(str(tmp_path / "root"), create=True)
+    import_log_dir(root, str(data))
+    expected = [replace(row, member=None) for row in lag(root, now_ms=NOW_MS)]
+    groups = KafkaGroups(KafkaView(str(data)), NOW_MS)
+    # What a transaction has committed beyond the log end cannot be in an import, which ends where the log does.
+    rows = [row for row in groups.lag() if (row.lag or 0) >= 0]
+    assert rows == [row for row in expected if (row.group, row.topic, row.partition) in {_place(each) for each in rows}]
+    assert len(rows) > 8
+    assert {row.seconds for row in rows if row.lag} > {row.seconds for row in rows if not row.lag} - {0.0}
+
+
+def _place(row: Lag) -> tuple[str, str, int]:
+    return row.group, row.topic, row.partition
+
+
+def test_what_is_asked_for(fixtures: Path) -> None:
+    view = KafkaView(str(fixtures / "transactions" / "data"))
+    groups = KafkaGroups(view, NOW_MS)
+    assert {row.group for row in groups.lag(["g-tx", "nobody"], seconds=False)} == {"g-tx"}
+    view.refresh(["txn-b"])
+    assert {row.topic for row in groups.lag(topics=["txn-b"])} == {"txn-b"}
+    described = groups.description("g-tx")
+    assert (described.state, described.generation, described.instance) == (UNKNOWN, 2, None)
+    assert described.time_ms > 1_600_000_000_000
+    assert groups.description("nobody").state == "Dead"
+
+
+def test_partitions_of_other_brokers_are_left_out(fixtures: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(fixtures / "transactions" / "data", data, copy_function=shutil.copy)
+    shutil.rmtree(data / "txn-a-1")
+    shutil.rmtree(data / "txn-b-0")
+    shutil.rmtree(data / "txn-b-1")
+    rows = KafkaGroups(KafkaView(str(data)), NOW_MS).lag(["g-classic"])
+    assert [(row.topic, row.partition) for row in rows] == [("txn-a", 0)]
+
+
+def test_where_there_are_no_groups(fixtures: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(NotFound, match="holds no partition of __consumer_offsets, where Kafka keeps consumer groups"):
+        KafkaGroups(KafkaView(str(fixtures / "codecs" / "data")))
+    partition = KafkaView(str(fixtures / "transactions" / "data" / "txn-a-0"))
+    assert not has_groups(partition)
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(BadRequest, match="is one partition: groups are in __consumer_offsets of the whole log"),
+    ):
+        KafkaGroups(partition)
