@@ -33,6 +33,7 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogErro
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.offsets import CommittedOffset, GroupMetadata
 from sparklog.log.env import Moment
+from sparklog.log.numbered import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.root import Root, open_root
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import check_isolation, read_parts
@@ -278,7 +279,30 @@ class Consumer:
             if self._ids.get(each.topic) == each.topic_id
             for partition, offset in zip(each.partition, each.offset, strict=True)
         }
-        self._seek({place: self._start(place, self._kept.get(place), bounds) for place, bounds in self._all_bounds()})
+        self._seek({place: self._start(place, self._kept.get(place), bounds) for place, bounds in self._reached()})
+
+    def _reached(self) -> list[tuple[Place, Bounds]]:
+        """The bounds, once they reach what is committed.
+
+        The cache of a network file system hides new commits of a topic for a while, from this host alone: offsets that
+        were committed on another one seem to lie beyond the end then, and resetting them would read everything again.
+        """
+        begun = self._env.now()
+        tries = 0
+        while True:
+            found = self._all_bounds()
+            beyond = [f"{topic}-{p}" for (topic, p), each in found if self._kept.get((topic, p), 0) > each.log_end]
+            if not beyond or tries >= MAX_TRIES or self._env.now().elapsed_ms(begun) > SETTLE_MS:
+                return found
+            if not tries:
+                seconds = SETTLE_MS // 1000
+                _LOG.warning(
+                    "group '%s' has committed offsets beyond the end of %s that is seen here; looking again for %s s",
+                    *(self.group.id, ", ".join(beyond), seconds),
+                )
+            self._keep_up(commit=False)
+            self._env.sleep(pause(self._env.random, tries))
+            tries += 1
 
     def _all_bounds(self) -> list[tuple[Place, Bounds]]:
         """Of all partitions as they are now: an offset committed just before must not seem to lie beyond the end."""
@@ -336,11 +360,11 @@ class Consumer:
                 for partition, position in positions.items():
                     self._kept[topic, partition] = position.offset if hasattr(position, "offset") else int(position)
 
-    def _keep_up(self) -> None:
-        """Commit if it is time, and show that this consumer lives."""
+    def _keep_up(self, *, commit: bool = True) -> None:
+        """Commit if it is time (and `commit`), and show that this consumer lives."""
         now = self._env.now()
         try:
-            if self._is_due(now, self._committed_at, self.auto_commit_interval_ms):
+            if commit and self._is_due(now, self._committed_at, self.auto_commit_interval_ms):
                 self.commit()
                 self._committed_at = now
             if self._is_due(now, self._written, self.membership.session_timeout_ms // HEARTBEATS):

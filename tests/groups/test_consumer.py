@@ -13,6 +13,7 @@ import sparklog
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
 from sparklog.groups import Consumer, Group, Groups
 from sparklog.log.env import Env
+from sparklog.log.names import commit_key
 from sparklog.log.root import open_root
 from sparklog.log.view import COLUMNS, READ_UNCOMMITTED
 from tests.transactions.house import House, rows
@@ -141,6 +142,28 @@ def test_what_the_older_consumer_commits_while_a_newer_one_joins_is_in_range(
     assert newer.positions() == {"a": {0: 4, 1: 0}}
     append(place, "a", 0, "5")
     assert everything(newer) == ["5"]
+
+
+def test_offsets_beyond_the_end_are_believed_while_a_cache_may_hide_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(place, "a", 0, "1", "2")
+    with place.consumer() as older:
+        assert everything(older) == ["1", "2"]
+    get, until = place.store.get, place.now_ms + 60_000
+    newest = commit_key("a", place.topic("a").head().version)
+
+    def stale(key: str) -> bytes:
+        if key == newest and place.now_ms < until:
+            raise NotFound(f"{key}: not seen here yet")
+        return get(key)
+
+    monkeypatch.setattr(place.store, "get", stale)
+    consumer = place.consumer(session_timeout_ms=30_000)
+    assert "beyond the end of a-0 that is seen here; looking again for 90 s" in caplog.text
+    assert consumer.positions() == {"a": {0: 2, 1: 0}}
+    assert Groups(place.root()).group("g").description().state == "Stable"
+    assert everything(consumer) == []
 
 
 def test_seeking_goes_by_where_the_log_begins_and_ends_now(place: Place) -> None:
