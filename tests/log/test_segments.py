@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog.log.configs import CONFIGS, TopicConfigs
+from sparklog.log.config_table import CONFIGS
+from sparklog.log.configs import TopicConfigs
 from sparklog.log.segments import MAX_RELATIVE_OFFSET, RollRule, Segment, due, segments_of
 from sparklog.log.slice_table import COLUMN_TYPES, Slices, Texts
 from sparklog.log.slices import with_tier
