@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import sys
 from typing import Any, NoReturn
@@ -42,6 +44,7 @@ from sparklog.cli import (
     verify,
 )
 from sparklog.cli.options import SHORT_HELP
+from sparklog.cli.terminal import WarningLines, say
 from sparklog.errors import SparklogError
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -56,15 +59,25 @@ class SparklogGroup(TyperGroup):
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run the command of `args` (default: `sys.argv`); raises `SystemExit`."""
         kwargs["standalone_mode"] = False
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Names may hold what the terminal's encoding has not.
+            sys.stdout.reconfigure(errors="backslashreplace")
+        library = logging.getLogger("sparklog")
+        if not library.handlers:
+            library.addHandler(WarningLines())
         try:
             code = super().main(*args, **kwargs)
         except SparklogError as error:
-            _complain(f"{error} [{error.code}]")
+            say(f"{error} [{error.code}]")
             sys.exit(EXIT_ERROR)
         except UsageError as error:
             context = error.ctx
+            if context is not None and error.format_message() == context.get_help():
+                # A group of commands without one: its help is what was meant, line by line.
+                print(context.get_help(), file=sys.stderr)
+                sys.exit(EXIT_USAGE)
             hint = f" (see '{context.command_path} --help')" if context is not None else ""
-            _complain(f"{error.format_message()}{hint}")
+            say(f"{error.format_message()}{hint}")
             sys.exit(EXIT_USAGE)
         except typer.Exit as leave:
             sys.exit(leave.exit_code)
@@ -82,10 +95,6 @@ class SparklogGroup(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(EXIT_OK) from None
         return result
-
-
-def _complain(message: str) -> None:
-    print("sparklog:", " ".join(message.split()), file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparklog.cli.documents import named, print_json
 from sparklog.cli.options import JsonOption, example
 
 if TYPE_CHECKING:
@@ -75,14 +74,14 @@ def backup(
     if dry_run:
         plan = plan_backup(opened, target, topics=topic)
         if as_json:
-            print(json.dumps(asdict(plan)))
+            print_json(plan)
         else:
             print(f"Would copy {plan.files} files of {plan.nbytes} bytes of {len(plan.topics)} topics.")
         return
     made = back_up(opened, target, topics=topic, link=link, progress=said("backed up"))
     pruned = drop(target, keep=keep, keep_ms=keep_ms) if keep is not None or keep_ms is not None else None
     if as_json:
-        print(json.dumps({**asdict(made), "pruned": None if pruned is None else asdict(pruned)}))
+        print_json(named(made, pruned=pruned))
         return
     print(
         f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
@@ -118,9 +117,7 @@ def _show(found: list[Manifest], as_json: bool) -> None:
     from sparklog.backup.choosing import shown
 
     if as_json:
-        print(
-            json.dumps([{**asdict(item), "from_ms": item.from_ms, "total_bytes": item.total_bytes} for item in found])
-        )
+        print_json([named(item, fromMs=item.from_ms, totalBytes=item.total_bytes) for item in found])
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("BACKUP", "TAKEN", "ALL-TIMES-SINCE", "TOPICS", "GROUPS", "BYTES", "COPIED"):
@@ -138,7 +135,7 @@ def _show(found: list[Manifest], as_json: bool) -> None:
 
 def _show_pruned(found: Pruned, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({**asdict(found), "dry_run": dry_run}))
+        print_json(named(found, dryRun=dry_run))
         return
     numbers = ", ".join(map(str, found.dropped)) or "none"
     what = "Would drop" if dry_run else "Dropped"

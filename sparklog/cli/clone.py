@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from sparklog.cli.documents import named, print_json
 from sparklog.cli.options import JsonOption, RootOption, example
 
 HELP = """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
@@ -42,7 +41,7 @@ def clone(
     version, time_ms = parse_as_of(as_of)
     found = clone_topic(open_root(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
     if as_json:
-        print(json.dumps({**asdict(found), "dry_run": dry_run}))
+        print_json(named(found, dryRun=dry_run))
         return
     offsets = sum(end - start for start, end in zip(found.log_starts, found.log_ends, strict=True))
     print(

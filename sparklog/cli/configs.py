@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparklog.cli.documents import print_json
 from sparklog.cli.options import JsonOption, PlaceOption, RootOption, example
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def docs(
         return
     found = [config_docs.one_config_doc(name) for name in names] if names else config_docs.config_docs()
     if as_json:
-        print(json.dumps([asdict(each) for each in found]))
+        print_json(found)
         return
     print("\n\n".join(_shown(each) for each in found))
 

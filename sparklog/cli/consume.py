@@ -25,6 +25,7 @@ from sparklog.cli.options import (
     TimestampShown,
     example,
 )
+from sparklog.cli.terminal import say, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,14 +56,12 @@ def _batches(tail: Tail, columns: tuple[str, ...], follow: bool, timeout_s: floa
 
 
 def _print(batches: Iterator[pa.RecordBatch], formatter: Callable[[pa.RecordBatch], bytes], limit: int | None) -> int:
-    out = sys.stdout.buffer
     count = 0
     if limit == 0:
         return 0
     for batch in batches:
         taken = batch if limit is None else batch.slice(0, limit - count)
-        out.write(formatter(taken))
-        out.flush()
+        write(formatter(taken))
         count += taken.num_rows
         if limit is not None and count >= limit:
             break
@@ -154,8 +153,8 @@ def consume(
     from sparklog.log.tail import Tail
     from sparklog.log.view import COLUMNS
 
-    place = open_place(root, follow=follow, corrupt_records=corrupt_records.value, on_skipped=_warn)
-    tail = Tail(place.view, place.one_topic(topic), isolation.value, partition, warn=_warn)
+    place = open_place(root, follow=follow, corrupt_records=corrupt_records.value, on_skipped=say)
+    tail = Tail(place.view, place.one_topic(topic), isolation.value, partition, warn=say)
     _start(tail, from_beginning, offset, timestamp, follow)
     layout = Layout(
         timestamp=print_timestamp,
@@ -171,10 +170,6 @@ def consume(
     batches = _batches(tail, columns, follow, None if timeout_ms is None else timeout_ms / 1000)
     count = _print(batches, format_json if as_json else layout.format, max_messages)
     print(f"Processed a total of {count} messages", file=sys.stderr)
-
-
-def _warn(message: object) -> None:
-    print(f"sparklog: {message}", file=sys.stderr)
 
 
 def register(app: typer.Typer) -> None:

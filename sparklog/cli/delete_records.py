@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sparklog.cli.documents import print_json
 from sparklog.cli.options import JsonOption, RootOption, example
 
 HELP = """Delete the records below an offset: the log starts there then.
@@ -45,7 +44,7 @@ def delete_records(
         raise typer.BadParameter("give --offset-json-file, or all three of --topic, --partition and --offset")
     lows = deleting.delete_records(open_root(root), offsets, dry_run=dry_run)
     if as_json:
-        print(json.dumps({"dryRun": dry_run, "partitions": [asdict(low) for low in lows]}))
+        print_json({"dryRun": dry_run, "partitions": lows})
         return
     print("Dry run, nothing is deleted:" if dry_run else "Records delete operation completed:")
     for low in lows:

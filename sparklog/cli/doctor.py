@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from sparklog.cli.documents import print_json
 from sparklog.cli.options import JsonOption, example
 
 HELP = """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
@@ -37,7 +36,7 @@ def doctor(
 
     found = examine(root, conf_file=conf_file, start_spark=spark)
     if as_json:
-        print(json.dumps([asdict(each) for each in found]))
+        print_json(found)
     else:
         width = max(len(each.check) for each in found)
         for each in found:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.options import JsonOption, example
+from sparklog.cli.terminal import printable, write
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -117,19 +118,18 @@ def _parser(offsets: bool, transactions: bool, shares: bool, key: str | None, va
 
 def _print(lines: Iterable[Line]) -> None:
     """Lines as UTF-8, whatever the terminal's encoding; those for stderr behind what came before them."""
-    out, chunk = sys.stdout.buffer, list[str]()
+    chunk = list[str]()
 
     def flush() -> None:
         if chunk:
-            out.write("".join(chunk).encode("utf-8", "replace"))
-            out.flush()
+            write("".join(chunk).encode("utf-8", "replace"))
             chunk.clear()
 
     try:
         for line in lines:
             if line.error:
                 flush()
-                print(line.text, file=sys.stderr)
+                print(printable(line.text), file=sys.stderr)
                 continue
             chunk.append(line.text + "\n")
             if len(chunk) >= CHUNK_LINES:

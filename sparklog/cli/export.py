@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparklog.cli.documents import print_json
 from sparklog.cli.options import JsonOption, RootOption, example
+from sparklog.cli.terminal import printable
 
 if TYPE_CHECKING:
     from sparklog.export import ExportedTopic
@@ -149,7 +149,7 @@ def export(
         link=link,
     )
     if as_json:
-        print(json.dumps([asdict(topic) for topic in found]))
+        print_json(found)
         return
     for topic in found:
         _show(topic)
@@ -169,7 +169,7 @@ def _show(topic: ExportedTopic) -> None:
         f"Topic: {topic.topic}\tTopicId: {topic.topic_id}\tPartitionCount: {topic.partition_count}\tConfigs: {configs}"
     )
     if topic.version is None:
-        print(f"Groups: {', '.join(topic.groups) or 'none'}")
+        print(f"Groups: {printable(', '.join(topic.groups)) or 'none'}")
     for name, reason in refused.items():
         print(f"Not for a broker: {name}={topic.configs[name]} ({reason})")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

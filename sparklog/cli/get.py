@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +20,7 @@ from sparklog.cli.options import (
     TimestampShown,
     example,
 )
+from sparklog.cli.terminal import say, write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +79,7 @@ def get(
     if partition is not None and all_partitions:
         raise typer.BadParameter("--partition and --all-partitions exclude each other")
     sought = parse_key(key, key_format.value)
-    place = open_place(root, corrupt_records=corrupt_records.value, on_skipped=_warn)
+    place = open_place(root, corrupt_records=corrupt_records.value, on_skipped=say)
     name = place.one_topic(topic)
     chosen = sorted(place.view.bounds(name)) if all_partitions else None if partition is None else [partition]
     record = latest_record(place.view, name, sought, partitions=chosen, isolation=isolation.value)
@@ -88,19 +88,15 @@ def get(
         raise NotFound(f"no record of topic {name} has the key {key!r}{where}")
     deleted = not record.column("value")[0].is_valid
     layout = Layout(print_timestamp, print_partition, print_offset, print_headers, print_key, not deleted)
-    sys.stdout.buffer.write(format_json(record) if as_json else layout.format(record))
+    write(format_json(record) if as_json else layout.format(record))
     if deleted:
-        _warn(f"key {key!r} of topic {name} was deleted: {_place(record)} is a tombstone")
+        say(f"key {key!r} of topic {name} was deleted: {_place(record)} is a tombstone")
         raise typer.Exit(EXIT_DELETED)
 
 
 def _place(record: pa.RecordBatch) -> str:
     offset, partition = (record.column(name)[0].as_py() for name in ("offset", "partition"))
     return f"offset {offset} of partition {partition}"
-
-
-def _warn(message: object) -> None:
-    print(f"sparklog: {message}", file=sys.stderr)
 
 
 def register(app: typer.Typer) -> None:

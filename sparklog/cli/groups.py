@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from sparklog.cli.documents import print_json
 from sparklog.cli.options import JsonOption, PlaceOption, RootOption, example
 from sparklog.cli.tables import print_table
+from sparklog.cli.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ def list_(
         print(json.dumps(names))
     else:
         for name in names:
-            print(name)
+            print(printable(name))
 
 
 @app.command(epilog=example("sparklog groups describe billing --root /data/log"))
@@ -80,11 +81,11 @@ def describe(
         return
     rows = place.lag(chosen)
     if as_json:
-        print(json.dumps([asdict(row) for row in rows]))
+        print_json(rows)
         return
     for item in found:
         if item.state == "Empty":
-            print(f"Consumer group '{item.id}' has no active members.", file=sys.stderr)
+            print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
     if rows:
         print_table(OFFSETS, [_cells(row) for row in rows])
 
@@ -143,7 +144,7 @@ def reset(
     found.alter(with_offsets(plan), dry_run=not execute)
     for item in plan:
         if item.warning:
-            print(f"WARN {item.warning}", file=sys.stderr)
+            print(f"WARN {printable(item.warning)}", file=sys.stderr)
     if not execute and not dry_run:
         print("WARN Nothing was changed: this is a dry run without --execute.", file=sys.stderr)
     _show_plan(group, plan, execute, export, as_json)
@@ -156,7 +157,7 @@ def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False
     if as_json:
         print(json.dumps({"deleted": group, "dryRun": dry_run}))
     else:
-        print(f"Would delete group {group}." if dry_run else f"Deleted group {group}.")
+        print(f"Would delete group {printable(group)}." if dry_run else f"Deleted group {printable(group)}.")
 
 
 @app.command("delete-offsets", epilog=example("sparklog groups delete-offsets billing --topic old:0,1"))
@@ -186,7 +187,7 @@ def delete_offsets(
         gone[name] = sorted(chosen)
     found.delete_offsets(gone, dry_run=dry_run)
     if as_json:
-        print(json.dumps({"group": group, "deleted": gone, "dryRun": dry_run}))
+        print_json({"group": group, "deleted": gone, "dryRun": dry_run})
         return
     status = "Would be deleted" if dry_run else "Successful"
     rows = [(name, partition, status) for name, partitions in gone.items() for partition in partitions]
@@ -318,7 +319,7 @@ def _cells(row: Lag) -> tuple[object, ...]:
 
 def _show_states(found: Sequence[GroupDescription], as_json: bool) -> None:
     if as_json:
-        print(json.dumps([asdict(item) for item in found]))
+        print_json(found)
         return
     rows = [
         (
@@ -334,7 +335,7 @@ def _show_states(found: Sequence[GroupDescription], as_json: bool) -> None:
 
 def _show_plan(group: str, plan: Sequence[NewOffset], execute: bool, export: bool, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"group": group, "executed": execute, "offsets": [asdict(item) for item in plan]}))
+        print_json({"group": group, "executed": execute, "offsets": plan})
     elif export:
         for item in plan:
             print(f"{item.topic},{item.partition},{item.new}")

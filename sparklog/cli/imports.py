@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,9 +18,9 @@ from sparklog.cli.options import (
     parse_configs,
 )
 from sparklog.cli.tables import print_table
+from sparklog.cli.terminal import say
 
 if TYPE_CHECKING:
-    from sparklog.kafka.damage import Skipped
     from sparklog.kafka.importing import ImportedTopic, ImportReport, OnProgress
 
 HELP = """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
@@ -77,7 +76,7 @@ def import_(
         configs=parse_configs(config),
         force=force,
         corrupt_records=corrupt_records.value,
-        on_skipped=_warn,
+        on_skipped=say,
         open_transactions=open_transactions.value,
         link=NEVER if copy else AUTO,
         groups=groups,
@@ -166,10 +165,6 @@ def _meters() -> OnProgress:
         meter(records, nbytes)
 
     return watch
-
-
-def _warn(skipped: Skipped) -> None:
-    print(skipped, file=sys.stderr)
 
 
 def register(app: typer.Typer) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sparklog.cli.options import PlaceOption, example
+from sparklog.cli.terminal import write
 
 HELP = """Print lag of consumer groups, offsets, sizes and open transactions in Prometheus' text format.
 
@@ -36,7 +37,7 @@ def metrics(
         chosen = [place.topic]
     text = exposition(gather(place.view, report_settings(place), topics=chosen, maintenance=False))
     if output is None:
-        print(text, end="")
+        write(text.encode())
     else:
         write_whole(output, text, "--output")
 

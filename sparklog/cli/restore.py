@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparklog.cli.documents import named, print_json
 from sparklog.cli.options import JsonOption, example
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def restore(
     else:
         found = make(store, open_store(to), wanted, rename=names, link=link, progress=said("restored"))
     if as_json:
-        print(json.dumps({**asdict(found), "dry_run": dry_run}))
+        print_json(named(found, dryRun=dry_run))
         return
     _show(found, to, dry_run)
 

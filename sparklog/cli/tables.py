@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from sparklog.cli.terminal import printable
+
 __all__ = ["print_table"]
 
 
@@ -17,6 +19,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> No
     for heading in headings:
         table.add_column(heading, no_wrap=True)
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*map(printable, row))
     # A pipe has no width: the table must not be cut to 80 columns there.
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000).print(table)
+    width = None if sys.stdout.isatty() else 1000
+    Console(highlight=False, markup=False, emoji=False, width=width).print(table)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparklog.cli.documents import print_json
 from sparklog.cli.options import ConfigOption, JsonOption, PlaceOption, RootOption, example, parse_configs
+from sparklog.cli.terminal import printable
 
 if TYPE_CHECKING:
     from sparklog.cli.places import Place
@@ -25,25 +26,25 @@ class PartitionRow:
     """One line of `describe`: offsets as Kafka counts them, and stored bytes."""
 
     partition: int
-    logStart: int  # noqa: N815 - names of the JSON
-    lastStable: int  # noqa: N815
-    logEnd: int  # noqa: N815
+    log_start: int
+    last_stable: int
+    log_end: int
     bytes: int
 
 
 @dataclass(frozen=True)
 class TopicRow:
-    """One topic as `describe` shows it. `configs` are those that were set, `openTransactions` the transactional ids
+    """One topic as `describe` shows it. `configs` are those that were set, `open_transactions` the transactional ids
     that hold back the last stable offset; both None where the place does not say (Kafka's directories).
-    `kafkaTopicId`: of the topic that it was imported from, None if it was not or that had none."""
+    `kafka_topic_id`: of the topic that it was imported from, None if it was not or that had none."""
 
     topic: str
-    topicId: str  # noqa: N815
-    partitionCount: int  # noqa: N815
+    topic_id: str
+    partition_count: int
     configs: dict[str, str] | None
     partitions: list[PartitionRow]
-    openTransactions: list[str] | None  # noqa: N815
-    kafkaTopicId: str | None = None  # noqa: N815
+    open_transactions: list[str] | None
+    kafka_topic_id: str | None = None
 
 
 @app.command(epilog=example("sparklog topics create orders --root /data/log --partitions 16 -c retention.ms=86400000"))
@@ -55,17 +56,22 @@ def create(
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Do nothing and succeed if it is there already.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Create a topic. A folder that holds nothing yet becomes a new root."""
     from sparklog.cli.places import open_root
 
     configs = parse_configs(config)
     log = open_root(root, create=True)
+    there = if_not_exists and _exists(log, topic)
     if if_not_exists:
         log.ensure_topic(topic, partitions=partitions, configs=configs)
     else:
         log.create_topic(topic, partitions=partitions, configs=configs)
-    print(f"Created topic {topic}.")
+    if as_json:
+        print_json({"topic": topic, "created": not there})
+    else:
+        print(f"Topic {topic} is there already." if there else f"Created topic {topic}.")
 
 
 @app.command("list", epilog=example("sparklog topics list --root /data/log"))
@@ -75,10 +81,10 @@ def list_(root: PlaceOption, as_json: JsonOption = False) -> None:
 
     names = open_place(root).topics()
     if as_json:
-        print(json.dumps(names))
+        print_json(names)
         return
     for name in names:
-        print(name)
+        print(printable(name))
 
 
 @app.command(epilog=example("sparklog topics describe orders --root /data/log"))
@@ -94,7 +100,7 @@ def describe(
     names = [place.one_topic(name) for name in topics] if topics else place.topics()
     rows = [described(place, name) for name in names]
     if as_json:
-        print(json.dumps([asdict(row) for row in rows]))
+        print_json(rows)
         return
     for row in rows:
         show(row)
@@ -109,18 +115,18 @@ def _native(root: Root, name: str) -> TopicRow:
     topic = root.topic(name).describe()
     return TopicRow(
         topic=name,
-        topicId=topic.topic_id,
-        partitionCount=len(topic.partitions),
+        topic_id=topic.topic_id,
+        partition_count=len(topic.partitions),
         configs={config.name: config.value for config in topic.configs if config.source != "default"},
         partitions=[
             PartitionRow(part.partition, part.log_start, part.last_stable, part.log_end, part.bytes)
             for part in topic.partitions
         ],
-        openTransactions=[
+        open_transactions=[
             *dict.fromkeys(transaction for transaction, _ in topic.open_transactions),
             *(str(each) for each in topic.kafka_open),
         ],
-        kafkaTopicId=topic.kafka_topic_id or None,
+        kafka_topic_id=topic.kafka_topic_id or None,
     )
 
 
@@ -133,14 +139,14 @@ def _kafka(view: LogView, name: str) -> TopicRow:
     sizes = view.nbytes([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
     return TopicRow(
         topic=name,
-        topicId=topic_id,
-        partitionCount=len(bounds),
+        topic_id=topic_id,
+        partition_count=len(bounds),
         configs=None,
         partitions=[
             PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, size)
             for (partition, bound), size in zip(bounds, sizes, strict=True)
         ],
-        openTransactions=None,
+        open_transactions=None,
     )
 
 
@@ -150,19 +156,20 @@ def show(row: TopicRow) -> None:
     from rich.table import Table
 
     configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
-    print(f"Topic: {row.topic}\tTopicId: {row.topicId}\tPartitionCount: {row.partitionCount}\tConfigs: {configs}")
-    if row.kafkaTopicId:
-        print(f"Imported from Kafka's topic with id {row.kafkaTopicId}")
+    name, count = printable(row.topic), row.partition_count
+    print(f"Topic: {name}\tTopicId: {row.topic_id}\tPartitionCount: {count}\tConfigs: {configs}")
+    if row.kafka_topic_id:
+        print(f"Imported from Kafka's topic with id {row.kafka_topic_id}")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES"):
         table.add_column(heading, justify="right", no_wrap=True)
     for part in row.partitions:
-        table.add_row(*map(str, (part.partition, part.logStart, part.lastStable, part.logEnd, part.bytes)))
+        table.add_row(*map(str, (part.partition, part.log_start, part.last_stable, part.log_end, part.bytes)))
     console = Console(highlight=False)
     # A pipe has no width: the table must not be cut to 80 columns there.
     console.print(table, width=None if console.is_terminal else 1000)
-    if row.openTransactions:
-        print(f"Held back by open transactions: {', '.join(row.openTransactions)}")
+    if row.open_transactions:
+        print(f"Held back by open transactions: {printable(', '.join(row.open_transactions))}")
 
 
 @app.command(epilog=example("sparklog topics alter orders --root /data/log --partitions 32"))
@@ -170,12 +177,16 @@ def alter(
     topic: TopicArgument,
     root: RootOption,
     partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="Raise to so many.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
     from sparklog.cli.places import open_root
 
     open_root(root).topic(topic).alter(partitions=partitions)
-    print(f"Altered topic {topic}.")
+    if as_json:
+        print_json({"topic": topic, "partitions": partitions})
+    else:
+        print(f"Altered topic {topic}.")
 
 
 @app.command(epilog=example("sparklog topics delete orders --root /data/log"))
@@ -183,13 +194,26 @@ def delete(
     topic: TopicArgument,
     root: RootOption,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed if there is no such topic.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""
     from sparklog.cli.places import open_root
 
     log = open_root(root)
-    if if_exists and topic not in log.topics():
-        print(f"There is no topic {topic}.")
-        return
-    log.delete_topic(topic)
-    print(f"Deleted topic {topic}.")
+    there = not if_exists or _exists(log, topic)
+    if there:
+        log.delete_topic(topic)
+    if as_json:
+        print_json({"topic": topic, "deleted": there})
+    else:
+        print(f"Deleted topic {topic}." if there else f"There is no topic {printable(topic)}.")
+
+
+def _exists(log: Root, topic: str) -> bool:
+    from sparklog.errors import NotFound
+
+    try:
+        log.topic(topic)
+    except NotFound:
+        return False
+    return True

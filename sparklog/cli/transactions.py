@@ -10,6 +10,7 @@ import typer
 
 from sparklog.cli.options import JsonOption, RootOption, example
 from sparklog.cli.tables import print_table
+from sparklog.cli.terminal import printable
 from sparklog.cli.times import iso_time
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption
     if as_json:
         print(json.dumps(document(found)))
         return
-    reason = f" ({found.reason})" if found.reason else ""
+    reason = f" ({printable(found.reason)})" if found.reason else ""
     batch = "" if found.batch is None else f"\tBatch: {found.batch}"
     print(
-        f"TransactionalId: {found.id}\tState: {found.state}\tNewest: {_newest(found)}{reason}{batch}"
-        f"\tInstance: {found.instance or '-'}"
+        f"TransactionalId: {printable(found.id)}\tState: {found.state}\tNewest: {_newest(found)}{reason}{batch}"
+        f"\tInstance: {printable(found.instance or '-')}"
     )
     if found.held:
         rows = [
@@ -104,10 +105,10 @@ def abort(
         return
     if found.n is not None:
         held = ", it held back " + ", ".join(found.topics) if found.topics else ""
-        print(f"Aborted transaction {found.n} of {transactional_id}{held}.")
+        print(f"Aborted transaction {found.n} of {printable(transactional_id)}{held}.")
     for each in found.kafka:
         how = "Committed, as Kafka had decided," if each.open.decided == "commit" else "Aborted"
-        print(f"{how} Kafka's transaction of {transactional_id} in {each.topic}-{each.open.partition}.")
+        print(f"{how} Kafka's transaction of {printable(transactional_id)} in {each.topic}-{each.open.partition}.")
 
 
 def document(found: Standing) -> dict[str, object]:

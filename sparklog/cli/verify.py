@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sparklog.cli.options import JsonOption, PlaceOption, example
+from sparklog.cli.terminal import printable
 
 HELP = """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
 
@@ -53,7 +54,11 @@ def verify(
                 raise BadRequest(f"the folder is topic {location.topic}'s: give its root to verify others")
             topics = [location.topic]
         report = verify_root(open_store(location.root), topics=topics, quick=quick, say=_say)
-    print(json.dumps(document(report)) if as_json else summary(report))
+    if as_json:
+        print(json.dumps(document(report)))
+    else:
+        for line in summary(report).split("\n"):
+            print(printable(line))
     if not report.sound:
         raise typer.Exit(1)
 

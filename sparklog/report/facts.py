@@ -240,11 +240,12 @@ _COMPUTED = {
 
 
 def document(value: object) -> object:
-    """A report, or a part of one, as JSON has it: names in camel case, what is computed from parts included."""
+    """A report, a part of one, or other data classes as JSON has them, what is computed included. Names are in camel
+    case, and `nbytes` is `bytes`."""
     if is_dataclass(value):
         names = [each.name for each in fields(value)] + list(_COMPUTED.get(type(value), ()))
         return {_camel(name): document(getattr(value, name)) for name in names}
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return [document(each) for each in value]
     if isinstance(value, Mapping):
         return {str(name): document(each) for name, each in value.items()}
@@ -252,5 +253,5 @@ def document(value: object) -> object:
 
 
 def _camel(name: str) -> str:
-    first, *others = name.split("_")
+    first, *others = ("bytes" if name == "nbytes" else name).split("_")
     return first + "".join(word.capitalize() for word in others)

@@ -25,7 +25,7 @@ def test_a_clone_shows_what_was(sparklog: Sparklog, lines_file: LinesFile) -> No
     assert said.startswith("Cloned topic orders at version 1 as before: 1 partitions, 2 offsets, 1 files of ")
     assert consumed(sparklog, "before") == ["a", "b"]
     shown = json.loads(sparklog("clone", "orders", "now", "--json").out)
-    assert (shown["version"], shown["log_ends"], shown["dry_run"]) == (3, [3], False)
+    assert (shown["version"], shown["logEnds"], shown["dryRun"]) == (3, [3], False)
     assert consumed(sparklog, "now") == ["a", "b", "c"]
     assert "Would clone" in sparklog("clone", "orders", "not", "--dry-run").out
     assert sparklog("topics", "list").lines == ["before", "now", "orders"]

@@ -54,7 +54,7 @@ def test_the_short_form_never_goes_back(sparklog: Sparklog, log: Root) -> None:
     assert sparklog(*short, 6).lines[-1] == "partition: a-0\tlow_watermark: 6"
     version = log.topic("a").head().version
     found = json.loads(sparklog(*short, 2, "--json").out)
-    assert found == {"dryRun": False, "partitions": [{"topic": "a", "partition": 0, "low_watermark": 6}]}
+    assert found == {"dryRun": False, "partitions": [{"topic": "a", "partition": 0, "lowWatermark": 6}]}
     assert log.topic("a").head().version == version
 
 

@@ -47,11 +47,11 @@ def test_parts_as_json(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None
     identity = "kphX_vFrTMuzYXwDXyxQYA"
     arguments = ("--partitions", "0,2", "--start", "0:5,2:7", "--topic-id", identity, "--link", "--json")
     (said,) = json.loads(sparklog("export", "orders", "--to", tmp_path / "out", *arguments).out)
-    assert said["topic_id"] == identity
-    assert [(part["partition"], part["log_start"]) for part in said["partitions"]] == [(0, 5), (2, 7)]
+    assert said["topicId"] == identity
+    assert [(part["partition"], part["logStart"]) for part in said["partitions"]] == [(0, 5), (2, 7)]
     assert f"topic_id: {identity}" in (tmp_path / "out" / "orders-2" / "partition.metadata").read_text()
     (said,) = json.loads(sparklog("export", "orders", "--to", tmp_path / "every", "--start", "3", "--json").out)
-    assert [part["log_start"] for part in said["partitions"]] == [3, 3, 3]
+    assert [part["logStart"] for part in said["partitions"]] == [3, 3, 3]
 
 
 def test_groups(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_groups(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
     ids = ("--topic-id", "orders=kphX_vFrTMuzYXwDXyxQYA", "--topic-id", "__consumer_offsets=4tyc2Pe2TcCyvwdtz1mXkA")
     more = ("--groups", "billing,audit", "--offsets-topic-num-partitions", "1", "--json")
     topic, offsets = json.loads(sparklog("export", "orders", "--to", tmp_path / "one", *ids, *more).out)
-    assert (topic["topic_id"], offsets["topic_id"]) == ("kphX_vFrTMuzYXwDXyxQYA", "4tyc2Pe2TcCyvwdtz1mXkA")
+    assert (topic["topicId"], offsets["topicId"]) == ("kphX_vFrTMuzYXwDXyxQYA", "4tyc2Pe2TcCyvwdtz1mXkA")
     assert (offsets["groups"], offsets["version"]) == (["billing", "audit"], None)
-    assert [part["log_end"] for part in offsets["partitions"]] == [5]
+    assert [part["logEnd"] for part in offsets["partitions"]] == [5]
 
 
 def test_older_versions(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_describe(sparklog: Sparklog, member: Membership) -> None:
     assert [row[:6] for row in rows[:2]] == [["audit", "a", "0", "-", "3", "-"], ["audit", "a", "1", "0", "1", "1"]]
     assert len(rows) == 4
     as_json = json.loads(sparklog("groups", "describe", "billing", "--json").out)
-    assert [(row["partition"], row["current_offset"], row["log_end"], row["lag"]) for row in as_json] == [
+    assert [(row["partition"], row["currentOffset"], row["logEnd"], row["lag"]) for row in as_json] == [
         (0, 2, 3, 1),
         (1, 1, 1, 0),
     ]
