@@ -27,4 +27,4 @@ def test_the_command_takes_these_options(sparklog: Sparklog, command: str, anywh
     for option in (word for word in words if word.startswith("--")):
         assert re.search(rf"{option}\b", shown), f"{' '.join(path)} has no {option}"
     assert not anywhere or "Kafka" in shown
-    assert "--json" in shown
+    assert ("--json" in shown) == (path != ["metrics"])
