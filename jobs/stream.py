@@ -33,7 +33,7 @@ class Copy:
     """What to stream where.
 
     `subscribe`: the option that picks topics (`subscribe`, `subscribePattern`) and its value; None: the path says all.
-    `topic` None keeps the topics' names.
+    `topic` None keeps the topics' names. `group`: the consumer group of a root that is told how far it is.
     """
 
     source: str
@@ -44,6 +44,7 @@ class Copy:
     partitions: int = 1
     most: int | None = None
     follow: bool = False
+    group: str | None = None
 
 
 def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
@@ -53,6 +54,8 @@ def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
         reader = reader.option(*copy.subscribe)
     if copy.most is not None:
         reader = reader.option("maxOffsetsPerTrigger", copy.most)
+    if copy.group is not None:
+        reader = reader.option("kafka.group.id", copy.group)
     columns = COLUMNS if copy.topic is not None else (*COLUMNS, "topic")
     # -1 is Kafka's "no time": such a record gets the time of its writing.
     timed = when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
@@ -78,6 +81,7 @@ def arguments(given: Sequence[str]) -> Copy:
     parser.add_argument("--topic", help="one topic for all records; else each keeps its topic")
     parser.add_argument("--num-partitions", type=int, default=1, help="of topics that do not exist yet")
     parser.add_argument("--max-offsets-per-trigger", type=int, help="records of one micro-batch at most")
+    parser.add_argument("--group", help="consumer group that shows how far this is, where the source is a root")
     parser.add_argument("--follow", action="store_true", help="go on with what comes later")
     chosen = parser.parse_args(given)
     if chosen.root is None:
@@ -96,6 +100,7 @@ def arguments(given: Sequence[str]) -> Copy:
         chosen.num_partitions,
         chosen.max_offsets_per_trigger,
         chosen.follow,
+        chosen.group,
     )
 
 

@@ -1,7 +1,7 @@
 """A driver of its own, to be killed: `python -m tests.datasource.query_driver <folder> <root> <checkpoint> [format]`.
 
 Streams topic `in` to topic `out` until a file `<root>.stop` appears and everything is read; with `TOPICS` in the
-environment, each record to all of these topics.
+environment, each record to all of these topics. Its progress is in the consumer group `copier`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tests.datasource.killing import JVM_FILE, TOPICS, CommitThenDieSource
 from tests.datasource.streams import source
 
 BATCH_RECORDS = 60
+GROUP = "copier"
 
 
 def main(folder: Path, root: str, checkpoint: str, sink: str) -> None:
@@ -23,7 +24,8 @@ def main(folder: Path, root: str, checkpoint: str, sink: str) -> None:
     process = spark.sparkContext._gateway.proc
     Path(os.environ[JVM_FILE]).write_text(str(process.pid))
     spark.dataSource.register(CommitThenDieSource)
-    rows = source(spark, f"{root}/in", maxOffsetsPerTrigger=BATCH_RECORDS).select("key", "value")
+    group = {"kafka.group.id": GROUP, "maxOffsetsPerTrigger": BATCH_RECORDS}
+    rows = source(spark, f"{root}/in", **group).select("key", "value")
     topics = os.environ.get(TOPICS, "")
     if topics:
         listed = ", ".join(f"'{topic}'" for topic in topics.split(","))

@@ -10,6 +10,8 @@ import pytest
 
 import sparklog
 from jobs import stream
+from sparklog.groups import Groups
+from tests.datasource.streams import feed
 from tests.kafka.logs import HOUR_MS, batch, write_partition
 
 if TYPE_CHECKING:
@@ -51,6 +53,16 @@ def test_one_topic_takes_all_records(spark: SparkSession, tmp_path: Path, fixtur
     expected = spark.read.format("sparklog").option("subscribe", ",".join(TOPICS)).load(copy.source).count()
     assert root.topic("archive").scan().to_table().num_rows == expected
     assert root.topic("archive").head().partitions == 3
+
+
+def test_a_group_of_the_source_shows_how_far_it_is(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    feed(source, "t", range(10), partitions=1)
+    given = ["--source", str(source), "--subscribe", "t", "--group", "archive"]
+    given += ["--root", str(tmp_path / "root"), "--checkpoint", str(tmp_path / "c")]
+    assert stream.run(spark, stream.arguments(given)) == 0
+    committed = Groups(str(source)).group("archive").committed()
+    assert {place: item.offset for place, item in committed.items()} == {("t", 0): 10}
 
 
 def test_a_record_without_a_time_gets_that_of_its_writing(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ import pyarrow as pa
 import pytest
 
 import sparklog
+from sparklog.groups import Groups
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import read_parts
 from sparklog.log.view import READ_COMMITTED, OffsetRange
 from tests.datasource import spark_session
 from tests.datasource.killing import JVM_FILE, KILL_AT, TOPICS, DieInTaskSource
+from tests.datasource.query_driver import BATCH_RECORDS, GROUP
 from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, values
 
 if TYPE_CHECKING:
@@ -104,6 +106,13 @@ def check_order(root: str) -> None:
             last[row["partition"]] = int(row["value"])
 
 
+def check_group(root: str, written: int, *, done: bool = False) -> None:
+    """What others see of the query is what it has written, or one batch less."""
+    group = Groups(root).group(GROUP)
+    seen = sum(item.offset for item in group.committed().values())
+    assert (seen == written) if done else (written - BATCH_RECORDS - 2 <= seen <= written), (seen, written)
+
+
 def run_with_kills(folder: Path, root: str, kills: int, seed: int, topics: str = "") -> None:
     rng = random.Random(seed)
     records = 400 + 250 * kills
@@ -115,17 +124,20 @@ def run_with_kills(folder: Path, root: str, kills: int, seed: int, topics: str =
             with driver(folder, root, COMMIT_THEN_DIE, kill_at=done + 1, topics=topics) as process:
                 process_end(process, root)
             assert batches(root) == done + 1, "Spark must not have seen the sink's last commit"
+            check_group(root, len(check_topics_agree(root, topics or "out")))
             continue
         with driver(folder, root, topics=topics) as process:
             wait(process, root, lambda done=done: batches(root) > done)  # type: ignore[misc]
             time.sleep(rng.random() * 1.2)
             kill(process)
-        check_topics_agree(root, topics)
+        check_group(root, len(check_topics_agree(root, topics or "out")))
     feeder.join(120)
     assert feeder.failed is None
     Path(f"{root}.stop").touch()
     with driver(folder, root, topics=topics) as process:
         wait(process, root, lambda: Path(f"{root}.done").exists())
+    check_group(root, records, done=True)
+    assert Groups(root).group(GROUP).description().generation == kills + 1
     if topics:
         assert check_topics_agree(root, topics) == list(range(records))
         return
