@@ -62,7 +62,7 @@ Bools = npt.NDArray[np.bool_]
 @dataclass(slots=True)
 class Counts:
     """What a pass met and left. `messages_*` as Kafka counts them: control records, too; those read only where their
-    batch was not dropped unseen. `map_*`: the first reading, of the dirty part.
+    batch was not dropped unseen.
     """
 
     bytes_read: int = 0
@@ -74,8 +74,6 @@ class Counts:
     tombstones_kept: int = 0
     tombstones_dropped: int = 0
     keyless_dropped: int = 0
-    map_bytes: int = 0
-    map_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +200,6 @@ def fill_map(
     reader: Reader,
     aborted: AbortedFilter,
     hash_key: HashKey,
-    counts: Counts,
     *,
     first_dirty: int,
     first_uncleanable: int,
@@ -215,12 +212,10 @@ def fill_map(
     bases = [segment.base for segment in dirty[1:]] + [first_uncleanable]
     for segment, following in zip(dirty, bases, strict=True):
         for window in reader.windows(segment):
-            counts.map_bytes += len(window.data)
             headers = window.headers
             skipped = headers.is_control | aborted.aborted(window.data, headers)
             rows = np.flatnonzero(~skipped & (headers.last_offset >= first_dirty))
             for opened in reader.opened(window, headers if len(rows) == len(headers) else headers[rows]):
-                counts.map_records += len(opened.fields)
                 stopped = _put(found, opened, hash_key, first_dirty)
                 if stopped is not None:
                     # All batches before this one have been looked at, those without keys of their own as well.

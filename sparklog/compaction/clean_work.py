@@ -39,12 +39,11 @@ __all__ = ["CleanDone", "CleanWork", "Cleaned", "first_batch_timestamp"]
 class Cleaned:
     """How a pass went. `plan`: what there was to clean; `end_offset`: the new cleaner checkpoint.
 
-    `map_keys`: distinct keys in the dirty part; `utilization`: share of the map's slots in use; `counts`: see there.
+    `utilization`: share of the map's slots in use; `counts`: see there.
     """
 
     plan: Cleanable
     end_offset: int
-    map_keys: int
     utilization: float
     counts: Counts
 
@@ -179,7 +178,6 @@ class CleanWork:
             reader,
             AbortedFilter(state),
             hash_key,
-            counts,
             first_dirty=plan.first_dirty,
             first_uncleanable=plan.first_uncleanable,
         )
@@ -216,7 +214,7 @@ class CleanWork:
         # What ends below the log start is no part of the log: a delete-records may have cut the first segment.
         files = tuple(file for file in written if file.base[0] + file.offsets[0] > self.log_start)
         inputs = [self.sources.row(segment.first_row) for segment in segments]
-        return files, inputs, Cleaned(plan, end_offset, len(found), found.utilization, counts)
+        return files, inputs, Cleaned(plan, end_offset, found.utilization, counts)
 
     def _last_clean(self, plan: Cleanable) -> SourceSlice | None:
         """The last segment that begins below the dirty part."""

@@ -6,7 +6,7 @@ side, so that rows spread over partitions are still read in the order in which t
 as fast as gathering partition after partition. Bounds: `measure` adds up what each lane's rows can take at most, and
 the caller allocates that.
 
-A column is a row of `COLUMN_FIELDS` integers; the caller keeps the buffers alive:
+A column is a row of 6 integers; the caller keeps the buffers alive:
 
 | place | meaning                                                          |
 |------:|------------------------------------------------------------------|
@@ -42,7 +42,6 @@ from sparklog.format._kernels_memory import (
 )
 
 HEADER_BYTES = 61
-COLUMN_FIELDS = 6
 KEY, VALUE, LIST, HEADER_KEY, HEADER_VALUE, STRUCT = range(6)
 """Rows of the columns array."""
 MAX_RECORD = 2**31 - 1 - HEADER_BYTES

@@ -26,10 +26,9 @@ def new_array(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.frombuffer(pa.allocate_buffer(length * kind.itemsize), kind)
 
 
-COLUMN_FIELDS = 6
+MISSING = (0, 0, 0, 0, 0, 0)
 """Per column: address of offsets (0: missing), 1 for int64 offsets, addresses of data, behind it and of validity (0: no
 nulls), the array's offset in elements."""
-MISSING = (0, 0, 0, 0, 0, 0)
 
 
 class KernelColumns:

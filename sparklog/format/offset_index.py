@@ -23,7 +23,6 @@ from sparklog.errors import BadRequest, Corrupt
 
 ENTRY_BYTES = 8
 MAX_RELATIVE_OFFSET = 2**31 - 1
-DEFAULT_INDEX_INTERVAL_BYTES = 4096
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -24,7 +24,6 @@ __all__ = ["EntryChain", "read_chain"]
 
 TRIES = 6
 MOST_MISSING = 20
-DIGITS = 20
 E = TypeVar("E", bound=Entry)
 DELETE_COPY = "delete the copy: the entries say the same"
 

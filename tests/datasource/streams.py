@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,16 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 WAIT_SECONDS = 120
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> bool:
+    """Whether it came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def feed(root: str | Path, topic: str, values: range, *, partitions: int = 2) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import functions
@@ -14,7 +12,7 @@ import sparklog
 from sparklog.errors import Conflict
 from sparklog.groups import Group, Groups
 from sparklog.groups.lag import lag
-from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, values
+from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, values, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,15 +35,6 @@ def committed(root: str) -> dict[tuple[str, int], int]:
 
 def behind(root: str) -> int:
     return sum(row.lag or 0 for row in lag(sparklog.open(root), ["g"]))
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_a_running_query_is_seen_and_not_to_be_reset(spark: SparkSession, root: str, tmp_path: Path) -> None:

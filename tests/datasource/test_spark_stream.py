@@ -10,7 +10,7 @@ import pytest
 
 import sparklog
 from tests.datasource.said import Said
-from tests.datasource.streams import copy, failure, feed, finish, source, stored_offset, values
+from tests.datasource.streams import copy, failure, feed, finish, source, stored_offset, values, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def root(tmp_path: Path) -> str:
     return str(tmp_path / "log")
-
-
-def wait_for(condition: Any, seconds: float = 60) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_rate_limits_offsets_and_restarts(spark: SparkSession, root: str, tmp_path: Path) -> None:

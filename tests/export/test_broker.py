@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +20,6 @@ from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.maintenance.work import InProcess, Settings
 from tests.fixture_data import expected_offsets, expected_records
 from tests.kafka_broker import Broker, Consumed
-from tests.kafka_tools import Missing
 from tests.log.data_plane import START_MS, Place
 from tests.log.rewriting import prepared, resolve
 
@@ -36,19 +34,6 @@ FIXTURES = (
     *((f"compaction/{name}", "after") for name in ("plain", "compressed", "transactions", "log-append-time")),
     *(("compaction/tombstones-day", "pass-2"), ("compaction/producer-state", "after")),
 )
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    """One that was started once and has an empty log dir."""
-    try:
-        found = Broker(tmp_path / "broker")
-    except Missing as missing:
-        pytest.skip(str(missing))
-    try:
-        yield found
-    finally:
-        found.stop()
 
 
 def taken_in(broker: Broker, root: Root, folder: Path, topics: dict[str, Topic]) -> dict[str, ExportedTopic]:

@@ -22,7 +22,7 @@ from tests.export.test_fixtures import imported_from
 from tests.fixture_data import expected_offsets, expected_records
 from tests.kafka.test_importing import STAGES
 from tests.kafka_broker import ODD, Broker, Consumed
-from tests.kafka_tools import KafkaTools, Missing
+from tests.kafka_tools import KafkaTools
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -31,19 +31,6 @@ LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
 KEPT = {"retention.ms": "-1", "retention.bytes": "-1"}
 """The broker's own retention must not expire what is old."""
 IN_JAVA = ("transactions.data.txn-a", "compaction-transactions.after.", "legacy-builder-mixed.data.")
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    """One that was started once and has an empty log dir."""
-    try:
-        found = Broker(tmp_path / "broker")
-    except Missing as missing:
-        pytest.skip(str(missing))
-    try:
-        yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture(autouse=True)
