@@ -69,7 +69,7 @@ class KafkaGroup:
 class ImportedGroup:
     """What became of a group: `offsets` of it are in the root now or were before, `left_out` of topics that are not.
 
-    `in_use`: it has members of its own here and was left alone.
+    `in_use`: it has had a member of its own here and was left alone.
     """
 
     group: str
@@ -140,7 +140,8 @@ def import_groups(
         if not offsets:
             continue
         group = known.group(group_id)
-        in_use = group.description().instance is not None
+        # Also if its member has left or only sleeps: Kafka's offsets would pass over what it has not read here.
+        in_use = group.description().session_timeout_ms is not None
         if not in_use:
             group.restore(offsets, generation=each.generation)
         found.append(ImportedGroup(group_id, len(offsets), len(each.offsets) - len(offsets), in_use))
