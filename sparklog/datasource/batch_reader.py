@@ -12,7 +12,7 @@ from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Bound, Options, ReadOptions
 from sparklog.datasource.read_task import LogPartition, ReadTask
 from sparklog.datasource.schema import Projection
-from sparklog.datasource.starts import start_positions
+from sparklog.datasource.starts import group_offsets, start_positions
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.tasks import plan_tasks
 from sparklog.datasource.user_errors import user_errors
@@ -53,11 +53,12 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
 def batch_ranges(view: LogView, subscriber: Subscriber, read: ReadOptions) -> list[OffsetRange]:
     """What a batch reads, from one snapshot. Raises BadRequest and NotFound for bounds that do not fit it."""
     topics = subscriber.topics()
+    known = group_offsets(view, read)
     subscriber.require(topics)
     partitions = {topic: subscriber.partitions(topic) for topic in topics}
     loss = DataLoss(read.fail_on_data_loss)
     end_bound = read.end or Bound("latest", "endingOffsets")
-    starts = start_positions(view, partitions, read, "earliest", loss)
+    starts = start_positions(view, partitions, read, "earliest", loss, known)
     ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
     found: list[OffsetRange] = []
     for topic in topics:

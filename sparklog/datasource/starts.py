@@ -18,10 +18,17 @@ Place = tuple[str, str]
 """Topic and topic id."""
 
 
+GroupOffsets = dict[Place, dict[int, int]]
+"""What a group has committed, by topic and id."""
+
+
 def start_positions(
-    view: LogView, partitions: Partitions, read: ReadOptions, default: str, loss: DataLoss
+    view: LogView, partitions: Partitions, read: ReadOptions, default: str, loss: DataLoss, known: GroupOffsets
 ) -> dict[str, dict[int, int]]:
     """The offset to begin at of every partition; `default`: earliest or latest, where options say nothing.
+
+    `known`: `group_offsets`, asked for before the snapshot that `partitions` is of was taken. What a consumer of the
+    group committed after it would seem to lie beyond the end, and be reset.
 
     Raises BadRequest where listed partitions are not those read, NotFound for `kafka.auto.offset.reset=none`, and what
     `loss` raises.
@@ -29,7 +36,6 @@ def start_positions(
     bound = read.start or Bound(default, "startingOffsets")
     if bound.kind != GROUP:
         return resolve_bound(view, partitions, bound, read.isolation, no_match_is_latest=read.no_match_is_latest)
-    known = committed_offsets(view, read.group_id or "")
     result: dict[str, dict[int, int]] = {}
     missing: dict[str, dict[int, int]] = {}
     outside: list[str] = []
@@ -55,20 +61,22 @@ def start_positions(
     return result
 
 
-def committed_offsets(view: LogView, group: str) -> dict[Place, dict[int, int]]:
-    """Offsets of a group by topic and id, once no transaction holds any of them pending.
+def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
+    """Where the group stands that a read begins at, once no transaction holds any of it pending; else nothing.
 
     Raises BadRequest for a view that is no root, Unavailable if a transaction is not decided within a minute.
     """
     from sparklog.groups.group import Group
     from sparklog.log.root_view import RootView
 
+    if read.start is None or read.start.kind != GROUP:
+        return {}
     if not isinstance(view, RootView):
         raise BadRequest(
             f"{view.location} is a Kafka directory, which keeps no groups of ours: leave startingOffsets=group out, "
             "or import it (`sparklog import`) with its groups and read the root"
         )
-    offsets = Group(view.root, group).stable().offsets
+    offsets = Group(view.root, read.group_id or "").stable().offsets
     return {each.place: dict(zip(each.partition, each.offset, strict=True)) for each in offsets}
 
 

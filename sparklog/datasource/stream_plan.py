@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from sparklog.datasource.bounds import DataLoss, check_end, check_start
 from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.starts import start_positions
+from sparklog.datasource.starts import group_offsets, start_positions
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import NotFound
 from sparklog.log.view import Bounds, LogView, OffsetRange
@@ -61,10 +61,11 @@ class StreamPlanner:
         if self._initial is None:
             self._topics = self._subscriber.topics()
             self._listed_at = self._clock.now()
+            known = group_offsets(self._view, self._options)
             self._subscriber.require(self._topics)
             self._snapshot_taken(self._topics)
             partitions = {topic: self._subscriber.partitions(topic) for topic in self._present}
-            positions = start_positions(self._view, partitions, self._options, "latest", self._loss)
+            positions = start_positions(self._view, partitions, self._options, "latest", self._loss, known)
             for topic, offsets in positions.items():
                 for partition, offset in offsets.items():
                     limits = partitions[topic][partition]

@@ -120,6 +120,22 @@ def test_an_offset_out_of_range(house: House, starts: Callable[..., Any], caplog
         starts(house, **{reset: "none"})
 
 
+@pytest.mark.parametrize("starts", [batch_starts, stream_starts])
+def test_what_is_committed_while_a_read_is_planned_is_in_range(
+    house: House, starts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group(house).alter({"a": {0: 4, 1: 4}})
+    stable = Group.stable
+
+    def late(found: Group) -> object:
+        house.topic("a").append(rows(*VALUES, partition=0))
+        group(house).alter({"a": {0: 12}})
+        return stable(found)
+
+    monkeypatch.setattr(Group, "stable", late)
+    assert starts(house, kafka_auto_offset_reset="earliest") == {("a", 0): 12, ("a", 1): 4}
+
+
 def test_offsets_of_a_topic_of_before_mean_nothing(house: House) -> None:
     group(house).alter({"a": {0: 4, 1: 4}})
     house.root().delete_topic("a")
