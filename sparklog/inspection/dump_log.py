@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from sparklog.inspection.dump_walk import LogWalk, Window, batch_starts, pieces
 
 __all__ = ["LogOptions", "LogRun", "batch_json", "json_lines", "text_lines"]
 
+Row = TypeVar("Row")
 TIME_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 
@@ -69,26 +70,50 @@ class LogRun:
 def text_lines(source: Source, options: LogOptions, run: LogRun, part: tuple[int, int] | None = None) -> Iterator[str]:
     """The lines of Kafka's tool. Ends with a `Halt` where that dies. `part`: only these bytes, from batch to batch."""
     walk = _walk(source, options, part)
+    yield from _each(walk, options, run, _batch_lines, _record_lines)
+    if _trailing(walk, options):
+        yield f"Found {walk.stop - walk.end} invalid bytes at the end of {source.name}"
+
+
+def json_lines(
+    source: Source, options: LogOptions, run: LogRun, part: tuple[int, int] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The same as objects: `batch`, `record` and `trailing` ones. Ends with a `Halt` likewise."""
+    walk = _walk(source, options, part)
+    yield from _each(walk, options, run, batch_json, _record_json)
+    if _trailing(walk, options):
+        yield {"type": "trailing", "position": walk.end, "bytes": walk.stop - walk.end}
+
+
+def _each(
+    walk: LogWalk,
+    options: LogOptions,
+    run: LogRun,
+    of_batches: Callable[[Window], list[Row]],
+    of_records: Callable[[Window, Records, LogOptions], Iterator[Row]],
+) -> Iterator[Row]:
+    """What is shown of each batch, where asked for with what is shown of its records behind it."""
     for window in _windows(walk, options):
-        batches = _batch_lines(window)
+        batches = of_batches(window)
         if not options.deep:
             yield from batches
         else:
             records = records_of(window)
             run.see(records.offset)
-            lines = _record_lines(window, records, options)
+            rows = of_records(window, records, options)
             for batch, count in zip(batches, records.rows, strict=False):
                 yield batch
                 for _ in range(count):
-                    yield next(lines)
+                    yield next(rows)
             if records.halt is not None:
                 records.halt.printed = ""
                 raise records.halt
         if window.halt is not None:
             raise window.halt
-    trailing = walk.stop - walk.end
-    if trailing > 0 and options.max_bytes == MAX_INT:
-        yield f"Found {trailing} invalid bytes at the end of {source.name}"
+
+
+def _trailing(walk: LogWalk, options: LogOptions) -> bool:
+    return walk.stop > walk.end and options.max_bytes == MAX_INT
 
 
 def _walk(source: Source, options: LogOptions, part: tuple[int, int] | None) -> LogWalk:
@@ -173,31 +198,6 @@ def _with_contents(line: str, offset: int, key: bytes | None, value: bytes | Non
     if shown_key is not None:
         line += f"{' ' if options.metadata else '| '}key: {shown_key[0]}"
     return line if payload is None else f"{line} payload: {payload[0]}"
-
-
-def json_lines(
-    source: Source, options: LogOptions, run: LogRun, part: tuple[int, int] | None = None
-) -> Iterator[dict[str, Any]]:
-    """The same as objects: `batch`, `record` and `trailing` ones. Ends with a `Halt` likewise."""
-    walk = _walk(source, options, part)
-    for window in _windows(walk, options):
-        batches = batch_json(window)
-        if not options.deep:
-            yield from batches
-        else:
-            records = records_of(window)
-            run.see(records.offset)
-            rows = _record_json(window, records, options)
-            for batch, count in zip(batches, records.rows, strict=False):
-                yield batch
-                for _ in range(count):
-                    yield next(rows)
-            if records.halt is not None:
-                raise records.halt
-        if window.halt is not None:
-            raise window.halt
-    if walk.stop > walk.end and options.max_bytes == MAX_INT:
-        yield {"type": "trailing", "position": walk.end, "bytes": walk.stop - walk.end}
 
 
 def batch_json(window: Window) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Transactions over topics: what is written in one is seen in all of its topics, or in none.
 
 `producer` begins, prepares, commits and aborts; `publishing` does one whole batch at once; `listing` says how things
-stand; `completion` is what maintenance does. What commits and readers need of it lies below, in `sparklog.log`:
-`decision` (the entries), `decision_log` (the protocol), `decision_logs` (what a topic's open slices became).
+stand, also of transactions that Kafka left open (`kafka`); `completion` is what maintenance does. What commits and
+readers need of it lies below, in `sparklog.log`: `decision` (the entries), `decision_log` (the protocol),
+`decision_logs` (what a topic's open slices became).
 """
 
 from __future__ import annotations

@@ -363,6 +363,19 @@ def test_consume_transform_produce_is_exactly_once(place: Place) -> None:
         producer._open.send_offsets("g")
 
 
+def test_offsets_are_sent_for_a_member_by_its_metadata(place: Place) -> None:
+    append(place, "a", 0, "1", "2")
+    consumer, producer = place.consumer(enable_auto_commit=False), place.producer()
+    member = consumer.group_metadata()
+    with producer.begin() as transaction:
+        transaction.send_offsets(member, {"a": {0: 1}})
+    assert place.committed()["a", 0] == 1
+    place.consumer(enable_auto_commit=False)
+    with pytest.raises(Fenced), producer.begin() as transaction:
+        transaction.send_offsets(member, {"a": {0: 2}})
+    assert place.committed()["a", 0] == 1
+
+
 def test_on_a_local_disk(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "log", create=True)
     root.create_topic("a", partitions=4).append(pa.table({"value": [b"%d" % i for i in range(100)]}))
