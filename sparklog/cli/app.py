@@ -3,7 +3,8 @@
 | exit code | meaning                                                                     |
 |-----------|-----------------------------------------------------------------------------|
 | 0         | done; also when the reader of a pipe left first (`sparklog consume ... | head`) |
-| 1         | a sparklog error, as one line on stderr that ends in its code               |
+| 1         | a sparklog error, as one line on stderr that ends in its code; of a command |
+|           | about all topics a line per topic that cannot be read, the others are shown |
 | 2         | wrong usage, as one line on stderr                                          |
 | 3         | `sparklog get`: the key was deleted                                         |
 | 130       | interrupted (Ctrl-C)                                                        |
@@ -45,7 +46,7 @@ from sparklog.cli import (
 )
 from sparklog.cli.options import SHORT_HELP
 from sparklog.cli.terminal import WarningLines, say
-from sparklog.errors import SparklogError
+from sparklog.errors import SparklogError, Unavailable
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -69,6 +70,11 @@ class SparklogGroup(TyperGroup):
             code = super().main(*args, **kwargs)
         except SparklogError as error:
             say(f"{error} [{error.code}]")
+            sys.exit(EXIT_ERROR)
+        except OSError as error:
+            # Files that are not the store's own: a broker's segments, what is written beside a root, a full disk.
+            what = error.strerror or str(error)
+            say(f"{error.filename}: {what} [{Unavailable.code}]" if error.filename else f"{what} [{Unavailable.code}]")
             sys.exit(EXIT_ERROR)
         except UsageError as error:
             context = error.ctx

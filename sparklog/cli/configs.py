@@ -40,7 +40,8 @@ def describe(
     place = open_place(root)
     if place.root is None:
         raise BadRequest(f"{place.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
-    names = [place.one_topic(name) for name in topics] if topics else place.topics()
+    log = place.root
+    found = place.each(topics, lambda name: (name, describe_configs(log.topic(name).head().configs)))
     rows = [
         {
             "topic": name,
@@ -49,13 +50,18 @@ def describe(
             "source": config.source,
             "default": definition(config.name).default,
         }
-        for name in names
-        for config in describe_configs(place.root.topic(name).head().configs)
+        for name, configs in found
+        for config in configs
         if everything or config.source != "default"
     ]
     if as_json:
         print(json.dumps(rows))
-        return
+    else:
+        _show([name for name, _ in found], rows, everything)
+    place.complain()
+
+
+def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> None:
     for name in names:
         own = [row for row in rows if row["topic"] == name]
         print(f"{'All' if everything else 'Dynamic'} configs for topic {name} are:{'' if own else ' none'}")

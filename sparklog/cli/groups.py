@@ -12,11 +12,12 @@ import typer
 from sparklog.cli.documents import print_json
 from sparklog.cli.options import JsonOption, PlaceOption, RootOption, example
 from sparklog.cli.tables import print_table
-from sparklog.cli.terminal import printable
+from sparklog.cli.terminal import complain, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sparklog.errors import SparklogError
     from sparklog.groups.group import GroupDescription
     from sparklog.groups.groups import Groups
     from sparklog.groups.lag import Lag
@@ -82,12 +83,14 @@ def describe(
     rows = place.lag(chosen)
     if as_json:
         print_json(rows)
-        return
-    for item in found:
-        if item.state == "Empty":
-            print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
-    if rows:
-        print_table(OFFSETS, [_cells(row) for row in rows])
+    else:
+        for item in found:
+            if item.state == "Empty":
+                print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
+        if rows:
+            print_table(OFFSETS, [_cells(row) for row in rows])
+    if isinstance(place, _InRoot):
+        complain(place.failures)
 
 
 RESET = """Set a group's offsets by hand, in a partition, a topic or all of its topics.
@@ -226,6 +229,7 @@ class _InRoot:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self.location = groups.root.location
+        self.failures: list[SparklogError] = []
 
     def names(self) -> list[str]:
         return self._groups.names()
@@ -236,7 +240,7 @@ class _InRoot:
     def lag(self, names: Sequence[str]) -> list[Lag]:
         from sparklog.groups.lag import lag
 
-        return lag(self._groups.root, names)
+        return lag(self._groups.root, names, failures=self.failures)
 
 
 def _found(root: str) -> _Found:

@@ -35,13 +35,12 @@ def log_dirs(
 
     place = open_place(root)
     named = [name.strip() for text in topic_list or [] for name in text.split(",") if name.strip()]
-    names = [place.one_topic(name) for name in dict.fromkeys(named)] or place.topics()
-    place.view.refresh(names)
-    sizes = [size for name in names for size in place.view.partition_sizes(name)]
+    sizes = [size for name in place.refreshed(named) for size in place.view.partition_sizes(name)]
     if as_json:
         print(json.dumps(_document(place.view.location, sizes)))
     else:
         _show(sizes)
+    place.complain()
 
 
 def _document(location: str, sizes: list[PartitionSize]) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.options import Isolation, JsonOption, PlaceOption, example
+from sparklog.cli.terminal import printable
 
 if TYPE_CHECKING:
     from sparklog.log.view import LogView
@@ -64,8 +65,7 @@ def offsets(
 
     wanted = _time(time)
     place = open_place(root)
-    names = [place.one_topic(name) for name in topics] if topics else place.topics()
-    place.view.refresh(names)
+    names = place.refreshed(topics)
     rows = [
         (name, partition, offset)
         for name in names
@@ -77,9 +77,10 @@ def offsets(
         print(
             json.dumps([{"topic": name, "partition": partition, "offset": offset} for name, partition, offset in rows])
         )
-        return
-    for name, partition, offset in rows:
-        print(f"{name}:{partition}:{offset}")
+    else:
+        for name, partition, offset in rows:
+            print(f"{printable(name)}:{partition}:{offset}")
+    place.complain()
 
 
 def register(app: typer.Typer) -> None:

@@ -2,31 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from sparklog.cli.terminal import complain
+from sparklog.errors import SparklogError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sparklog.log.root import Root
     from sparklog.log.view import LogView
     from sparklog.maintenance.work import Settings
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Place:
-    """A readable place; `topic` is set where the folder is one topic's."""
+    """A readable place; `topic` is set where the folder is one topic's.
+
+    A command about all topics is not stopped by one that cannot be read: its error waits in `failures` for `complain`.
+    """
 
     view: LogView
     topic: str | None
     root: Root | None
     """None for Kafka's directories."""
+    failures: list[SparklogError] = field(default_factory=list)
 
     def topics(self) -> list[str]:
         """The topics here: one for a topic folder, else all."""
-        return [self.topic] if self.topic is not None else self.view.topics()
+        if self.topic is not None:
+            return [self.topic]
+        return self.view.topics() if self.root is None else self.root.topics(self.failures)
+
+    def each(self, named: Sequence[str] | None, look: Callable[[str], T]) -> list[T]:
+        """What `look` finds of each topic that was named, or of all there are."""
+        if named or self.topic is not None:
+            return [look(name) for name in self._named(named)]
+        found = []
+        for name in self.topics():
+            try:
+                found.append(look(name))
+            except SparklogError as error:
+                self.failures.append(error)
+        return found
+
+    def refreshed(self, named: Sequence[str] | None) -> list[str]:
+        """The topics that were named, or all, in one new snapshot of the view."""
+        names = self._named(named)
+        try:
+            self.view.refresh(names)
+        except SparklogError:
+            if named or self.topic is not None:
+                raise
+            self.failures.clear()
+            return self.each(None, self._refresh)
+        return names
+
+    def complain(self) -> None:
+        """A line for each topic that could not be read; exit code 1 if there was one."""
+        complain(self.failures)
+
+    def _named(self, named: Sequence[str] | None) -> list[str]:
+        return [self.one_topic(name) for name in dict.fromkeys(named)] if named else self.topics()
+
+    def _refresh(self, name: str) -> str:
+        self.view.refresh([name])
+        return name
 
     def one_topic(self, name: str | None) -> str:
         """The topic that was named, or the only one there is; a usage error names the choice.
@@ -35,6 +81,8 @@ class Place:
         """
         if name is None:
             found = self.topics()
+            if self.failures:
+                raise self.failures[0]
             if len(found) != 1:
                 choice = f"one of {', '.join(found)}" if found else "there is none"
                 raise typer.BadParameter(f"which topic? {self.view.location} holds {len(found)}: {choice}")

@@ -10,8 +10,13 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Sequence
 
-__all__ = ["WarningLines", "printable", "say", "write"]
+import typer
+
+from sparklog.errors import SparklogError
+
+__all__ = ["WarningLines", "complain", "printable", "say", "write"]
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 """C0 without tab and newline, DEL, and C1 in UTF-8."""
@@ -28,6 +33,14 @@ def printable(text: object) -> str:
 def say(message: object) -> None:
     """A line on stderr."""
     print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
+
+
+def complain(failures: Sequence[SparklogError]) -> None:
+    """What hid a part of an answer that is printed, a line for each; exit code 1 if there was any."""
+    for message in dict.fromkeys(f"{error} [{error.code}]" for error in failures):
+        say(message)
+    if failures:
+        raise typer.Exit(1)
 
 
 def write(data: bytes) -> None:

@@ -79,12 +79,14 @@ def list_(root: PlaceOption, as_json: JsonOption = False) -> None:
     """List the topics, one per line."""
     from sparklog.cli.places import open_place
 
-    names = open_place(root).topics()
+    place = open_place(root)
+    names = place.topics()
     if as_json:
         print_json(names)
-        return
-    for name in names:
-        print(printable(name))
+    else:
+        for name in names:
+            print(printable(name))
+    place.complain()
 
 
 @app.command(epilog=example("sparklog topics describe orders --root /data/log"))
@@ -97,13 +99,13 @@ def describe(
     from sparklog.cli.places import open_place
 
     place = open_place(root)
-    names = [place.one_topic(name) for name in topics] if topics else place.topics()
-    rows = [described(place, name) for name in names]
+    rows = place.each(topics, lambda name: described(place, name))
     if as_json:
         print_json(rows)
-        return
-    for row in rows:
-        show(row)
+    else:
+        for row in rows:
+            show(row)
+    place.complain()
 
 
 def described(place: Place, name: str) -> TopicRow:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from sparklog.errors import BadRequest, NotFound
+from sparklog.log.names import is_topic_name
 
 if TYPE_CHECKING:
     from sparklog.log.root import Root
@@ -44,7 +45,7 @@ class Location:
 
 def resolve(path: str | None) -> Location:
     """Look at a path. Raises BadRequest if there is none or it is a file."""
-    if path is None:
+    if not path:
         raise BadRequest("No path: give the root, topic folder or Kafka log directory, as in load('/data/log')")
     location = absolute(path)
     if is_url(location):
@@ -54,7 +55,7 @@ def resolve(path: str | None) -> Location:
     if os.path.isfile(os.path.join(location, ROOT_FILE)):
         return Location(ROOT, location, location)
     parent, name = os.path.split(location)
-    if os.path.isfile(os.path.join(parent, ROOT_FILE)):
+    if os.path.isfile(os.path.join(parent, ROOT_FILE)) and is_topic_name(name):
         return Location(TOPIC, location, parent, name)
     if os.path.isdir(location):
         from sparklog.kafka.directory import kafka_layout

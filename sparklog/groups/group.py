@@ -112,9 +112,12 @@ class Group:
             return settled(state, outcomes)
         raise Unavailable(f"group '{self.id}' changes faster than it can be read; try later")
 
-    def offsets(self) -> tuple[TopicOffsets, ...]:
-        """The committed offsets as columns per topic: those of topics that exist, and of partitions that they have."""
-        return self._of_topics_that_exist(self.state().offsets)
+    def offsets(self, failures: list[SparklogError] | None = None) -> tuple[TopicOffsets, ...]:
+        """The committed offsets as columns per topic: those of topics that exist, and of partitions that they have.
+
+        Those of a topic that cannot be read are left out and its error put into `failures`, or raised.
+        """
+        return self._of_topics_that_exist(self.state().offsets, failures)
 
     def committed(self) -> Mapping[tuple[str, int], CommittedOffset]:
         """The committed offset by (topic, partition). Offsets of a topic that was deleted are gone, as in Kafka."""
@@ -140,13 +143,25 @@ class Group:
             pending,
         )
 
-    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """The ids of those of these topics that exist. Costs a request per topic."""
-        heads = {name: self.root.topic_handle(name).log.refresh().head for name in sorted(set(topics))}
-        return {name: head.topic_id for name, head in heads.items() if head.exists}
+    def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
+        """The ids of those of these topics that exist. Costs a request per topic. `failures`: see `offsets`."""
+        found = {}
+        for name in sorted(set(topics)):
+            try:
+                head = self.root.topic_handle(name).log.refresh().head
+            except SparklogError as error:
+                if failures is None:
+                    raise
+                failures.append(error)
+                continue
+            if head.exists:
+                found[name] = head.topic_id
+        return found
 
-    def _of_topics_that_exist(self, offsets: Sequence[TopicOffsets]) -> tuple[TopicOffsets, ...]:
-        there = self.topic_ids(item.topic for item in offsets)
+    def _of_topics_that_exist(
+        self, offsets: Sequence[TopicOffsets], failures: list[SparklogError] | None = None
+    ) -> tuple[TopicOffsets, ...]:
+        there = self.topic_ids((item.topic for item in offsets), failures)
         return tuple(item for item in offsets if there.get(item.topic) == item.topic_id)
 
     # -- transactions that have offsets pending here

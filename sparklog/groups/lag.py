@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparklog.errors import NotFound
+from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.group import STABLE, Group, GroupDescription
 from sparklog.groups.groups import Groups
 from sparklog.groups.offsets import TopicOffsets
@@ -57,34 +57,42 @@ def lag(
     seconds: bool = True,
     all_partitions: bool | None = None,
     now_ms: int | None = None,
+    failures: list[SparklogError] | None = None,
 ) -> list[Lag]:
     """Rows of groups (None: all), in the order of groups, topics and partitions.
 
     `all_partitions`: also those of the group's topics for which nothing is committed (None: if the group is active).
     `now_ms`: what seconds are counted from (default: the clock). A group that does not exist has no rows.
+    A topic that cannot be read has none, one whose unread records cannot be has no seconds, and the error is put into
+    `failures`, or raised.
     """
     opened = root.root if isinstance(root, RootView) else root
     names = Groups(opened).names() if groups is None else list(groups)
     found: list[Lag] = []
     taken: dict[str, Snapshot | None] = {}
     # Topics are looked at after the offsets: what is committed meanwhile would seem to lie beyond their ends.
-    groups_now = [(group.description(), group.offsets()) for group in (Group(opened, name) for name in names)]
+    groups_now = [(group.description(), group.offsets(failures)) for group in (Group(opened, name) for name in names)]
     for description, committed in groups_now:
         every = description.state == STABLE if all_partitions is None else all_partitions
         for offsets in committed:
             if offsets.topic not in taken:
-                taken[offsets.topic] = _snapshot(opened, offsets.topic)
+                taken[offsets.topic] = _snapshot(opened, offsets.topic, failures)
             snapshot = taken[offsets.topic]
             if snapshot is not None and snapshot.head.topic_id == offsets.topic_id:
-                waits = _seconds(opened, snapshot, offsets, now_ms) if seconds else None
+                waits = _waits(opened, snapshot, offsets, now_ms, failures) if seconds else None
                 found += _rows(description, snapshot, offsets, waits, every)
     return found
 
 
-def _snapshot(root: Root, topic: str) -> Snapshot | None:
+def _snapshot(root: Root, topic: str, failures: list[SparklogError] | None) -> Snapshot | None:
     try:
         return root.topic_handle(topic).read_snapshot()
     except NotFound:
+        return None
+    except SparklogError as error:
+        if failures is None:
+            raise
+        failures.append(error)
         return None
 
 
@@ -117,6 +125,18 @@ def _rows(
         )
         for partition, at, start, end, left in zip(*(column.tolist() for column in columns), strict=True)
     ]
+
+
+def _waits(
+    root: Root, snapshot: Snapshot, offsets: TopicOffsets, now_ms: int | None, failures: list[SparklogError] | None
+) -> dict[int, float | None] | None:
+    try:
+        return _seconds(root, snapshot, offsets, now_ms)
+    except SparklogError as error:
+        if failures is None:
+            raise
+        failures.append(error)
+        return None
 
 
 def _seconds(root: Root, snapshot: Snapshot, offsets: TopicOffsets, now_ms: int | None) -> dict[int, float | None]:

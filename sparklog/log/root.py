@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.clock import ClockGuard
 from sparklog.log.commit import MAX_PARTITIONS, Resolved
 from sparklog.log.commit_log import CommitLog, Resolver
@@ -63,9 +63,21 @@ class Root:
             ensure_probed(self.store)
             self._probed = True
 
-    def topics(self) -> list[str]:
-        """Names of all topics, sorted. Costs a listing and a request per topic."""
-        return [name for name in self._folders() if self.topic_handle(name).log.refresh().head.exists]
+    def topics(self, failures: list[SparklogError] | None = None) -> list[str]:
+        """Names of all topics, sorted. Costs a listing and a request per topic.
+
+        One that cannot be read is left out and its error put into `failures`, or raised.
+        """
+        found = []
+        for name in self._folders():
+            try:
+                if self.topic_handle(name).log.refresh().head.exists:
+                    found.append(name)
+            except SparklogError as error:
+                if failures is None:
+                    raise
+                failures.append(error)
+        return found
 
     def topic(self, name: str) -> Topic:
         """The topic of this name. `NotFound`, naming similar ones, if there is none; `BadRequest` for no name."""

@@ -165,7 +165,7 @@ def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -
             "describe it"
         )
     if not standing.is_open and (n is not None or not standing.kafka):
-        raise Conflict(f"no transaction of '{transactional_id}' is open: the newest, {standing.newest}, is decided")
+        raise Conflict(f"no transaction of '{transactional_id}' is open; describe it")
     topics = _abort_own(root, standing, number) if standing.is_open else ()
     ended = kafka.end_of(root, standing.kafka) if n is None else ()
     return Aborted(number if standing.is_open else None, topics, ended)
@@ -192,9 +192,12 @@ class _Open:
 
     @staticmethod
     def of(root: Root) -> _Open:
-        groups = Groups(root)
+        groups, damaged = Groups(root), list[SparklogError]()
+        topics = root.topics(damaged)
+        for error in damaged:
+            _LOG.warning("what a topic holds open cannot be told: %s", error)
         return _Open(
-            {name: root.topic_handle(name).head(refresh=False) for name in root.topics()},
+            {name: root.topic_handle(name).head(refresh=False) for name in topics},
             {name: groups.group(name).log.current() for name in groups.names()},
         )
 

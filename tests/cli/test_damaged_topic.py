@@ -1,0 +1,94 @@
+"""A topic that cannot be read hides no other one from commands about all of them: said on stderr, exit code 1."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog as package
+from sparklog.groups import Groups
+from tests.cli.conftest import REPOSITORY, Sparklog
+
+KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
+COMMIT = "b/_log/00000000000000000001.json"
+
+
+def flip(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.fixture
+def damaged(root: Path, sparklog: Sparklog) -> Path:
+    for name in "abc":
+        sparklog("topics", "create", name)
+        package.open(root).topic(name).append(pa.table({"value": [b"v"] * 3}))
+    Groups(root).group("g").join("i", session_timeout_ms=1).commit({name: {0: 1} for name in "abc"})
+    flip(root / COMMIT, 200)
+    return root
+
+
+def test_the_others_are_shown(damaged: Path, sparklog: Sparklog) -> None:
+    commands = (("topics", "list"), ("topics", "describe"), ("offsets",), ("log-dirs",), ("configs", "describe"))
+    for command in commands:
+        said = sparklog(*command, code=1)
+        assert (said.err.count("\n"), COMMIT in said.err) == (1, True), command
+        assert all(any(word in line for line in said.lines) for word in ("a", "c")), command
+    listed = sparklog("topics", "list", "--json", code=1)
+    assert json.loads(listed.out) == ["a", "c"]
+    assert [row["topic"] for row in json.loads(sparklog("topics", "describe", "--json", code=1).out)] == ["a", "c"]
+    assert sparklog("offsets", code=1).lines == ["a:0:3", "c:0:3"]
+    assert sparklog("offsets", "a", "c").lines == ["a:0:3", "c:0:3"]
+    assert sparklog("offsets", "a", "b", code=1).out == ""
+
+
+def test_groups_and_transactions_are_shown_without_it(damaged: Path, sparklog: Sparklog) -> None:
+    with package.transactional(damaged, "job").begin() as transaction:
+        transaction.append("c", pa.table({"value": [b"v"]}))
+    said = sparklog("groups", "describe", "g", "--json", code=1)
+    assert [(row["topic"], row["lag"]) for row in json.loads(said.out)] == [("a", 2), ("c", 3)]
+    assert said.err.count(COMMIT) == 1
+    said = sparklog("transactions", "list", "--json")
+    assert [row["id"] for row in json.loads(said.out)] == ["job"]
+    assert COMMIT in said.err
+
+
+def test_lag_of_records_that_cannot_be_read_has_no_seconds(damaged: Path, sparklog: Sparklog) -> None:
+    for name in "ac":
+        (file,) = (damaged / name / "append").iterdir()
+        flip(file, 70)
+    said = sparklog("groups", "describe", "g", "--json", code=1)
+    assert [(row["topic"], row["lag"], row["seconds"]) for row in json.loads(said.out)] == [
+        ("a", 2, None),
+        ("c", 2, None),
+    ]
+    assert len(said.err.splitlines()) == 3
+
+
+def test_one_topic_is_not_taken_for_the_only_one(root: Path, sparklog: Sparklog) -> None:
+    for name in "ab":
+        sparklog("topics", "create", name)
+    package.open(root).topic("b").append(pa.table({"value": [b"v"]}))
+    flip(root / COMMIT, 200)
+    assert COMMIT in sparklog("consume", code=1).err
+
+
+def test_what_the_operating_system_refuses_is_one_line(tmp_path: Path, sparklog: Sparklog) -> None:
+    segment = tmp_path / "kafka" / "txn-b-0" / "00000000000000000032.log"
+    shutil.copytree(KAFKA, tmp_path / "kafka")
+    segment.unlink()
+    segment.mkdir()
+    for command in (("topics", "describe"), ("offsets",), ("log-dirs",), ("consume", "txn-b"), ("metrics",)):
+        said = sparklog(*command, "--root", tmp_path / "kafka", code=1)
+        assert said.err == "sparklog: Is a directory [SPARKLOG_UNAVAILABLE]\n", command
+
+
+def test_folders_of_a_root_that_are_no_topics(damaged: Path, sparklog: Sparklog) -> None:
+    for path in (damaged / "_groups", ""):
+        assert sparklog("topics", "list", "--root", path, code=1).out == ""
+        assert sparklog("topics", "create", "t", "--root", path, code=1).out == ""
