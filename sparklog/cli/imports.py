@@ -69,8 +69,14 @@ def import_(
     from sparklog.cli.places import open_root, root_if_there
     from sparklog.kafka.importing import AUTO, NEVER, import_log_dir, unwatched
 
+    log = root_if_there(root)
+    if log is None and not dry_run:
+        # Wrong input makes no new root.
+        wanted = parse_configs(config)
+        import_log_dir(None, log_dir, topics=topic, configs=wanted, force=force, groups=False, dry_run=True)
+        log = open_root(root, create=True)
     report = import_log_dir(
-        root_if_there(root) if dry_run else open_root(root, create=True),
+        log,
         log_dir,
         topics=topic,
         configs=parse_configs(config),

@@ -148,12 +148,20 @@ def open_log(location: Location, *, create: bool = False) -> Root:
 
 
 def _refuse_inside(location: Location) -> None:
-    """A root inside a topic's folder would lie among files that maintenance takes for its own. Raises BadRequest."""
+    """A root inside a topic's folder would lie among files that maintenance takes for its own, and no broker starts
+    with a folder in its log directory that is no partition's. Raises BadRequest."""
+    from sparklog.kafka.directory import kafka_layout
+
     above = "" if is_url(location.root) else os.path.dirname(location.root)
     while above and above != os.path.dirname(above):
         if os.path.isfile(os.path.join(above, ROOT_FILE)):
             raise BadRequest(
                 f"The path {location.path} lies inside the root {above}, where no other root can be made: give the "
                 "root, one of its topic folders, or a path outside of it"
+            )
+        if kafka_layout(above) is not None:
+            raise BadRequest(
+                f"The path {location.path} lies inside Kafka's directory {above}, where no broker would start with a"
+                " root in it: give a path outside of it"
             )
         above = os.path.dirname(above)

@@ -221,6 +221,8 @@ class _TopicImport:
         self._chosen = chosen
         self._coordinator = coordinator
         self._pending: list[ImportedPartition] = []
+        self._waiting = (0, 0)
+        """Files and bytes of what is pending."""
         self._written: list[str] = []
         self._attempted = False
         self._created = -1
@@ -286,6 +288,8 @@ class _TopicImport:
         for piece in copy_partition(part, target, known):
             last = piece
             self._pending.append(piece)
+            files, nbytes = self._waiting
+            self._waiting = (files + len(piece.files), nbytes + sum(file.size for file in piece.files))
             if self._full():
                 self._commit(topic)
                 target.read_version = max(topic.head(refresh=False).version, 0)
@@ -303,10 +307,8 @@ class _TopicImport:
 
     def _full(self) -> bool:
         """Whether what waits is enough for a commit. Who refuses open transactions knows of them in the end only."""
-        files = [file for piece in self._pending for file in piece.files]
-        if self._chosen.open_transactions == REFUSE:
-            return False
-        return len(files) >= SLICES_PER_COMMIT or sum(file.size for file in files) >= BYTES_PER_COMMIT
+        files, nbytes = self._waiting
+        return self._chosen.open_transactions != REFUSE and (files >= SLICES_PER_COMMIT or nbytes >= BYTES_PER_COMMIT)
 
     def _commit(self, topic: Topic) -> None:
         """Commit what waits, one piece of each partition at a time."""
@@ -320,6 +322,7 @@ class _TopicImport:
             head = topic.head(refresh=False)
             topic.commit(ImportIntent(head.topic_id, tuple(group.values()), self._plan.source.topic_id), head)
             self._pending = [piece for piece in self._pending if group[piece.partition] is not piece]
+        self._waiting = (0, 0)
 
     def _refuse_open(self, topic: Topic) -> None:
         last = {piece.partition: piece for piece in self._pending}

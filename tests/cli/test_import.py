@@ -114,6 +114,22 @@ def test_a_folder_that_is_no_log_dir(tmp_path: Path, sparklog: Sparklog) -> None
     assert len(said.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("wrong", [("-t", "none"), ("-c", "none=1"), ("-c", "file.delete.delay.ms=1")])
+def test_wrong_input_makes_no_root(log_dir: Path, root: Path, sparklog: Sparklog, wrong: tuple[str, str]) -> None:
+    said = sparklog("import", log_dir, *wrong, code=1)
+    assert len(said.err.splitlines()) == 1
+    assert not root.exists()
+
+
+def test_a_root_within_the_log_dir_is_refused(log_dir: Path, sparklog: Sparklog) -> None:
+    """A broker does not start with a folder in its log dir that is no partition's."""
+    for place in (log_dir / "sparklog", log_dir / "orders-0" / "log"):
+        said = sparklog("import", log_dir, "--root", place, code=1)
+        assert "lies inside Kafka's directory" in said.err
+        assert len(said.err.splitlines()) == 1
+        assert not place.exists()
+
+
 def test_groups_and_their_offsets_come_along(fixtures: Path, root: Path, sparklog: Sparklog) -> None:
     folder = fixtures / "transactions/data"
     said = sparklog("import", folder, "-t", "txn-a", "--quiet")
