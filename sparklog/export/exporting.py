@@ -138,11 +138,13 @@ def export_topics(
     given_ids = _topic_ids(topic_id, topics, groups is not None)
     place = _checked_place(root, local_path(path))
     wanted = ExportRange(None if partitions is None else tuple(partitions), starts or {}, ends or {})
-    snapshots = [_snapshot(root, name, version, time_ms) for name in topics]
-    plans = [plan_export(snapshot, wanted) for snapshot in snapshots]
     offsets: list[GroupOffsets] | None = None
     if groups is not None:
-        offsets = committed_offsets(root, groups, {each.topic: each.head.topic_id for each in snapshots})
+        # Before the snapshots: what is committed after one would lie beyond the end of what goes out.
+        ids = {name: root.topic(name).head(refresh=False).topic_id for name in topics}
+        offsets = committed_offsets(root, groups, ids)
+    snapshots = [_snapshot(root, name, version, time_ms) for name in topics]
+    plans = [plan_export(snapshot, wanted) for snapshot in snapshots]
     stage = _Stage(place, root.env, durable)
     try:
         older = version is not None or time_ms is not None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.export import ExportedTopic, export_topics
+from sparklog.export import ExportedTopic, export_topics, exporting
 from sparklog.export.group_offsets import GROUPS_FILE, OFFSETS_TOPIC, GroupOffsets, group_partition, group_records
 from sparklog.format.group_messages import (
     GroupKey,
@@ -25,6 +25,7 @@ from sparklog.format.group_messages import (
 from sparklog.groups import CommittedOffset, Groups, OffsetAndMetadata
 from sparklog.kafka import KafkaView
 from sparklog.log.root import Root
+from sparklog.log.snapshot import Snapshot
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import read
 from tests.kafka_tools import KafkaTools
@@ -229,3 +230,21 @@ def test_a_topic_of_that_name_and_groups_exclude_each_other(root: Root, tmp_path
         export_topics(root, tmp_path / "out", ["a", OFFSETS_TOPIC], groups="all", durable=False)
     (found,) = export_topics(root, tmp_path / "out", [OFFSETS_TOPIC], durable=False)
     assert found.groups == ()
+
+
+def test_what_is_committed_during_an_export_is_not_beyond_its_end(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = int(root.topic("b").head().log_end[0])
+    Groups(root).group("busy").alter({"b": {0: end}})
+    take = exporting._snapshot
+
+    def busy(root: Root, topic: str, version: int | None, time_ms: int | None) -> Snapshot:
+        found = take(root, topic, version, time_ms)
+        root.topic("b").append(rows("late", partition=0))
+        Groups(root).group("busy").alter({"b": {0: end + 1}})
+        return found
+
+    monkeypatch.setattr(exporting, "_snapshot", busy)
+    exported(root, tmp_path / "busy", "b", groups="busy")
+    assert offsets_in_part(tmp_path / "busy") == {("busy", "b", 0): end}
