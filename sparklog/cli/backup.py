@@ -58,8 +58,10 @@ def backup(
     from sparklog.backup.place import Place
     from sparklog.backup.pruning import prune as drop
     from sparklog.cli.places import open_root
+    from sparklog.datasource.location import refuse_inside
     from sparklog.storage import open_store
 
+    refuse_inside(to)
     target = open_store(to)
     if list_:
         _show(Place.open(target).manifests(), as_json)

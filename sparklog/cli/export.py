@@ -46,10 +46,13 @@ def _partitions(text: str | None) -> list[int] | None:
     """`0,2-4` -> [0, 2, 3, 4]."""
     if text is None:
         return None
+    from sparklog.log.commit import MAX_PARTITIONS
+
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        numbers = first.isdecimal() and (not dash or last.isdecimal())
+        if not numbers or not int(first) <= int(last or first) < MAX_PARTITIONS:
             raise typer.BadParameter(f"expected numbers such as 0,2-4, found {text!r}", param_hint="'--partitions'")
         found += range(int(first), int(last or first) + 1)
     return found

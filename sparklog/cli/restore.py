@@ -54,10 +54,12 @@ def restore(
     from sparklog.backup.restoring import plan_restore
     from sparklog.backup.restoring import restore as make
     from sparklog.cli.backup import said
+    from sparklog.datasource.location import refuse_inside
     from sparklog.storage import open_store
 
     wanted = _wanted(as_of, number, topic)
     names = _renamed(rename)
+    refuse_inside(to)
     store = open_store(source)
     if dry_run:
         found = plan_restore(store, wanted, rename=names)

@@ -147,6 +147,11 @@ def open_log(location: Location, *, create: bool = False) -> Root:
     return open_root(location.root, create=create and location.kind == NOTHING)
 
 
+def refuse_inside(path: str) -> None:
+    """Backups, or a restored root, inside of a root would lie among its topics. Raises BadRequest."""
+    _refuse_inside(Location(NOTHING, absolute(path), absolute(path)))
+
+
 def _refuse_inside(location: Location) -> None:
     """A root inside a topic's folder would lie among files that maintenance takes for its own, and no broker starts
     with a folder in its log directory that is no partition's. Raises BadRequest."""

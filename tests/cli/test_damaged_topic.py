@@ -92,3 +92,19 @@ def test_folders_of_a_root_that_are_no_topics(damaged: Path, sparklog: Sparklog)
     for path in (damaged / "_groups", ""):
         assert sparklog("topics", "list", "--root", path, code=1).out == ""
         assert sparklog("topics", "create", "t", "--root", path, code=1).out == ""
+
+
+def test_nothing_else_is_put_into_a_root(root: Path, sparklog: Sparklog) -> None:
+    sparklog("topics", "create", "t")
+    for command in (("backup",), ("restore", root)):
+        said = sparklog(*command, "--to", root / "t" / "inside", code=1)
+        assert said.err.startswith(f"sparklog: The path {root}/t/inside lies inside the root {root}")
+        assert not (root / "t" / "inside").exists()
+
+
+@pytest.mark.parametrize("partitions", ["4-2", "0-99999999999", "-1", "x"])
+def test_partitions_that_are_none(root: Path, sparklog: Sparklog, tmp_path: Path, partitions: str) -> None:
+    sparklog("topics", "create", "t")
+    said = sparklog("export", "t", "--to", tmp_path / "out", "--partitions", partitions, code=2)
+    assert said.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
