@@ -92,12 +92,13 @@ class KafkaGroups:
         lag = limits.log_end - offset
         return Lag(group, topic, partition, offset, limits.log_start, limits.log_end, lag, waited, None)
 
-    def _waited(self, topic: str, partition: int, offset: int, limits: Bounds) -> float:
-        """Seconds since the first record from `offset` on was written; 0 if there is none."""
+    def _waited(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
+        """Seconds since the first record from `offset` on was written; 0 if there is none, None if it has no time."""
         start = max(offset, limits.log_start)
         if start < limits.log_end:
             for part in self._view.plan([OffsetRange(topic, partition, start, limits.log_end)], READ_UNCOMMITTED):
                 for batch in part.read(("timestamp",)):
                     if batch.num_rows:
-                        return max(0, self.now_ms - int(batch.column(0)[0].value)) / 1000
+                        written = int(batch.column(0)[0].value)
+                        return None if written < 0 else max(0, self.now_ms - written) / 1000
         return 0.0

@@ -307,12 +307,10 @@ def _kafka_groups(
     except SparklogError as error:
         notes.append(Note(ATTENTION, CONSUMER_OFFSETS, f"consumer groups cannot be read: {error} [{error.code}]"))
         return None
-    found = []
-    for name in groups.names():
-        partitions = tuple(_group_partition(row) for row in rows if row.group == name)
-        if partitions or not chosen:
-            found.append(GroupFacts(name, UNKNOWN, None, partitions))
-    return tuple(found)
+    parts: dict[str, list[GroupPartition]] = {name: [] for name in groups.names()}
+    for row in rows:
+        parts[row.group].append(_group_partition(row))
+    return tuple(GroupFacts(name, UNKNOWN, None, tuple(own)) for name, own in parts.items() if own or not chosen)
 
 
 def _group_partition(row: Lag) -> GroupPartition:

@@ -16,6 +16,7 @@ from sparklog.kafka.group_lag import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.view import KafkaView
 from sparklog.log.root import open_root
+from tests.kafka.test_import_coordinators import HOUR_MS, key, messages, value, write_groups
 
 NOW_MS = 1_900_000_000_000
 
@@ -84,3 +85,10 @@ def test_where_there_are_no_groups(fixtures: Path, caplog: pytest.LogCaptureFixt
         pytest.raises(BadRequest, match="is one partition: groups are in __consumer_offsets of the whole log"),
     ):
         KafkaGroups(partition)
+
+
+def test_a_record_of_the_oldest_format_has_no_time_since_which_it_waits(fixtures: Path, tmp_path: Path) -> None:
+    shutil.copytree(fixtures / "legacy/builder-v0/data", tmp_path / "data")
+    write_groups(tmp_path / "data", messages(0, {key("built"): value(1)}))
+    (row,) = KafkaGroups(KafkaView(str(tmp_path / "data")), HOUR_MS).lag()
+    assert (row.current_offset, row.lag, row.seconds) == (1, row.log_end - 1, None)
