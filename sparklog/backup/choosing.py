@@ -235,6 +235,8 @@ def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None
     log: CommitLog = root.topic_handle(name).log
     newest = log.refresh().head.version
     if newest < 0:
+        if wanted.topics is not None:
+            root.topic(name)
         return None
     history = History(root.store, name)
     oldest = oldest_base(history, newest)

@@ -13,6 +13,7 @@ in time, stops.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,12 +22,25 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log import fields as json_fields
 from sparklog.log.env import Env
 from sparklog.log.fields import FORMAT
-from sparklog.log.names import ROOT_KEY, VERSION_DIGITS
+from sparklog.log.names import PLACE_KEY, ROOT_KEY, VERSION_DIGITS
+from sparklog.storage import LocalStore
+from sparklog.storage.probe import PROBE_FOLDER
 from sparklog.storage.store import Store
 
-__all__ = ["BACKUP", "BACKUPS_FOLDER", "MARK_MS", "PLACE_KEY", "PRUNE", "Mark", "Place", "backup_key", "is_place"]
+__all__ = [
+    "BACKUP",
+    "BACKUPS_FOLDER",
+    "MARK_MS",
+    "PLACE_KEY",
+    "PRUNE",
+    "Mark",
+    "Place",
+    "backup_key",
+    "first_key",
+    "is_place",
+    "refuse_inside",
+]
 
-PLACE_KEY = "_backup.json"
 BACKUPS_FOLDER = "_backups"
 RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
 MARK_MS = 6 * 3_600_000
@@ -41,6 +55,23 @@ def backup_key(number: int) -> str:
 def is_place(store: Store) -> bool:
     """Whether backups lie here."""
     return store.stat(PLACE_KEY) is not None
+
+
+def first_key(store: Store) -> str | None:
+    """Something that lies in a store; what a run that was killed has left of its probe does not count."""
+    return next((info.key for info in store.list("") if not info.key.startswith(f"{PROBE_FOLDER}/")), None)
+
+
+def refuse_inside(store: Store) -> None:
+    """`BadRequest` if a folder lies in a root or in a place of backups: the two would take each other's files."""
+    if not isinstance(store, LocalStore):
+        return
+    folder = os.path.realpath(store.location)
+    while (above := os.path.dirname(folder)) != folder:
+        folder = above
+        for key, what in ((ROOT_KEY, "a root"), (PLACE_KEY, "a place of backups")):
+            if os.path.lexists(os.path.join(folder, key)):
+                raise BadRequest(f"{store.location} lies in {folder}, which is {what}; choose a folder outside of it")
 
 
 @dataclass
@@ -72,11 +103,11 @@ class Place:
         if not is_place(store):
             if store.stat(ROOT_KEY) is not None:
                 raise BadRequest(f"{store.location} is a root; give backups a folder of their own")
-            first = next(iter(store.list("")), None)
-            if first is not None:
-                raise BadRequest(
-                    f"{store.location} is not empty, found {first.key}; give backups a folder of their own"
-                )
+            refuse_inside(store)
+            first = first_key(store)
+            # Another first backup may have been quicker.
+            if first is not None and not is_place(store):
+                raise BadRequest(f"{store.location} is not empty, found {first}; give backups a folder of their own")
             ensure_probed(store)
             document = {"format": FORMAT, "readFeatures": [], "rootId": root_id, "createdMs": env.wall_ms()}
             store.create(PLACE_KEY, json_fields.encode(document))

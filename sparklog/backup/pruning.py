@@ -2,29 +2,35 @@
 
 A backup names its cut, and the versions before it back to the cut of the backup before: those commits, files,
 checkpoints and entries stay as long as it does. Manifests go first, so that a backup is whole as long as it is seen;
-then everything that no backup left names, what runs that died have copied included. No backup runs meanwhile (see
-`place`).
+then all that a backup may have written and no backup left names, what runs that died have copied included. What else
+somebody keeps there stays. No backup runs meanwhile (see `place`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from sparklog.backup.history import files_named, start_at
 from sparklog.backup.manifest import Manifest
-from sparklog.backup.place import PLACE_KEY, PRUNE, RUNNING_FOLDER, Mark, Place, backup_key
+from sparklog.backup.place import PRUNE, Mark, Place, backup_key
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.index_crc import SUFFIXES
 from sparklog.groups.state import GROUPS
 from sparklog.log.decision import DECISIONS
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.history import History
-from sparklog.log.names import checkpoint_key, commit_key
+from sparklog.log.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, checkpoint_key, commit_key
+from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.store import ObjectInfo, Store
 
 __all__ = ["Pruned", "named_keys", "prune"]
 
+_LOG = re.compile(
+    rf"(?:[^/]+|(?:{TRANSACTIONS_FOLDER}|{GROUPS_FOLDER})/[^/]+)/_log/"
+    r"(?:[0-9]{20}\.json|checkpoints/[0-9]{20}(?:\.json|-[A-Za-z0-9_-]{1,64}\.arrow))"
+)
 CHUNK = 200
 """Deletions between two looks at the own mark."""
 
@@ -81,15 +87,18 @@ def _plan(
         if by_count or by_time or item is found[-1]:
             kept.append(item)
     dropped = [item for item in found if item not in kept]
-    named = {PLACE_KEY, *(backup_key(item.number) for item in found)}
+    named: set[str] = set()
     for item in kept:
         named |= named_keys(place.store, item)
-    victims = [
-        info for info in place.store.list("") if info.key not in named and not info.key.startswith(f"{RUNNING_FOLDER}/")
-    ]
+    victims = [info for info in place.store.list("") if info.key not in named and _of_backups(info)]
     nbytes = sum(info.size for info in victims)
     numbers = tuple(item.number for item in kept), tuple(item.number for item in dropped)
     return Pruned(*numbers, len(victims) + len(dropped), nbytes), dropped, victims
+
+
+def _of_backups(info: ObjectInfo) -> bool:
+    """Whether a backup may have written an object: what else somebody keeps here is not ours to delete."""
+    return _LOG.fullmatch(info.key) is not None or data_file(info.key.partition("/")[0], info) is not None
 
 
 def named_keys(store: Store, manifest: Manifest) -> set[str]:

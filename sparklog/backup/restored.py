@@ -28,7 +28,7 @@ from sparklog.log.slice_table import Slices, SliceTable, Texts
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import Store
 
-__all__ = ["files_of", "first_commit", "renamed_decisions", "renamed_group", "stand_alone"]
+__all__ = ["created_alone", "files_of", "first_commit", "renamed_decisions", "renamed_group", "stand_alone"]
 
 MAX_EPOCH = 2**31 - 1
 
@@ -62,6 +62,11 @@ def stand_alone(found: Snapshot, store: Store, names: Mapping[str, str]) -> Snap
     table = SliceTable(version, (part,) if len(part) else (), paths, rows.txn_ids)
     head = replace(found.head, holds={}, siblings=_siblings(found.head.siblings, names))
     return Snapshot(names[found.topic], store, head, table)
+
+
+def created_alone(commit: Commit) -> Commit:
+    """Commit 0 of a topic, naming files in its own folder."""
+    return replace(commit, files=tuple(replace(file, path=own_path(file.path, 0)) for file in commit.files))
 
 
 def _siblings(siblings: Mapping[str, int], names: Mapping[str, str]) -> dict[str, int]:

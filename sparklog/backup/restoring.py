@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -27,8 +26,9 @@ from sparklog.backup.choosing import Wanted, from_place, from_root, shown
 from sparklog.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
 from sparklog.backup.cut import Cut
 from sparklog.backup.entries import EntryChain
-from sparklog.backup.place import PLACE_KEY, Place, is_place
+from sparklog.backup.place import Place, first_key, is_place, refuse_inside
 from sparklog.backup.restored import (
+    created_alone,
     files_of,
     first_commit,
     renamed_decisions,
@@ -38,22 +38,23 @@ from sparklog.backup.restored import (
 from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
 from sparklog.groups.state import GROUPS
 from sparklog.log import fields as json_fields
-from sparklog.log.commit import encode_commit
+from sparklog.log.commit import decode_commit, encode_commit
 from sparklog.log.decision import DECISIONS
 from sparklog.log.entry_log import Entry, EntryKind
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.fields import FORMAT
+from sparklog.log.head import EMPTY
 from sparklog.log.history import History
 from sparklog.log.invariants import check_commit, check_state
-from sparklog.log.names import ROOT_KEY, check_topic_name, checkpoint_key, commit_key
+from sparklog.log.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
 from sparklog.log.root import open_root
 from sparklog.log.root_id import read_root_id
+from sparklog.log.slice_table import SliceTable
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import Store
 
-__all__ = ["RESTORE_KEY", "Restored", "RestoredTopic", "plan_restore", "restore"]
+__all__ = ["Restored", "RestoredTopic", "plan_restore", "restore"]
 
-RESTORE_KEY = "_restore.json"
 RESTORE_FIELDS = (
     "format",
     "readFeatures",
@@ -197,11 +198,9 @@ def _read_plan(target: Store, request: str) -> dict[str, Any] | None:
     try:
         doc = json_fields.decode(target.get(RESTORE_KEY), RESTORE_KEY, "restore")
     except NotFound:
-        first = next(iter(target.list("")), None)
+        first = first_key(target)
         if first is not None:
-            raise BadRequest(
-                f"{target.location} is not empty, found {first.key}: restore into an empty folder"
-            ) from None
+            raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty folder") from None
         return None
     doc.only(frozenset(RESTORE_FIELDS))
     if doc.text("request") != request:
@@ -216,6 +215,7 @@ def _write_plan(
 ) -> dict[str, Any]:
     from sparklog.storage.probe import ensure_probed
 
+    refuse_inside(target)
     opened = _opened(source, wanted, env)
     names = _names(opened.cut, wanted, rename)
     ensure_probed(target)
@@ -293,6 +293,11 @@ class _Run:
     def make(self) -> Restored:
         versions = {name: item["version"] for name, item in self.plan["topics"].items()}
         if self.target.stat(ROOT_KEY) is not None:
+            if read_root_id(self.target) != self.plan["rootId"]:
+                raise BadRequest(
+                    f"{self.target.location} became another root before the restore was finished: restore into an "
+                    "empty folder"
+                )
             # Killed after it was done: only the plan is left.
             found = _snapshots(self.source, versions)
             self.target.delete(RESTORE_KEY)
@@ -359,19 +364,35 @@ class _Run:
             self._put_entries(GROUPS, group, lambda each: renamed_group(each, renamed) if renamed else each)
         for name, snapshot in found.items():
             item = self.plan["topics"][name]
-            alone = stand_alone(snapshot, self.target, self.names)
+            alone, last_of_source = self._stand_alone(name, snapshot)
             check_state(alone.head, alone.slices)
             commit = first_commit(alone.head, name, decisions, self.names, item["commit"], self.plan["timeMs"])
             data = encode_commit(commit)
-            after = alone.head.apply(_decoded(data, item["to"], commit.version))
+            after = alone.head.apply(decode_commit(data, commit_key(item["to"], commit.version), commit.version))
             check_commit(alone.head, commit, after)
             self.copied += write_checkpoint(self.target, alone, item["table"])
-            with suppress(NotFound):
-                # The last one of the source's: its checkpoint and the next commit both name its CRC.
-                self._put(commit_key(item["to"], alone.version), self.source.get(commit_key(name, alone.version)))
+            if last_of_source is not None:
+                # Its checkpoint and the next commit both name its CRC.
+                self._put(commit_key(item["to"], alone.version), last_of_source)
             self._put(commit_key(item["to"], commit.version), data)
             last = Snapshot(item["to"], self.target, after, alone.slices.apply(commit, after))
             self.copied += write_checkpoint(self.target, last, item["table"])
+
+    def _stand_alone(self, name: str, found: Snapshot) -> tuple[Snapshot, bytes | None]:
+        """The state of a topic in its new root, and the commit that made it, as far as that is still there."""
+        alone = stand_alone(found, self.target, self.names)
+        key = commit_key(name, found.version)
+        try:
+            data = self.source.get(key)
+        except NotFound:
+            return alone, None
+        if found.version > 0:
+            return alone, data
+        # Nothing comes before it, so the state is what it says, and that of a clone names files of others.
+        data = encode_commit(created_alone(decode_commit(data, key, 0)))
+        commit = decode_commit(data, commit_key(alone.topic, 0), 0)
+        head = EMPTY.apply(commit)
+        return Snapshot(alone.topic, self.target, head, SliceTable().apply(commit, head)), data
 
     def _entry(self, kind: EntryKind[E], name: str, number: int) -> E:
         found = EntryChain(self.source, kind, name).at(number)
@@ -399,9 +420,3 @@ class _Run:
             self.copied += Copied(1, len(data))
         elif self.target.get(key) != data:
             raise BadRequest(f"{self.target.location} holds another {key}: empty the folder and restore again")
-
-
-def _decoded(data: bytes, topic: str, version: int) -> Any:
-    from sparklog.log.commit import decode_commit
-
-    return decode_commit(data, commit_key(topic, version), version)

@@ -21,6 +21,10 @@ from collections.abc import Iterable
 from sparklog.errors import BadRequest
 
 ROOT_KEY = "_root.json"
+PLACE_KEY = "_backup.json"
+"""In a place of backups, where no root may be."""
+RESTORE_KEY = "_restore.json"
+"""In a root that a restore has not finished."""
 LOG_FOLDER = "_log"
 CHECKPOINT_FOLDER = "_log/checkpoints"
 APPEND_FOLDER = "append"

@@ -14,6 +14,7 @@ from sparklog.log.topic import Topic
 from sparklog.log.view import READ_UNCOMMITTED
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_root
+from sparklog.storage.faulty import Call, Fault, FaultKind
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 
@@ -96,3 +97,15 @@ def rows_of(topic: Topic, *, uncommitted: bool = False) -> Rows:
 def contents(root: Root) -> Mapping[str, Rows]:
     """All topics of a root."""
     return {name: rows_of(root.topic(name)) for name in root.topics()}
+
+
+class Dying:
+    """The process dies at the first call that fits, and makes none after it."""
+
+    def __init__(self, fits: object) -> None:
+        self.fits = fits
+        self.dead = False
+
+    def __call__(self, call: Call) -> Fault | None:
+        self.dead = self.dead or self.fits(call)  # type: ignore[operator]
+        return Fault(FaultKind.CRASH_BEFORE) if self.dead else None

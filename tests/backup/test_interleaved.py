@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.backup import backing_up, cut
+from sparklog.backup import place as place_module
 from sparklog.backup.backing_up import back_up
 from sparklog.backup.choosing import Wanted
 from sparklog.backup.restoring import restore
@@ -129,6 +130,12 @@ class Story:
         root = self.lab.root(root.store)
         assert contents(root) == before
         assert not root.topic("a").head().open
+
+
+@pytest.fixture(autouse=True)
+def long_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours pass between two requests, and no run is to take itself for dead."""
+    monkeypatch.setattr(place_module, "MARK_MS", 4 * DAY)
 
 
 def requests(make: Callable[[Callable[[Call], Fault | None]], object]) -> int:

@@ -9,8 +9,8 @@ from sparklog.backup.choosing import Wanted
 from sparklog.backup.place import BACKUP, PRUNE, Mark, Place
 from sparklog.backup.pruning import named_keys, prune
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
-from tests.backup.lab import DAY, HOUR, Rows, batch, contents
+from sparklog.storage.faulty import Crash, FaultyStore
+from tests.backup.lab import DAY, HOUR, Dying, Rows, batch, contents
 from tests.backup.test_restoring import House
 
 
@@ -94,18 +94,6 @@ def test_a_backup_gives_way_to_a_prune_and_stops_when_it_was_taken_for_dead() ->
             mark.check()
 
 
-class Dying:
-    """The process dies at the first call that fits, and makes none after it."""
-
-    def __init__(self, fits: object) -> None:
-        self.fits = fits
-        self.dead = False
-
-    def __call__(self, call: Call) -> Fault | None:
-        self.dead = self.dead or self.fits(call)  # type: ignore[operator]
-        return Fault(FaultKind.CRASH_BEFORE) if self.dead else None
-
-
 def test_killed_at_any_request_a_prune_leaves_whole_backups() -> None:
     house = House()
     rows = five_days(house)
@@ -122,3 +110,21 @@ def test_killed_at_any_request_a_prune_leaves_whole_backups() -> None:
             assert contents(house.restore(wanted=Wanted(number=manifest.number)))["a"] == rows[manifest.number - 1]
     house.lab.now_ms += DAY + HOUR
     assert prune(house.place, keep=2, env=house.lab.env()).kept == (4, 5)
+
+
+def test_what_no_backup_has_written_stays() -> None:
+    """A root that somebody restored below the place, notes, a probe that is at work."""
+    house = House()
+    five_days(house)
+    kept = {
+        "notes.txt": b"ours",
+        "new/_root.json": b"{}",
+        "new/a/_log/00000000000000000003.json": b"{}",
+        "new/a/append/00000000000000000003-abc.slices": b"x",
+        "new/_groups/g/_log/00000000000000000000.json": b"{}",
+        "_probe/1/race": b"",
+    }
+    for key, data in kept.items():
+        house.place.create(key, data)
+    assert prune(house.place, keep=1, env=house.lab.env()).dropped == (1, 2, 3, 4)
+    assert {key: house.place.get(key) for key in kept} == kept

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sparklog.backup.backing_up import back_up, plan_backup
 from sparklog.backup.choosing import Wanted
 from sparklog.backup.manifest import Manifest
 from sparklog.backup.place import Place
-from sparklog.backup.restoring import RESTORE_KEY, Restored, plan_restore, restore
+from sparklog.backup.restoring import Restored, plan_restore, restore
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound
 from sparklog.groups import Groups
 from sparklog.log.cloning import clone_topic
+from sparklog.log.names import RESTORE_KEY, ROOT_KEY
 from sparklog.log.registry import WriterKey
-from sparklog.log.root import Root
+from sparklog.log.root import Root, open_root
+from sparklog.storage import LocalStore
+from sparklog.storage.faulty import Crash, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions.producer import transactional
-from tests.backup.lab import DAY, HOUR, MINUTE, Lab, Rows, batch, contents, rows_of
+from sparklog.verification.run import verify_root
+from tests.backup.lab import DAY, HOUR, MINUTE, Dying, Lab, Rows, batch, contents, rows_of
 
 CONFIGS = {
     "cleanup.policy": "compact,delete",
@@ -158,6 +164,21 @@ class TestTheCut:
                 house.lab.now_ms += 2 * DAY
                 house.lab.retain(each.store)
             assert rows_of(house.lab.root(each.store).topic("c")) == before["c"]
+
+    def test_a_clone_of_which_nothing_was_rewritten_yet(self) -> None:
+        """Its one commit names the files of another topic, which are its own in the restored root."""
+        house = House()
+        house.fill()
+        clone_topic(house.root, "a", "b")
+        house.root.topic("a").append(batch([b"x"], keys=[b"x"]))
+        clone_topic(house.root, "a", "c", version=1)
+        restored = house.restore(house.lab.store)
+        again = house.restore(house.lab.store, rename={"b": "other"})
+        for root, name in ((restored, "b"), (again, "other")):
+            report = verify_root(root.store, env=house.lab.env())
+            assert not report.findings
+            assert rows_of(root.topic(name)) == rows_of(house.root.topic("b"))
+            assert rows_of(root.topic("c")) == rows_of(house.root.topic("c"))
 
     def test_topics_of_it_under_other_names(self) -> None:
         house = House()
@@ -341,6 +362,57 @@ class TestRefusals:
         with pytest.raises(BadRequest, match="is not empty"):
             house.said(None, target)
         assert target.snapshot() == kept
+
+    def test_half_a_restore_and_a_place_of_backups_become_no_root(self) -> None:
+        house = House()
+        house.fill()
+        house.back_up()
+        target = house.lab.another("target")
+        dead = FaultyStore(target, Dying(lambda call: call.verb == "create" and call.key.startswith("a/_log/")))
+        with pytest.raises(Crash):
+            restore(house.place, dead, at_once=1, env=house.lab.env())
+        with pytest.raises(BadRequest, match="is unfinished"):
+            house.lab.root(target)
+        with pytest.raises(BadRequest, match="backups lie in"):
+            house.lab.root(house.place)
+        target.create(ROOT_KEY, house.lab.store.get(ROOT_KEY))
+        with pytest.raises(BadRequest, match="became another root"):
+            house.said(None, target)
+        target.delete(ROOT_KEY)
+        house.said(None, target)
+        assert contents(house.lab.root(target)) == contents(house.root)
+
+    def test_a_run_killed_while_it_probed_is_run_again(self) -> None:
+        house = House()
+        house.fill()
+        target = house.lab.another("target")
+        for store in (house.place, target):
+            store.create("_probe/1/race", b"")
+        house.back_up()
+        house.said(None, target)
+        assert contents(house.lab.root(target)) == contents(house.root)
+
+    def test_folders_inside_of_roots_and_places(self, tmp_path: Path) -> None:
+        house = House()
+        house.fill()
+        root = open_root(LocalStore(tmp_path / "root", durable=False), create=True)
+        place = LocalStore(tmp_path / "place", durable=False)
+        back_up(house.root, place)
+        for outer in ("root", "place"):
+            inner = LocalStore(tmp_path / outer / "deep" / "inner", durable=False)
+            with pytest.raises(BadRequest, match="choose a folder outside of it"):
+                back_up(house.root, inner)
+            with pytest.raises(BadRequest, match="choose a folder outside of it"):
+                restore(place, inner)
+            assert not list(inner.list(""))
+        assert root.topics() == []
+
+    def test_a_version_of_a_folder_that_is_no_topic(self) -> None:
+        house = House()
+        house.fill()
+        house.lab.store.create("notes/readme", b"")
+        with pytest.raises(NotFound, match="topic 'notes' does not exist"):
+            house.restore(house.lab.store, Wanted(topics=("notes",), version=1))
 
     def test_dry_runs_change_nothing(self) -> None:
         house = House()
