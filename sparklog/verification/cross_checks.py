@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from sparklog.groups.state import GroupState
 from sparklog.log.decision import Decisions
 from sparklog.log.history import History
-from sparklog.log.names import commit_key, transactions_prefix
+from sparklog.log.names import commit_key, groups_prefix, transactions_prefix
 from sparklog.storage.store import Store
 from sparklog.verification.findings import TRANSACTION, Finding
 from sparklog.verification.topic_log import TopicLog
 
-__all__ = ["check_siblings", "check_transactions"]
+__all__ = ["check_groups", "check_siblings", "check_transactions"]
 
 TOGETHER = "topics that share transactions are restored together: restore the one that is behind"
 
@@ -27,15 +28,7 @@ def check_transactions(
 
     `states`: newest entry by id, read before the topics; `reread`: the same, now.
     """
-    known = dict(states)
-
-    def state_of(id_: str, n: int) -> Decisions | None:
-        if id_ not in known or n > known[id_].newest:
-            newer = reread(id_)
-            if newer is not None:
-                known[id_] = newer
-        return known.get(id_)
-
+    state_of = _asked(states, reread)
     for state in states.values():
         yield from _named(state, topics)
     for topic in topics.values():
@@ -51,6 +44,53 @@ def check_transactions(
                 )
                 yield Finding(TRANSACTION, commit_key(topic.name, item.version), message, TOGETHER)
         yield from _recorded(topic, state_of)
+
+
+def check_groups(
+    groups: Mapping[str, GroupState], states: Mapping[str, Decisions], reread: Callable[[str], Decisions | None]
+) -> Iterator[Finding]:
+    """Decisions against the groups that they name, and what groups have pending against the decisions.
+
+    `groups`: newest entry by id, read after `states`, which are as in `check_transactions`.
+    """
+    for state in states.values():
+        file = commit_key(transactions_prefix(state.id), state.number)
+        for item in state.commits:
+            for each in item.groups:
+                newest = groups[each.group].number if each.group in groups else -1
+                if each.number > newest:
+                    message = (
+                        f"transaction {item.n} of '{state.id}' commits entry {each.number} of group '{each.group}', "
+                        f"which ends at {newest}"
+                    )
+                    yield Finding(TRANSACTION, file, message, TOGETHER)
+    state_of = _asked(states, reread)
+    for group in groups.values():
+        for waiting in group.pending:
+            decided = state_of(waiting.txn, waiting.n - 1)
+            ended = -1 if decided is None else decided.newest
+            if waiting.n > ended + 1:
+                message = (
+                    f"offsets of transaction {waiting.n} of '{waiting.txn}' are pending since entry {waiting.number}; "
+                    f"its decisions end at {ended}"
+                )
+                yield Finding(TRANSACTION, commit_key(groups_prefix(group.id), group.number), message, TOGETHER)
+
+
+def _asked(
+    states: Mapping[str, Decisions], reread: Callable[[str], Decisions | None]
+) -> Callable[[str, int], Decisions | None]:
+    """The state of an id, read again where the known one has not decided `n`."""
+    known = dict(states)
+
+    def state_of(id_: str, n: int) -> Decisions | None:
+        if id_ not in known or n > known[id_].newest:
+            newer = reread(id_)
+            if newer is not None:
+                known[id_] = newer
+        return known.get(id_)
+
+    return state_of
 
 
 def _named(state: Decisions, topics: Mapping[str, TopicLog]) -> Iterator[Finding]:

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparklog.errors import NotFound, SparklogError
-from sparklog.groups.state import GROUPS
+from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log import fields as json_fields
 from sparklog.log.decision import DECISIONS, Decisions
 from sparklog.log.entry_log import EntryKind
 from sparklog.log.env import SYSTEM, Env
-from sparklog.log.names import ROOT_KEY, check_topic_name, did_you_mean, id_folder, is_topic_name
+from sparklog.log.names import PLACE_KEY, ROOT_KEY, check_topic_name, did_you_mean, id_folder, is_topic_name
 from sparklog.log.root_id import ROOT_FIELDS
 from sparklog.maintenance.work import InProcess, Runner
 from sparklog.storage.store import ObjectInfo, Store
-from sparklog.verification.cross_checks import check_siblings, check_transactions
+from sparklog.verification.cross_checks import check_groups, check_siblings, check_transactions
 from sparklog.verification.entry_chain import EntryChain, read_chain
 from sparklog.verification.findings import DECISION, GROUP, MISSING, ROOT, SIZE, Counts, Finding, Report
 from sparklog.verification.json_damage import read_object
@@ -53,8 +53,8 @@ def verify_root(
     """Read everything of the root in `store`, or of these topics, and say what is not as it was written.
 
     `quick`: logs are read whole, of files only whether they are there and how long they are. `runner`: where files are
-    read. `say` is told now and then how far it is. `NotFound` if there is no root, or no such topic; damage is never
-    raised.
+    read. `say` is told now and then how far it is. `NotFound` if there is no root, or no such topic, `BadRequest` if
+    backups lie there; damage is never raised.
     """
     return _Verification(store, tuple(topics), quick, InProcess() if runner is None else runner, say, env).run()
 
@@ -73,6 +73,7 @@ class _Verification:
         self.counts = Counts()
         self.logs: dict[str, TopicLog] = {}
         self.states: dict[str, Decisions] = {}
+        self.groups: dict[str, GroupState] = {}
         self.named: set[str] = {ROOT_KEY}
 
     def run(self) -> Report:
@@ -92,6 +93,7 @@ class _Verification:
             self.named |= found.objects | all_keys(found.files)
         if not self.chosen:
             self.findings += check_transactions(self.logs, self.states, self._state)
+            self.findings += check_groups(self.groups, self.states, self._state)
         self.findings += check_siblings(self.store, self.logs)
         sizes = {info.key: info for info in listing}
         self._files(sizes)
@@ -118,6 +120,11 @@ class _Verification:
         try:
             _, data, finding = read_object(self.store, ROOT_KEY, decode, ROOT)
         except NotFound:
+            if self.store.stat(PLACE_KEY) is not None:
+                raise BadRequest(
+                    f"backups lie in {self.store.location}, and no root: restore one into another folder, which "
+                    "checks every byte, or verify that"
+                ) from None
             if not any(is_topic_name(name) for name in self.store.list_folders("")):
                 raise NotFound(
                     f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}; check the path"
@@ -163,6 +170,8 @@ class _Verification:
                 self.named |= found.objects
                 if label == DECISION and found.newest is not None:
                     self.states[found.newest.id] = found.newest
+                if label == GROUP and found.newest is not None:
+                    self.groups[found.newest.id] = found.newest
 
     def _state(self, id_: str) -> Decisions | None:
         return read_chain(self.store, DECISIONS, id_folder(id_), DECISION).newest
