@@ -6,9 +6,10 @@ else was written to it since. It is the same if
 * the topic ids are, where both sides know one,
 * the log in Kafka reaches at least as far as what was taken: one that ends before it was cut, as after an unclean
   leader election, and what was taken beyond is no longer Kafka's,
-* the last batch that was taken is still there with the same checksum. Where the cleaner may have removed or rewritten
-  it (below its checkpoint) the leader epoch of that offset must be the same, by `leader-epoch-checkpoint`; where
-  retention has removed it the topic id alone decides.
+* the last batch that was taken is still there with the same checksum and leader epoch (which lies outside of it: after
+  a change of leader producers send again what was not acknowledged, maybe in another order). Where the cleaner may
+  have removed or rewritten it (below its checkpoint) the leader epoch of that offset must be the same, by
+  `leader-epoch-checkpoint`; where retention has removed it the topic id alone decides.
 
 All topics are looked at before anything is done for the first.
 """
@@ -158,10 +159,10 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
             )
         if taken.last < 0 or (taken.last < log_start and source.topic_id):
             return
-        found = _crc_of(names, taken.last) if taken.last >= log_start else None
+        found = _batch_at(names, taken.last) if taken.last >= log_start else None
     except FileNotFoundError:
         found = None
-    if found == taken.crc:
+    if found == (taken.crc, taken.epoch):
         return
     if part.cleaned_through is not None and taken.last < part.cleaned_through:
         epoch = _epoch_of(part.folder, taken.last)
@@ -186,8 +187,8 @@ def foreseen(part: PartitionSource, known: Known, env: Env) -> tuple[int, int, i
     return log_start, log_end, nbytes
 
 
-def _crc_of(names: Sequence[SegmentName], last: int) -> int | None:
-    """The checksum of the batch whose last offset this is; None if there is none such."""
+def _batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
+    """Checksum and leader epoch of the batch whose last offset this is; None if there is none such."""
     name = next((each for each in reversed(names) if each.base <= last), None)
     if name is None:
         return None
@@ -196,7 +197,7 @@ def _crc_of(names: Sequence[SegmentName], last: int) -> int | None:
             ends = window.headers.last_offset
             rows = (ends == last).nonzero()[0]
             if len(rows):
-                return int(window.headers.crc[rows[0]])
+                return int(window.headers.crc[rows[0]]), int(window.headers.leader_epoch[rows[0]])
             if len(ends) and ends[-1] > last:
                 return None
     return None

@@ -301,6 +301,19 @@ def test_a_log_that_was_cut(root: Root, tmp_path: Path, known: bool) -> None:
     refused(root, tmp_path, Conflict, "last batch that was imported of t-0, up to offset 5, is not the one")
 
 
+def test_a_last_batch_that_was_sent_again_to_another_leader(root: Root, tmp_path: Path) -> None:
+    """Its checksum is the same, what lies before it came in another order."""
+    write_partition(tmp_path, "t-0", {0: FIRST + batch(3, [b"x"]) + batch(4, [b"y"]) + batch(5, [b"z"])})
+    import_log_dir(root, tmp_path)
+    again = bytearray(batch(3, [b"y"]) + batch(4, [b"x"]) + batch(5, [b"z"]))
+    for at in range(0, len(again), len(again) // 3):
+        again[at + 12 : at + 16] = (1).to_bytes(4, "big")
+    write_partition(tmp_path, "t-0", {0: FIRST + again})
+    with pytest.raises(Conflict, match="up to offset 5, is not the one that lies there now"):
+        import_log_dir(root, tmp_path)
+    assert [record.value for record in read(root.topic("t"))[3:]] == [b"x", b"y", b"z"]
+
+
 def test_a_cut_that_compaction_hides_shows_in_the_leader_epochs(root: Root, tmp_path: Path) -> None:
     folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     metadata(folder)
