@@ -69,8 +69,14 @@ class GroupProgress:
             self._failed = self._env.now()
             warn(f"group '{self._group.id}' is behind, a later micro-batch publishes: {error}")
 
-    def finish(self) -> None:
-        """There will be nothing more: the group is empty at once. Never raises for a store that fails."""
+    def finish(self, last: Document | None = None) -> None:
+        """There will be nothing more: the group is empty at once. Never raises for a store that fails.
+
+        `last`: what is done, for which there will be no later call: it is tried again now if it was not published.
+        """
+        if last is not None and self._failed is not None:
+            self._failed = None
+            self.processed(last)
         if self._member is None:
             return
         try:
@@ -107,13 +113,22 @@ class GroupProgress:
         return self._member
 
     def _moved(self, at: StreamOffset) -> dict[str, dict[int, int]]:
-        """Positions that the group does not have, of the topics that are still those that were read."""
+        """Positions that the group does not have, of the topics that are still those that were read.
+
+        A root that was restored may have less than the query had read. That is for the planner to report; the group
+        keeps what was restored with the root.
+        """
         there = self._group.topic_ids(at.positions)
         moved = {}
         for topic, offsets in at.positions.items():
             if topic in there and at.ids.get(topic) == there[topic]:
                 known = self._known.get((topic, there[topic]), {})
-                changed = {partition: offset for partition, offset in offsets.items() if known.get(partition) != offset}
+                ends = self._group.root.topic_handle(topic).log.current().head.log_end.tolist()
+                changed = {
+                    partition: offset
+                    for partition, offset in offsets.items()
+                    if known.get(partition) != offset and partition < len(ends) and offset <= ends[partition]
+                }
                 if changed:
                     moved[topic] = changed
         return moved

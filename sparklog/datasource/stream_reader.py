@@ -78,7 +78,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._processed(start)
         answer = planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
         if planner.has_target and answer is start and self._progress is not None:
-            self._progress.finish()
+            self._progress.finish(start)
         return answer
 
     @user_errors

@@ -351,6 +351,45 @@ def test_topics_that_are_gone_are_left_out(house: House) -> None:
     assert offsets(house) == {("b", 0): 1}
 
 
+def test_the_last_word_of_a_run_that_ends_does_not_wait(house: House) -> None:
+    broken = [True]
+
+    def script(call: Any) -> Fault | None:
+        return Fault(FaultKind.ERROR_BEFORE) if broken[0] and "_groups/" in call.key else None
+
+    query = Query(house, house.root(FaultyStore(house.store, script)))
+    query.batch()
+    query.batch()
+    broken[0] = False
+    query.batch()
+    assert offsets(house) == {}
+    query.progress.finish(query.at)
+    assert (group(house).description().state, offsets(house)) == ("Empty", {("a", 0): 10, ("a", 1): 10})
+
+
+def test_a_restored_root_keeps_the_offsets_that_it_was_restored_with(house: House) -> None:
+    group(house).alter({"a": {0: 7, 1: 7}})
+    before = house.store.snapshot()
+    house.topic("a").alter(partitions=3)
+    for partition in (0, 2):
+        house.topic("a").append(rows(*VALUES, partition=partition))
+    first = Query(house)
+    first.batch()
+    first.batch()
+    assert offsets(house) == {("a", 0): 20, ("a", 1): 10, ("a", 2): 10}
+    house.store.restore(before)
+    following = Query(house)
+    following.at = first.at
+    with pytest.raises(NotFound, match=r"Partition 2 of topic 'a' is gone\. To go on .*failOnDataLoss=false"):
+        following.batch()
+    assert offsets(house) == {("a", 0): 7, ("a", 1): 10}
+    following = Query(house, failOnDataLoss="false")
+    following.at = first.at
+    assert following.batch() == {("a", 0): 10, ("a", 1): 10}
+    following.batch()
+    assert offsets(house) == {("a", 0): 10, ("a", 1): 10}
+
+
 def test_killed_at_every_step_the_next_run_catches_up() -> None:
     for nth in range(200):
         house = House()
