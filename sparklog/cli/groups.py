@@ -89,8 +89,7 @@ def describe(
                 print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
         if rows:
             print_table(OFFSETS, [_cells(row) for row in rows])
-    if isinstance(place, _InRoot):
-        complain(place.failures)
+    complain(place.failures)
 
 
 RESET = """Set a group's offsets by hand, in a partition, a topic or all of its topics.
@@ -220,6 +219,8 @@ class _Found(Protocol):
 
     @property
     def location(self) -> str: ...
+    @property
+    def failures(self) -> list[SparklogError]: ...
     def names(self) -> list[str]: ...
     def description(self, name: str) -> GroupDescription: ...
     def lag(self, names: Sequence[str]) -> list[Lag]: ...

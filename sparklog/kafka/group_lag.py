@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.damage import log_skipped
@@ -34,13 +34,14 @@ def has_groups(view: KafkaView) -> bool:
 class KafkaGroups:
     """The groups of a directory as of now: `now_ms`, ms since the epoch; what has expired by then is left out.
 
-    `BadRequest` for the folder of one partition, `NotFound` where no coordinator's topic lies, `Corrupt` if it is
-    damaged.
+    `failures`: what `lag` found damaged. `BadRequest` for the folder of one partition, `NotFound` where no
+    coordinator's topic lies, `Corrupt` if it is damaged.
     """
 
     def __init__(self, view: KafkaView, now_ms: int | None = None) -> None:
         self.location = view.location
         self.now_ms = SYSTEM.wall_ms() if now_ms is None else now_ms
+        self.failures: list[SparklogError] = []
         self._view = view
         if kafka_layout(view.location) != "log-dir":
             raise BadRequest(
@@ -93,12 +94,24 @@ class KafkaGroups:
         return Lag(group, topic, partition, offset, limits.log_start, limits.log_end, lag, waited, None)
 
     def _waited(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
-        """Seconds since the first record from `offset` on was written; 0 if there is none, None if it has no time."""
-        start = max(offset, limits.log_start)
-        if start < limits.log_end:
-            for part in self._view.plan([OffsetRange(topic, partition, start, limits.log_end)], READ_UNCOMMITTED):
+        """Seconds since the first record from `offset` on was written; 0 if there is none.
+
+        None if it has no time. None also if it is damaged, and the error is put into `failures`.
+        """
+        try:
+            written = self._first_time(topic, partition, max(offset, limits.log_start), limits.log_end)
+        except Corrupt as error:
+            self.failures.append(error)
+            return None
+        if written is None:
+            return 0.0
+        return max(0, self.now_ms - written) / 1000 if written >= 0 else None
+
+    def _first_time(self, topic: str, partition: int, start: int, end: int) -> int | None:
+        """Time of the first record in offsets `[start, end)`, ms; None if there is none."""
+        if start < end:
+            for part in self._view.plan([OffsetRange(topic, partition, start, end)], READ_UNCOMMITTED):
                 for batch in part.read(("timestamp",)):
                     if batch.num_rows:
-                        written = int(batch.column(0)[0].value)
-                        return None if written < 0 else max(0, self.now_ms - written) / 1000
-        return 0.0
+                        return int(batch.column(0)[0].value)
+        return None

@@ -186,13 +186,14 @@ def _kafka_held(topic: str, partition: int, producer: int, first: int, end: int)
 def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note]) -> Iterator[GroupFacts]:
     """All groups, or those that read one of the topics that were chosen; what cannot be read becomes a note."""
     damaged: list[SparklogError] = []
+    hidden: list[SparklogError] = []
     for name in sorted(ids_of(root.store, GROUPS, damaged)):
         try:
             group = Group(root, name)
             if not group.log.refresh().exists:
                 continue
             described = group.description()
-            rows = lag(root, [name], now_ms=now_ms)
+            rows = lag(root, [name], now_ms=now_ms, failures=hidden)
         except SparklogError as error:
             damaged.append(error)
             continue
@@ -200,6 +201,12 @@ def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note])
         if partitions or not chosen:
             yield GroupFacts(name, described.state, described.instance, partitions)
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
+    notes += _hidden(hidden)
+
+
+def _hidden(failures: Sequence[SparklogError]) -> list[Note]:
+    messages = dict.fromkeys(f"{error} [{error.code}]" for error in failures)
+    return [Note(ATTENTION, "", f"how far groups are behind is not known everywhere: {each}") for each in messages]
 
 
 def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport]) -> list[Doing]:
@@ -307,6 +314,7 @@ def _kafka_groups(
     except SparklogError as error:
         notes.append(Note(ATTENTION, CONSUMER_OFFSETS, f"consumer groups cannot be read: {error} [{error.code}]"))
         return None
+    notes += _hidden(groups.failures)
     parts: dict[str, list[GroupPartition]] = {name: [] for name in groups.names()}
     for row in rows:
         parts[row.group].append(_group_partition(row))

@@ -8,15 +8,23 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
-from sparklog.errors import BadRequest, NotFound
+from sparklog.cli.app import app
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.groups import Groups
 from sparklog.groups.lag import Lag, lag
 from sparklog.kafka.group_lag import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.view import KafkaView
 from sparklog.log.root import open_root
-from tests.kafka.test_import_coordinators import HOUR_MS, key, messages, value, write_groups
+from sparklog.log.root_view import RootView
+from sparklog.maintenance.work import Settings
+from sparklog.report.gather import gather
+from tests.kafka.logs import HOUR_MS, batch, write_partition
+from tests.kafka.test_import_coordinators import key, messages, value, write_groups
 
 NOW_MS = 1_900_000_000_000
 
@@ -63,6 +71,33 @@ def test_what_is_asked_for(fixtures: Path) -> None:
     assert (described.state, described.generation, described.instance) == (UNKNOWN, 2, None)
     assert described.time_ms > 1_600_000_000_000
     assert groups.description("nobody").state == "Dead"
+
+
+def test_a_damaged_record_hides_no_group(tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: batch(0, [b"fine"])})
+    damaged = bytearray(batch(0, [b"damaged"]))
+    damaged[-3] ^= 1
+    write_partition(tmp_path, "damaged-0", {0: bytes(damaged), 1: batch(1, [b"fine"])})
+    write_groups(tmp_path, messages(0, [(key(topic), value(0)) for topic in ("damaged", "t")]))
+    groups = KafkaGroups(KafkaView(str(tmp_path)), HOUR_MS + 5_000)
+    rows = groups.lag()
+    assert [(row.topic, row.lag, row.seconds) for row in rows] == [("damaged", 2, None), ("t", 1, 5.0)]
+    assert [type(error) for error in groups.failures] == [Corrupt]
+    shown = CliRunner().invoke(app, ["groups", "describe", "g", "--root", str(tmp_path)])
+    assert [line.split()[1] for line in shown.stdout.splitlines()] == ["TOPIC", "damaged", "t"]
+    assert (shown.exit_code, shown.stderr.count("CRC-32C does not match")) == (1, 1)
+    # A report of a root has the group, too.
+    root = open_root(str(tmp_path / "root"), create=True)
+    root.create_topic("t").append(pa.table({"value": ["damaged"]}))
+    Groups(root).group("g").alter({"t": {0: 0}})
+    (file,) = (tmp_path / "root" / "t" / "append").iterdir()
+    file.chmod(0o600)
+    data = bytearray(file.read_bytes())
+    data[30] ^= 1
+    file.write_bytes(data)
+    report = gather(RootView(open_root(str(tmp_path / "root"))), Settings(now_ms=HOUR_MS))
+    assert [(each.group, each.lag, each.seconds_behind) for each in report.groups or ()] == [("g", 1, None)]
+    assert [each.text.count("CRC-32C") for each in report.notes if "behind is not known" in each.text] == [1]
 
 
 def test_partitions_of_other_brokers_are_left_out(fixtures: Path, tmp_path: Path) -> None:
