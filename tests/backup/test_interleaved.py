@@ -64,6 +64,12 @@ class Story:
     def decide(self) -> None:
         self.open.commit()
 
+    def give_up(self) -> None:
+        """A transaction that is aborted: the COMMIT before it is the newest decision no more, and can be forgotten."""
+        writing = transactional(self.lab.root(), ID).begin()
+        writing.append("a", batch([b"never"]))
+        writing.abort()
+
     def record(self) -> None:
         """Topics and groups record what is decided, and the COMMITs are forgotten."""
         root = self.lab.root()
@@ -153,7 +159,7 @@ ACTS: dict[str, tuple[Callable[[Story], None], Callable[[Story], list[Callable[[
     "move, all recorded": (Story.record, lambda story: [story.move]),
     "move and record": (lambda story: None, lambda story: [story.move, story.record]),
     "commit": (Story.begin, lambda story: [story.decide]),
-    "commit and record": (Story.begin, lambda story: [story.decide, story.record]),
+    "commit, record and forget": (Story.begin, lambda story: [story.decide, story.record, story.give_up, story.record]),
     "tidy": (lambda story: None, lambda story: [story.move, story.tidy]),
 }
 """What is there before a backup, and what others do in the middle of it."""
@@ -292,7 +298,7 @@ class TestMutations:
             sweep("move, all recorded", 1, 20)
 
     @pytest.mark.parametrize(
-        ("rule", "act"), [("_record", "commit and record"), ("hear_decisions", "move, all recorded")]
+        ("rule", "act"), [("_record", "commit, record and forget"), ("hear_decisions", "move, all recorded")]
     )
     def test_a_cut_without_one_of_its_rules(self, monkeypatch: pytest.MonkeyPatch, rule: str, act: str) -> None:
         monkeypatch.setattr(cut._Cutter, rule, lambda *_: None)
