@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,6 +66,8 @@ def process(root: Path) -> Callable[..., subprocess.Popen[bytes]]:
             stderr=subprocess.PIPE,
             cwd=REPOSITORY,
             env={**os.environ, "SPARKLOG_ROOT": str(root)},
+            # Tests that a shell runs in the background are born deaf to it, and so would be what they start.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     return start
