@@ -50,7 +50,7 @@ def load(spark: SparkSession, path: str | None, **options: str) -> Any:
         (
             {"subscribe": "orders", "startingOffsets": "erliest"},
             (
-                "[SPARKLOG_BAD_REQUEST]: Option 'startingOffsets' must be 'earliest', 'latest' or JSON like "
+                "[SPARKLOG_BAD_REQUEST]: Option 'startingOffsets' must be 'earliest', 'latest', 'group' or JSON like "
                 "{\"topic\":{\"0\":23}}: found 'erliest'. Did you mean 'earliest'?"
             ),
         ),
