@@ -173,9 +173,12 @@ def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
             HeldBack(name, partition, owner, first, prepare.end[partition], age, timeout_of(prepare))
             for partition, first in prepare.first.items()
         ]
-    found += [
-        _kafka_held(name, each.partition, each.producer, each.first, each.end) for each in snapshot.head.kafka_open
-    ]
+    for each in snapshot.head.kafka_open:
+        held = _kafka_held(name, each.partition, each.producer, each.first, each.end)
+        # No timeout here: only Kafka, or an operator, ends these.
+        owner = held.owner if each.transactional_id is None else f"Kafka's {each.transactional_id}"
+        since = None if each.start_ms is None else max(0, now_ms - each.start_ms)
+        found.append(replace(held, owner=owner, age_ms=since))
     return sorted(found, key=lambda held: (held.partition, held.first))
 
 

@@ -13,6 +13,7 @@ from sparklog.groups import Groups
 from sparklog.groups.lag import lag
 from sparklog.kafka.damage import log_skipped
 from sparklog.kafka.import_coordinators import kafka_groups
+from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.view import KafkaView
 from sparklog.log.env import SYSTEM
 from sparklog.log.root import Root
@@ -267,6 +268,27 @@ def test_groups_of_a_kafka_directory_are_those_of_its_coordinator(fixtures: Path
         assert (group.state, group.member) == ("Unknown", None)
         assert all(part.lag == part.log_end - (part.offset or 0) for part in group.partitions)
     assert gather(KafkaView(log_dir / "txn-a-0"), Settings(START_MS)).groups is None
+
+
+def test_what_kafka_left_open_in_an_import_is_named_by_its_transactional_id(fixtures: Path, house: House) -> None:
+    root = house.root()
+    import_log_dir(root, fixtures / "transactions" / "data", topics=["txn-a", "txn-b"])
+    found = gather(RootView(root), Settings(SYSTEM.wall_ms()), topics=["txn-a", "txn-b"], maintenance=False)
+    held = found.held_back
+    known = {
+        (topic, each.partition, each.first): each
+        for topic in ("txn-a", "txn-b")
+        for each in root.topic(topic).head().kafka_open
+    }
+    assert {(item.topic, item.partition, item.first) for item in held} == set(known)
+    assert known
+    for item in held:
+        each = known[item.topic, item.partition, item.first]
+        assert each.transactional_id is not None
+        assert item.owner == f"Kafka's {each.transactional_id}"
+        assert item.age_ms is not None
+        # Its timeout is Kafka's affair: nobody here aborts it for being late.
+        assert not item.overdue
 
 
 def test_damage_in_kafkas_groups_is_a_note(fixtures: Path, tmp_path: Path) -> None:
