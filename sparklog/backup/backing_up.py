@@ -253,13 +253,13 @@ class _Run:
                     files[key] = file
         there = listed(self.place.store, {key.split("/", 1)[0] for key in files})
         new = [file for file in files.values() if file.to not in there or file.footer == 0]
-        todo = sum(file.size for file in new if file.to not in there)
+        missing_bytes = sum(file.size for file in new if file.to not in there)
         done = [0, 0]
 
         def tick(copied: Copied) -> None:
             done[0] += 1
             done[1] += copied.nbytes + copied.linked
-            self.progress(done[0], len(new), done[1], todo)
+            self.progress(done[0], len(new), done[1], missing_bytes)
             if self.root.env.boot_ms() - self.looked_ms > LOOK_MS:
                 self.looked_ms = self.root.env.boot_ms()
                 self.holds.renew()

@@ -339,13 +339,13 @@ class _Run:
 
     def _copy(self, files: list[DataFile], holds: Holds | None) -> None:
         there = listed(self.target, set(self.names.values()))
-        todo = sum(file.size for file in files if file.to not in there)
+        missing_bytes = sum(file.size for file in files if file.to not in there)
         done = [0, 0, self.env.boot_ms()]
 
         def tick(copied: Copied) -> None:
             done[0] += 1
             done[1] += copied.nbytes + copied.linked
-            self.progress(done[0], len(files), done[1], todo)
+            self.progress(done[0], len(files), done[1], missing_bytes)
             if holds is not None and self.env.boot_ms() - done[2] > 60_000:
                 done[2] = self.env.boot_ms()
                 holds.renew()
