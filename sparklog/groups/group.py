@@ -123,9 +123,9 @@ class Group:
         """The committed offset by (topic, partition). Offsets of a topic that was deleted are gone, as in Kafka."""
         return {(item.topic, item.partition): item for each in self.offsets() for item in each.committed()}
 
-    def description(self) -> GroupDescription:
-        """State, member, and what transactions hold pending."""
-        state = self.state()
+    def description(self, *, state: GroupState | None = None) -> GroupDescription:
+        """State, member, and what transactions hold pending. `state`: one that was read already."""
+        state = self.state() if state is None else state
         name = DEAD if not state.exists else STABLE if self._is_active(state) else EMPTY
         pending = tuple(
             (item.txn, item.n, offsets.topic, partition, offset)

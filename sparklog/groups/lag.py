@@ -71,10 +71,11 @@ def lag(
     found: list[Lag] = []
     taken: dict[str, Snapshot | None] = {}
     # Topics are looked at after the offsets: what is committed meanwhile would seem to lie beyond their ends.
-    groups_now = [(group.description(), group.offsets(failures)) for group in (Group(opened, name) for name in names)]
-    for description, committed in groups_now:
+    groups_now = [(group, group.state()) for group in (Group(opened, name) for name in names)]
+    for group, state in groups_now:
+        description = group.description(state=state)
         every = description.state == STABLE if all_partitions is None else all_partitions
-        for offsets in committed:
+        for offsets in state.offsets:
             if offsets.topic not in taken:
                 taken[offsets.topic] = _snapshot(opened, offsets.topic, failures)
             snapshot = taken[offsets.topic]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.groups.group import Group
+from sparklog.groups.group import DEAD, Group, GroupDescription
 from sparklog.groups.lag import Lag, lag
 from sparklog.groups.state import GROUPS
 from sparklog.kafka.directory import is_internal
@@ -190,19 +190,23 @@ def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note])
     """All groups, or those that read one of the topics that were chosen; what cannot be read becomes a note."""
     damaged: list[SparklogError] = []
     hidden: list[SparklogError] = []
+    found: dict[str, GroupDescription] = {}
     for name in sorted(ids_of(root.store, GROUPS, damaged)):
         try:
-            group = Group(root, name)
-            if not group.log.refresh().exists:
-                continue
-            described = group.description()
-            rows = lag(root, [name], now_ms=now_ms, failures=hidden)
+            described = Group(root, name).description()
         except SparklogError as error:
             damaged.append(error)
             continue
-        partitions = tuple(_group_partition(row) for row in rows if not chosen or row.topic in chosen)
-        if partitions or not chosen:
-            yield GroupFacts(name, described.state, described.instance, partitions)
+        if described.state != DEAD:
+            found[name] = described
+    behind: dict[str, list[GroupPartition]] = {name: [] for name in found}
+    # All at once: each topic is looked at once, however many groups read it.
+    for row in lag(root, found, now_ms=now_ms, failures=hidden):
+        if not chosen or row.topic in chosen:
+            behind[row.group].append(_group_partition(row))
+    for name, described in found.items():
+        if behind[name] or not chosen:
+            yield GroupFacts(name, described.state, described.instance, tuple(behind[name]))
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
     notes += _hidden(hidden)
 

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.groups import Group, GroupDescription, Groups
+from sparklog.groups import Group, Groups
 from sparklog.groups.lag import Lag, lag
+from sparklog.groups.state import GroupState
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.root_view import RootView
 from sparklog.storage.counting import CountingStore
@@ -83,16 +84,29 @@ def test_what_is_committed_while_groups_are_read_is_not_beyond_the_end(
 ) -> None:
     for name in ("g", "h"):
         Groups(house.root()).group(name).alter({"a": {0: 6}})
-    description = Group.description
+    state = Group.state
+    busied: list[str] = []
 
-    def busy(group: Group) -> GroupDescription:
-        if group.id == "h":
+    def busy(group: Group) -> GroupState:
+        if group.id == "h" and not busied:
+            busied.append(group.id)
             house.topic("a").append(timed(0, 20, 21))
             Groups(house.root()).group("h").alter({"a": {0: 8}})
-        return description(group)
+        return state(group)
 
-    monkeypatch.setattr(Group, "description", busy)
+    monkeypatch.setattr(Group, "state", busy)
     assert [(row.group, row.log_end, row.lag) for row in lag(house.root())] == [("g", 8, 2), ("h", 8, 0)]
+
+
+def test_each_topic_is_looked_at_once_however_many_groups_read_it(house: House) -> None:
+    def requests(*names: str) -> int:
+        store = CountingStore(house.store)
+        assert len(lag(house.root(store), names, seconds=False)) == len(names)
+        return sum(key.startswith("a/") for _, key in store.keys)
+
+    for number in range(8):
+        Groups(house.root()).group(f"g{number}").alter({"a": {0: number % 6}})
+    assert requests("g0") == requests(*(f"g{number}" for number in range(8))) > 0
 
 
 def test_a_record_of_the_oldest_format_has_no_time_since_which_it_waits(tmp_path: Path, fixtures: Path) -> None:
