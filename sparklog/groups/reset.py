@@ -27,6 +27,7 @@ from enum import Enum
 from sparklog.errors import BadRequest
 from sparklog.groups.group import Group
 from sparklog.log.head import Head
+from sparklog.log.lookup import offsets_for_timestamps
 from sparklog.log.view import READ_UNCOMMITTED
 
 __all__ = ["NewOffset", "Scenario", "To", "parse_duration", "parse_offsets_file", "plan_reset", "with_offsets"]
@@ -129,7 +130,9 @@ def _asked(
             )
         return {partition: current[topic, partition] + scenario.value for partition in partitions}
     time = scenario.value if scenario.to is To.DATETIME else now_ms - scenario.value
-    found = group.root.topic(topic).offset_for_timestamp(max(0, time), isolation=READ_UNCOMMITTED)
+    handle = group.root.topic_handle(topic)
+    targets = dict.fromkeys(partitions, max(0, time))
+    found = offsets_for_timestamps(handle, handle.read_snapshot(), targets, READ_UNCOMMITTED)
     return {
         partition: end if (answer := found.get(partition)) is None else answer.offset for partition, end in ends.items()
     }
