@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.documents import named, print_json
-from sparklog.cli.options import JsonOption, example
+from sparklog.cli.options import JsonOption, LinkOption, example
+from sparklog.cli.tables import print_table
 
 if TYPE_CHECKING:
     from sparklog.backup.manifest import Manifest
@@ -48,9 +49,7 @@ def backup(
         int | None,
         typer.Option("--keep-days", min=0, metavar="DAYS", help="Afterwards drop backups that are older than this."),
     ] = None,
-    link: Annotated[
-        bool, typer.Option("--link", help="Hard links instead of copies, on the same disk: no protection from damage.")
-    ] = False,
+    link: LinkOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied, or dropped.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -113,26 +112,19 @@ def said(what: str) -> Callable[[int, int, int, int], None]:
 
 
 def _show(found: list[Manifest], as_json: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from sparklog.backup.choosing import shown
 
     if as_json:
         print_json([named(item, fromMs=item.from_ms, totalBytes=item.total_bytes) for item in found])
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("BACKUP", "TAKEN", "ALL-TIMES-SINCE", "TOPICS", "GROUPS", "BYTES", "COPIED"):
-        table.add_column(heading, justify="left" if heading in ("TAKEN", "ALL-TIMES-SINCE") else "right", no_wrap=True)
+    rows = []
     for item in found:
         alive = sum(not each.deleted for each in item.topics)
         since = shown(item.from_ms) if item.from_ms else "the beginning"
         numbers = (alive, len(item.groups), item.total_bytes, item.nbytes)
-        table.add_row(str(item.number), shown(item.started_ms), since, *map(str, numbers))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 1000
-    console.print(table)
+        rows.append((item.number, shown(item.started_ms), since, *numbers))
+    headings = ("BACKUP", "TAKEN", "ALL-TIMES-SINCE", "TOPICS", "GROUPS", "BYTES", "COPIED")
+    print_table(headings, rows, right=("BACKUP", "TOPICS", "GROUPS", "BYTES", "COPIED"))
 
 
 def _show_pruned(found: Pruned, dry_run: bool, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sparklog.cli.documents import named, print_json
-from sparklog.cli.options import JsonOption, RootOption, example
+from sparklog.cli.options import AsOfOption, JsonOption, RootOption, example
 
 HELP = """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
 
@@ -22,15 +22,7 @@ def clone(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to clone; a deleted one with --as-of.")],
     name: Annotated[str, typer.Argument(metavar="NEW-NAME", help="The topic to create.")],
     root: RootOption,
-    as_of: Annotated[
-        str | None,
-        typer.Option(
-            "--as-of",
-            metavar="VERSION|TIME",
-            help="As the topic was: a version, or milliseconds or 2026-01-31T12:00:00 (UTC unless it says).",
-            show_default="now",
-        ),
-    ] = None,
+    as_of: AsOfOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the clone would hold.")] = False,
     as_json: JsonOption = False,
 ) -> None:

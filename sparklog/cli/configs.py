@@ -166,11 +166,8 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
 
 
 def _of_file(file: Path) -> dict[str, str]:
-    from sparklog.errors import BadRequest
+    from sparklog.cli.files import read_text
     from sparklog.maintenance.properties import parse_properties
 
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{file} cannot be read: {error}; check --add-config-file") from None
+    text = read_text(file, "--add-config-file")
     return {entry.name: entry.value for entry in parse_properties(text, str(file))}

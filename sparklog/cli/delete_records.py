@@ -32,12 +32,14 @@ def delete_records(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, say where logs would start.")] = False,
     as_json: JsonOption = False,
 ) -> None:
+    from sparklog.cli.files import read_text
     from sparklog.cli.places import open_root
     from sparklog.log import delete_records as deleting
 
     short = (topic, partition, offset)
     if offset_json_file is not None and short == (None, None, None):
-        offsets = deleting.parse_offset_file(_text(offset_json_file), str(offset_json_file))
+        text = read_text(offset_json_file, "--offset-json-file")
+        offsets = deleting.parse_offset_file(text, str(offset_json_file))
     elif offset_json_file is None and topic is not None and partition is not None and offset is not None:
         offsets = {(topic, partition): offset}
     else:
@@ -49,15 +51,6 @@ def delete_records(
     print("Dry run, nothing is deleted:" if dry_run else "Records delete operation completed:")
     for low in lows:
         print(f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}")
-
-
-def _text(file: Path) -> str:
-    from sparklog.errors import BadRequest
-
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{file} cannot be read: {error}; check --offset-json-file") from None
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.documents import print_json
-from sparklog.cli.options import JsonOption, RootOption, example
+from sparklog.cli.options import AsOfOption, JsonOption, RootOption, example
+from sparklog.cli.tables import print_table
 from sparklog.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -98,14 +99,7 @@ def export(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics.")],
     root: RootOption,
     to: Annotated[str, typer.Option("--to", metavar="PATH", help="Directory to make.", show_default=False)],
-    as_of: Annotated[
-        str | None,
-        typer.Option(
-            "--as-of",
-            metavar="VERSION|TIME",
-            help="As the topic was: a version, or milliseconds or 2026-01-31T12:00:00 (UTC unless it says).",
-        ),
-    ] = None,
+    as_of: AsOfOption = None,
     partitions: Annotated[
         str | None, typer.Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
     ] = None,
@@ -160,9 +154,6 @@ def export(
 
 def _show(topic: ExportedTopic) -> None:
     """The first line as `topics describe` has it, then a table."""
-    from rich.console import Console
-    from rich.table import Table
-
     from sparklog.export.properties import broker_configs
     from sparklog.log.configs import TopicConfigs
 
@@ -175,17 +166,14 @@ def _show(topic: ExportedTopic) -> None:
         print(f"Groups: {printable(', '.join(topic.groups)) or 'none'}")
     for name, reason in refused.items():
         print(f"Not for a broker: {name}={topic.configs[name]} ({reason})")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for part in topic.partitions:
-        if topic.version is None and not part.log_end:
-            # Nearly all of the offsets topic's.
-            continue
-        numbers = (part.log_start, part.last_stable, part.log_end, part.segments, part.nbytes, part.linked)
-        table.add_row(*map(str, (part.partition, *numbers)))
-    console = Console(highlight=False)
-    console.print(table, width=None if console.is_terminal else 1000)
+    rows = [
+        (part.partition, part.log_start, part.last_stable, part.log_end, part.segments, part.nbytes, part.linked)
+        for part in topic.partitions
+        # Nearly all partitions of the offsets topic are empty.
+        if topic.version is not None or part.log_end
+    ]
+    headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED")
+    print_table(headings, rows, right=headings)
 
 
 def register(app: typer.Typer) -> None:

@@ -299,14 +299,11 @@ def _scenario(
 
 
 def _offsets_of(group: str, file: Path) -> dict[tuple[str, int], int]:
+    from sparklog.cli.files import read_text
     from sparklog.errors import BadRequest
     from sparklog.groups.reset import parse_offsets_file
 
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{file} cannot be read: {error}; check --from-file") from None
-    by_group = parse_offsets_file(text, str(file))
+    by_group = parse_offsets_file(read_text(file, "--from-file"), str(file))
     chosen = by_group.get(group, by_group.get(None))
     if chosen is None:
         raise BadRequest(f"{file} holds offsets of {', '.join(sorted(map(str, by_group)))}, none of group '{group}'")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.options import JsonOption, PlaceOption, example
+from sparklog.cli.tables import print_table
 
 if TYPE_CHECKING:
     from sparklog.log.view import PartitionSize
@@ -62,20 +63,13 @@ def _document(location: str, sizes: list[PartitionSize]) -> dict[str, object]:
 
 
 def _show(sizes: list[PartitionSize]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "TOPIC" else "right", no_wrap=True)
-    for size in sizes:
-        numbers = (size.partition, size.append_bytes, size.sealed_bytes, size.total_bytes, size.records, size.slices)
-        table.add_row(size.topic, *map(str, numbers))
+    counts = [(size.append_bytes, size.sealed_bytes, size.total_bytes, size.records, size.slices) for size in sizes]
+    rows: list[tuple[object, ...]] = [
+        (size.topic, size.partition, *numbers) for size, numbers in zip(sizes, counts, strict=True)
+    ]
     if len(sizes) > 1:
-        sums = zip(*((s.append_bytes, s.sealed_bytes, s.total_bytes, s.records, s.slices) for s in sizes), strict=True)
-        table.add_row("all", "", *(str(sum(column)) for column in sums))
-    console = Console(highlight=False)
-    console.print(table, width=None if console.is_terminal else 1000)
+        rows.append(("all", "", *map(sum, zip(*counts, strict=True))))
+    print_table(HEADINGS, rows, right=HEADINGS[1:])
 
 
 def register(app: typer.Typer) -> None:

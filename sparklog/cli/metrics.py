@@ -32,9 +32,7 @@ def metrics(
     from sparklog.report.whole_file import write_whole
 
     place = open_place(root)
-    chosen = [place.one_topic(name) for name in topics] if topics else []
-    if not chosen and place.topic is not None:
-        chosen = [place.topic]
+    chosen = place.narrowed(topics)
     text = exposition(gather(place.view, report_settings(place), topics=chosen, maintenance=False))
     if output is None:
         write(text.encode())

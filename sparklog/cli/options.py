@@ -76,6 +76,20 @@ OffsetShown = Annotated[bool, typer.Option("--print-offset", help="Offset:<n>")]
 HeadersShown = Annotated[bool, typer.Option("--print-headers", help="name:value,... or NO_HEADERS")]
 KeyShown = Annotated[bool, typer.Option("--print-key", help="The key.")]
 
+AsOfOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of",
+        metavar="VERSION|TIME",
+        help="As the topic was: a version, or milliseconds or 2026-01-31T12:00:00 (UTC unless it says).",
+        show_default="now",
+    ),
+]
+
+LinkOption = Annotated[
+    bool, typer.Option("--link", help="Hard links instead of copies, on the same disk: no protection from damage.")
+]
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 ConfigOption = Annotated[

@@ -39,6 +39,12 @@ class Place:
             return [self.topic]
         return self.view.topics() if self.root is None else self.root.topics(self.failures)
 
+    def narrowed(self, named: Sequence[str] | None) -> list[str]:
+        """The topics that were named, the one of a topic folder; empty: no choice was made, all are meant."""
+        if not named and self.topic is None:
+            return []
+        return self._named(named)
+
     def each(self, named: Sequence[str] | None, look: Callable[[str], T]) -> list[T]:
         """What `look` finds of each topic that was named, or of all there are."""
         if named or self.topic is not None:

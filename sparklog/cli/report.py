@@ -46,9 +46,7 @@ def report(
     if html is None and not as_json:
         raise typer.BadParameter("say what to make: --html FILE, or --json", param_hint="'--html'")
     place = open_place(root)
-    chosen = [place.one_topic(name) for name in topics] if topics else []
-    if not chosen and place.topic is not None:
-        chosen = [place.topic]
+    chosen = place.narrowed(topics)
     found = gather(
         place.view, report_settings(place, properties, now), topics=chosen, made_by=f"sparklog {__version__}"
     )

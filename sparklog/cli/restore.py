@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.documents import named, print_json
-from sparklog.cli.options import JsonOption, example
+from sparklog.cli.options import JsonOption, LinkOption, example
+from sparklog.cli.tables import print_table
 
 if TYPE_CHECKING:
     from sparklog.backup.choosing import Wanted
@@ -45,9 +46,7 @@ def restore(
     rename: Annotated[
         list[str] | None, typer.Option("--rename", metavar="OLD=NEW", help="Another name for a topic; may be repeated.")
     ] = None,
-    link: Annotated[
-        bool, typer.Option("--link", help="Hard links instead of copies, on the same disk: no protection from damage.")
-    ] = False,
+    link: LinkOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be restored.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,9 +89,6 @@ def _renamed(given: list[str] | None) -> dict[str, str]:
 
 
 def _show(found: Restored, to: str, dry_run: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from sparklog.backup.choosing import shown
 
     origin = "a root" if found.backup is None else f"backup {found.backup}"
@@ -100,20 +96,12 @@ def _show(found: Restored, to: str, dry_run: bool) -> None:
         f"{'Would restore' if dry_run else 'Restored'} {len(found.topics)} topics and {found.groups} groups from "
         f"{origin} to {to}: {found.files} files of {found.nbytes} bytes."
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("TOPIC", "WAS", "VERSION", "AS-OF", "PARTITIONS", "OFFSETS"):
-        table.add_column(
-            heading, justify="right" if heading in ("VERSION", "PARTITIONS", "OFFSETS") else "left", no_wrap=True
-        )
+    rows = []
     for item in found.topics:
         offsets = sum(end - start for start, end in zip(item.log_starts, item.log_ends, strict=True))
-        table.add_row(
-            item.topic, item.source, str(item.version), shown(item.time_ms), str(item.partitions), str(offsets)
-        )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 1000
-    console.print(table)
+        rows.append((item.topic, item.source, item.version, shown(item.time_ms), item.partitions, offsets))
+    headings = ("TOPIC", "WAS", "VERSION", "AS-OF", "PARTITIONS", "OFFSETS")
+    print_table(headings, rows, right=("VERSION", "PARTITIONS", "OFFSETS"))
 
 
 def register(app: typer.Typer) -> None:

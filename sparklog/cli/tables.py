@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sparklog.cli.terminal import printable
 
 __all__ = ["print_table"]
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print the rows below their headings, without lines."""
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[str] = ()) -> None:
+    """Print the rows below their headings, without lines; columns named in `right` are aligned to the right."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*map(printable, row))
     # A pipe has no width: the table must not be cut to 80 columns there.

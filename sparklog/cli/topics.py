@@ -9,6 +9,7 @@ import typer
 
 from sparklog.cli.documents import print_json
 from sparklog.cli.options import ConfigOption, JsonOption, PlaceOption, RootOption, example, parse_configs
+from sparklog.cli.tables import print_table
 from sparklog.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -154,22 +155,14 @@ def _kafka(view: LogView, name: str) -> TopicRow:
 
 def show(row: TopicRow) -> None:
     """The first line as kafka-topics writes it, then a table."""
-    from rich.console import Console
-    from rich.table import Table
-
     configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
     name, count = printable(row.topic), row.partition_count
     print(f"Topic: {name}\tTopicId: {row.topic_id}\tPartitionCount: {count}\tConfigs: {configs}")
     if row.kafka_topic_id:
         print(f"Imported from Kafka's topic with id {row.kafka_topic_id}")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for part in row.partitions:
-        table.add_row(*map(str, (part.partition, part.log_start, part.last_stable, part.log_end, part.bytes)))
-    console = Console(highlight=False)
-    # A pipe has no width: the table must not be cut to 80 columns there.
-    console.print(table, width=None if console.is_terminal else 1000)
+    headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES")
+    rows = [(part.partition, part.log_start, part.last_stable, part.log_end, part.bytes) for part in row.partitions]
+    print_table(headings, rows, right=headings)
     if row.open_transactions:
         print(f"Held back by open transactions: {printable(', '.join(row.open_transactions))}")
 

@@ -48,7 +48,6 @@ from sparklog.retention.retain import RetainReport, retain_root
 __all__ = ["gather"]
 
 HOUR_MS = 3_600_000
-"""Kafka's word: whether a group has members is known to its broker alone."""
 
 
 def gather(
