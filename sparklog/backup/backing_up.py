@@ -17,16 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import crc32c
 
 from sparklog.backup.copying import AT_ONCE, Copied, DataFile, copy_all, data_files, listed
-from sparklog.backup.cut import Cut, cut_now
+from sparklog.backup.cut import Cut, cut_now, writers_in
 from sparklog.backup.entries import EntryChain
 from sparklog.backup.history import Named, files_named, oldest_base, start_at
-from sparklog.backup.manifest import EntriesBackup, Manifest, TopicBackup, encode_manifest
+from sparklog.backup.manifest import EntriesBackup, LeftOut, Manifest, TopicBackup, encode_manifest
 from sparklog.backup.place import BACKUP, Mark, Place, backup_key
+from sparklog.backup.unread import Unread
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.groups.state import GROUPS
 from sparklog.log.checkpoint import Checkpoint, TableRef, decode_checkpoint, encode_checkpoint, encode_table
@@ -61,13 +63,14 @@ def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a backup would do: `topics` to their versions, files and bytes that are not there yet."""
+    """What a backup would do: `topics` to their versions, files and bytes that are not there yet, logs left out."""
 
     topics: Mapping[str, int]
     decisions: int
     groups: int
     files: int
     nbytes: int
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass
@@ -127,7 +130,7 @@ def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = N
     missing = [file for file in named if file.to not in there]
     versions = {name: head.version for name, head in sorted(cut.topics.items()) if head.exists}
     nbytes = sum(file.size for file in missing)
-    return Plan(versions, len(cut.decisions), len(cut.groups), len(missing), nbytes)
+    return Plan(versions, len(cut.decisions), len(cut.groups), len(missing), nbytes, cut.left_out)
 
 
 def back_up(
@@ -141,7 +144,8 @@ def back_up(
 ) -> Manifest:
     """Back a root up into a place (made if there is none); what the new backup says of itself.
 
-    `topics`: only these (None: all, and deleted ones whose data is still there). `link`: hard links where both are on
+    `topics`: only these (None: all, and deleted ones whose data is still there); damaged logs of ids and groups that
+    have nothing to do with these are left out, as the manifest says. `link`: hard links where both are on
     one disk, which protects from deletion and not from damage. Raises `Corrupt` naming the place of damaged bytes,
     then no backup is made of anything; `Conflict` while a prune is at work; `BadRequest` for a place of something else.
     """
@@ -174,16 +178,21 @@ class _Run:
         self.holds = Holds(root, f"backup:{self.id}")
         self.copied = Copied()
         self.looked_ms = root.env.boot_ms()
+        self.unread = Unread(root.store)
 
     def make(self, topics: Collection[str] | None) -> Manifest:
         started_ms = self.root.env.wall_ms()
         before = self.place.manifests()
         cut = self._held_cut(topics)
+        self.unread = Unread(self.root.store, strict=topics is None)
         found = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
         missing = self._copy_files(found)
         items = tuple(self._topic(name, named, missing) for name, named in found.items())
-        decisions = tuple(self._entries(DECISIONS, state, before) for _, state in sorted(cut.decisions.items()))
-        groups = tuple(self._entries(GROUPS, state, before) for _, state in sorted(cut.groups.items()))
+        decisions = self._all_entries(DECISIONS, cut.decisions, before)
+        groups = self._all_entries(GROUPS, cut.groups, before)
+        if self.unread.damage:
+            writers = {each for named in found.values() for each in writers_in(named.last.slices)}
+            self.unread.check({item.topic: item.topic_id for item in items}, writers, cut.groups.values())
         self.mark.check()
         return self._publish(
             Manifest(
@@ -197,6 +206,8 @@ class _Run:
                 items,
                 decisions,
                 groups,
+                None if topics is None else tuple(sorted(set(topics))),
+                tuple(sorted({*cut.left_out, *self.unread.left_out()}, key=lambda item: item.folder)),
             )
         )
 
@@ -309,8 +320,14 @@ class _Run:
             sum(file.size for file in named.of_last()),
         )
 
-    def _entries(self, kind: EntryKind[E], state: E, before: Sequence[Manifest]) -> EntriesBackup:
-        """Copy the entries of an id since its last backup, as far as they are there."""
+    def _all_entries(
+        self, kind: EntryKind[E], states: Mapping[str, E], before: Sequence[Manifest]
+    ) -> tuple[EntriesBackup, ...]:
+        found = (self._entries(kind, state, before) for _, state in sorted(states.items()))
+        return tuple(item for item in found if item is not None)
+
+    def _entries(self, kind: EntryKind[E], state: E, before: Sequence[Manifest]) -> EntriesBackup | None:
+        """Copy the entries of an id since its last backup, as far as they are there; None: damaged, and left out."""
         chain = EntryChain(self.root.store, kind, state.id)
         of = "decisions" if kind.folder == DECISIONS.folder else "groups"
         last = next(
@@ -324,12 +341,9 @@ class _Run:
         first = min(first if last is None else max(first, last.number), max(first, state.number - 1))
         link: int | None = None
         for number in range(first, state.number + 1):
-            data = chain.data(number)
+            data = self.unread.read(kind, state.id, partial(_entry_data, chain, number, link))
             if data is None:
-                raise NotFound(f"entry {number} of {kind.title(state.id)} is no longer kept")
-            entry = kind.decode(data, commit_key(chain.prefix, number), number)
-            if number > first and entry.prev_crc != link:
-                raise Corrupt(f"entry {number} does not follow the one before", file=commit_key(chain.prefix, number))
+                return None
             link = crc32c.crc32c(data)
             self._put(commit_key(chain.prefix, number), data)
         return EntriesBackup(state.id, first, state.number)
@@ -356,6 +370,17 @@ class _Run:
             if self.place.store.create(backup_key(number), data) or self.place.store.get(backup_key(number)) == data:
                 return found
             number += 1
+
+
+def _entry_data(chain: EntryChain[E], number: int, link: int | None) -> bytes:
+    """The bytes of an entry; `link`: CRC-32C of the entry before, None: the first that is copied."""
+    data = chain.data(number)
+    if data is None:
+        raise NotFound(f"entry {number} of {chain.kind.title(chain.id)} is no longer kept")
+    key = commit_key(chain.prefix, number)
+    if link is not None and chain.kind.decode(data, key, number).prev_crc != link:
+        raise Corrupt(f"entry {number} does not follow the one before", file=key)
+    return data
 
 
 def write_checkpoint(store: Store, snapshot: Snapshot, unique: str) -> Copied:

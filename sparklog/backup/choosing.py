@@ -17,11 +17,11 @@ from sparklog.backup.entries import EntryChain
 from sparklog.backup.history import files_named, oldest_base, start_at
 from sparklog.backup.manifest import EntriesBackup, Manifest, TopicBackup
 from sparklog.backup.place import Place
-from sparklog.errors import BadRequest, NotFound
+from sparklog.backup.unread import Unread
+from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.groups.state import GROUPS
 from sparklog.log.commit_log import CommitLog
 from sparklog.log.decision import DECISIONS
-from sparklog.log.entry_collect import ids_of
 from sparklog.log.entry_log import Entry, EntryKind
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.history import History
@@ -78,7 +78,7 @@ def from_place(place: Place, wanted: Wanted) -> tuple[Manifest, Cut]:
         return _version_in(place, (wanted.topics or ("",))[0], wanted.version)
     if wanted.time_ms is not None:
         return _time_in(place, wanted.time_ms, wanted.topics)
-    manifest = place.chosen(wanted.number)
+    manifest = place.chosen(wanted.number, wanted.topics)
     items = _items(manifest, wanted.topics)
     topics = {item.topic: (_head(place.store, item.topic, item.version), item.version) for item in items}
     # The manifest is a cut: what it has of ids and groups fits as it is.
@@ -86,6 +86,7 @@ def from_place(place: Place, wanted: Wanted) -> tuple[Manifest, Cut]:
         {name: head for name, (head, _) in topics.items()},
         {item.id: _entry(place.store, DECISIONS, item) for item in manifest.decisions},
         {item.id: _entry(place.store, GROUPS, item) for item in manifest.groups},
+        manifest.left_out,
     )
 
 
@@ -129,9 +130,7 @@ def _version_in(place: Place, topic: str, version: int) -> tuple[Manifest, Cut]:
 
 
 def _time_in(place: Place, time_ms: int, topics: tuple[str, ...] | None) -> tuple[Manifest, Cut]:
-    found = place.manifests()
-    if not found:
-        raise NotFound(f"there is no finished backup in {place.store.location} yet")
+    found = place.covering(topics)
     manifest = next((item for item in found if item.started_ms >= time_ms), None)
     if manifest is None:
         raise NotFound(
@@ -187,6 +186,7 @@ def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms:
         _spans(manifest.decisions),
         _spans(manifest.groups),
         time_ms,
+        unread=Unread(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out}),
         committed=committed,
         exact=exact,
     )
@@ -209,6 +209,7 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
     if wanted.version is None and wanted.time_ms is None:
         return cut_now(root, wanted.topics)
     topics, committed = {}, set()
+    unread = Unread(store, strict=wanted.topics is None)
     for name in wanted.topics or [name for name in store.list_folders("") if is_topic_name(name)]:
         found = _as_of(root, name, wanted)
         if found is None:
@@ -222,9 +223,10 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
     return cut_between(
         store,
         topics,
-        {name: Span(*EntryChain(store, DECISIONS, name).run()) for name in ids_of(store, DECISIONS)},
-        {name: Span(*EntryChain(store, GROUPS, name).run()) for name in ids_of(store, GROUPS)},
+        {name: Span(*EntryChain(store, DECISIONS, name).run()) for name in unread.ids(DECISIONS)},
+        {name: Span(*EntryChain(store, GROUPS, name).run()) for name in unread.ids(GROUPS)},
         time_ms,
+        unread=unread,
         committed=committed,
         exact=wanted.time_ms is None,
     )

@@ -21,26 +21,28 @@ have recorded meanwhile, and a topic that was read before its prepare does not e
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from sparklog.backup.entries import EntryChain
+from sparklog.backup.manifest import LeftOut
+from sparklog.backup.unread import Unread
 from sparklog.errors import NotFound, Unavailable
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.commit import Commit, decode_commit
 from sparklog.log.decision import DECISIONS, Decisions
 from sparklog.log.decision_logs import open_transactions
-from sparklog.log.entry_collect import ids_of
-from sparklog.log.entry_log import Entry
+from sparklog.log.entry_log import Entry, EntryKind
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.names import commit_key, is_topic_name
 from sparklog.log.root import Root
 from sparklog.log.slice_table import COMMITTED, SliceTable
 from sparklog.storage.store import Store
 
-__all__ = ["Cut", "Span", "committed_in", "cut_between", "cut_now"]
+__all__ = ["Cut", "Span", "committed_in", "cut_between", "cut_now", "writers_in"]
 
 Transaction = tuple[str, int]
 E = TypeVar("E", bound=Entry)
@@ -48,11 +50,16 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """States that fit together; topics that were deleted at that moment are among them. By name, or id."""
+    """States that fit together; topics that were deleted at that moment are among them. By name, or id.
+
+    `exact`: the topics are at just the versions that were asked for, and groups may have read further.
+    """
 
     topics: Mapping[str, Head]
     decisions: Mapping[str, Decisions]
     groups: Mapping[str, GroupState]
+    left_out: tuple[LeftOut, ...] = ()
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class _Cutter:
 
     store: Store
     chosen: Collection[str] | None
+    unread: Unread
     heads: dict[str, Head] = field(default_factory=dict)
     decisions: dict[str, Decisions] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)
@@ -79,23 +87,31 @@ class _Cutter:
     """Looked for to the end of their logs."""
     ended: set[object] = field(default_factory=set)
     """What was looked for to the end of its log: aborted, or not of a topic that is there."""
+    writers: set[str] = field(default_factory=set)
+    """Transactional ids that the topics name."""
     moved: bool = False
 
     # -- hearing what is asked
 
     def hear_commit(self, commit: Commit) -> None:
         self.decided |= {(item.id, item.n) for item in commit.resolved}
+        self.writers |= {item.id for item in commit.resolved}
 
     def hear_decisions(self, state: Decisions) -> None:
         prepares = [*state.prepared, *(item for each in state.commits for item in each.prepares)]
         for item in prepares:
             self.ask_version(item.topic, item.version)
         for group in [*state.prepared_groups, *(item for each in state.commits for item in each.groups)]:
-            self.entries[group.group] = max(group.number, self.entries.get(group.group, -1))
+            if not self.lost(GROUPS, group.group):
+                self.entries[group.group] = max(group.number, self.entries.get(group.group, -1))
 
     def ask_version(self, topic: str, version: int) -> None:
         if self.chosen is None or topic in self.chosen:
             self.versions[topic] = max(version, self.versions.get(topic, -1))
+
+    def lost(self, kind: EntryKind[E], id_: str) -> bool:
+        """Whether this log is damaged, and so left out."""
+        return kind.prefix(id_) in self.unread.damage
 
     # -- reading on
 
@@ -113,6 +129,8 @@ class _Cutter:
         return True
 
     def next_decisions(self, transactional_id: str) -> bool:
+        if self.lost(DECISIONS, transactional_id):
+            return False
         state = self.decisions.get(transactional_id, Decisions(transactional_id))
         found = EntryChain(self.store, DECISIONS, transactional_id).next(state)
         if found is None:
@@ -152,7 +170,16 @@ class _Cutter:
             self._decide()
             self._record()
             self._reach()
-        return Cut(dict(self.heads), dict(self.decisions), dict(self.groups))
+        return self.cut()
+
+    def cut(self) -> Cut:
+        """As it is now. Raises the damage of a log that was left out, if it may concern the topics."""
+        for head in self.heads.values():
+            self.writers |= {transactional_id for transactional_id, _ in open_transactions(head)}
+        if not self.unread.strict:
+            topics = {name: head.topic_id for name, head in self.heads.items()}
+            self.unread.check(topics, self.writers, self.groups.values())
+        return Cut(dict(self.heads), dict(self.decisions), dict(self.groups), self.unread.left_out())
 
     def _at(self, topic: str) -> int:
         return self.heads.get(topic, EMPTY).version
@@ -213,7 +240,7 @@ class _Cutter:
         if key in self.ended or _ends_at(self.heads.get(topic, EMPTY), topic_id, partition) >= offset:
             return
         # Looked for in what may come, and gone on to only where it is found: anybody may commit any offset.
-        ahead = _Cutter(self.store, self.chosen, heads=dict(self.heads))
+        ahead = _Cutter(self.store, self.chosen, self.unread, heads=dict(self.heads))
         while _ends_at(ahead.heads.get(topic, EMPTY), topic_id, partition) < offset:
             if not ahead.next_commit(topic):
                 self.ended.add(key)
@@ -232,13 +259,21 @@ def _ends_at(head: Head, topic_id: str, partition: int) -> int:
 def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     """A cut of a live root as it is now, of these topics (None: of all, deleted ones too) and of all groups.
 
-    `NotFound` if a chosen topic never was one; `Corrupt` if a log is damaged; `Unavailable`: try again.
+    With `chosen`, damaged logs of ids and groups that have nothing to do with these are left out. `NotFound` if a
+    chosen topic never was one; `Corrupt` if a log is damaged; `Unavailable`: try again.
     """
     store = root.store
-    before = {name: EntryChain(store, DECISIONS, name).newest() for name in ids_of(store, DECISIONS)}
-    cutter = _Cutter(store, None if chosen is None else frozenset(chosen))
-    for name in ids_of(store, GROUPS):
-        cutter.groups[name] = EntryChain(store, GROUPS, name).newest()
+    unread = Unread(store, strict=chosen is None)
+    before: dict[str, Decisions] = {}
+    for name in unread.ids(DECISIONS):
+        state = unread.read(DECISIONS, name, EntryChain(store, DECISIONS, name).newest)
+        if state is not None:
+            before[name] = state
+    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), unread)
+    for name in unread.ids(GROUPS):
+        group = unread.read(GROUPS, name, EntryChain(store, GROUPS, name).newest)
+        if group is not None:
+            cutter.groups[name] = group
     folders = (name for name in store.list_folders("") if is_topic_name(name))
     for name in folders if chosen is None else chosen:
         head = root.topic_handle(name).log.refresh().head
@@ -246,26 +281,38 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
             cutter.heads[name] = head
         elif chosen is not None:
             root.topic(name)
-    for name in sorted({*before, *ids_of(store, DECISIONS)}):
+    for name in sorted({*before, *unread.ids(DECISIONS)}):
         chain = EntryChain(store, DECISIONS, name)
-        newest = chain.newest()
-        begin = before.get(name)
-        if newest.number < 0 or (begin is not None and newest.number < begin.number):
-            # All of it went: every topic had recorded all of it a week ago.
-            continue
-        if begin is None:
-            begin = chain.at(chain.run()[0]) or newest
-        cutter.hear_decisions(begin)
-        for state in chain.walk(begin, newest.number):
+        for state in unread.read(DECISIONS, name, partial(_since, chain, before.get(name))) or ():
             cutter.hear_decisions(state)
-        cutter.decisions[name] = newest
+            cutter.decisions[name] = state
+    if unread.damage:
+        for name in cutter.heads:
+            cutter.writers |= writers_in(root.topic_handle(name).snapshot(refresh=False).slices)
     return cutter.settle()
+
+
+def _since(chain: EntryChain[Decisions], begin: Decisions | None) -> list[Decisions]:
+    """The states from one to the newest, or from the oldest there is; none if all of it went meanwhile."""
+    newest = chain.newest()
+    if newest.number < 0 or (begin is not None and newest.number < begin.number):
+        # Every topic had recorded all of it a week ago.
+        return []
+    if begin is None:
+        begin = chain.at(chain.run()[0]) or newest
+    return [begin, *chain.walk(begin, newest.number)]
 
 
 def committed_in(table: SliceTable) -> set[Transaction]:
     """Transactions that a topic has recorded as committed, as far as its slices still say so."""
     rows = table.all()
     return {(rows.txn_id(row), int(rows.txn_n[row])) for row in np.flatnonzero(rows.status == COMMITTED).tolist()}
+
+
+def writers_in(table: SliceTable) -> set[str]:
+    """Transactional ids that a topic's slices name."""
+    rows = table.all()
+    return {rows.txn_ids[code] for code in np.unique(rows.txn).tolist() if code >= 0}
 
 
 def cut_between(
@@ -275,28 +322,35 @@ def cut_between(
     groups: Mapping[str, Span],
     time_ms: int,
     *,
+    unread: Unread,
     committed: Collection[Transaction] = (),
     exact: bool = False,
 ) -> Cut:
     """The least cut at or above these versions of topics and what ids and groups had written by a time.
 
     `topics`: a state that is known, and the version wanted. `committed`: what the known states have recorded. With
-    `exact` topics stay at just these versions, and decisions that name newer ones do not count.
+    `exact` topics stay at just these versions, and decisions that name newer ones do not count; groups may be beyond.
     """
-    cutter = _Cutter(store, frozenset(topics))
+    cutter = _Cutter(store, frozenset(topics), unread)
     cutter.decided |= set(committed)
+    cutter.writers |= {transactional_id for transactional_id, _ in committed}
     for name, (head, version) in topics.items():
         cutter.heads[name] = head
         while cutter.heads[name].version < version:
             if not cutter.next_commit(name):
                 raise NotFound(f"version {version} of topic '{name}' is no longer kept")
     for name, span in groups.items():
-        chain = EntryChain(store, GROUPS, name)
-        state = chain.at(_by(chain, span, time_ms))
+        of_group = EntryChain(store, GROUPS, name)
+        state = unread.read(GROUPS, name, partial(_state_by, of_group, span, time_ms))
         if state is not None and state.number >= 0:
             cutter.groups[name] = state
     for name, span in decisions.items():
-        _choose_decisions(cutter, name, span, time_ms, exact=exact)
+        chain = EntryChain(store, DECISIONS, name)
+        for found in unread.read(DECISIONS, name, partial(_states_by, chain, span, time_ms)) or ():
+            if exact and _names_newer(cutter, found):
+                break
+            cutter.decisions[name] = found
+            cutter.hear_decisions(found)
     return _still(cutter) if exact else cutter.settle()
 
 
@@ -306,19 +360,15 @@ def _by(chain: EntryChain[E], span: Span, time_ms: int) -> int:
     return max(found, span.first) if span.first > 0 else found
 
 
-def _choose_decisions(cutter: _Cutter, name: str, span: Span, time_ms: int, *, exact: bool) -> None:
-    chain = EntryChain(cutter.store, DECISIONS, name)
+def _state_by(chain: EntryChain[E], span: Span, time_ms: int) -> E | None:
+    return chain.at(_by(chain, span, time_ms))
+
+
+def _states_by(chain: EntryChain[Decisions], span: Span, time_ms: int) -> list[Decisions]:
+    """The states from the first to that of a time."""
     last = _by(chain, span, time_ms)
     state = chain.at(span.first) if last >= span.first else None
-    if state is None or (exact and _names_newer(cutter, state)):
-        return
-    cutter.decisions[name] = state
-    cutter.hear_decisions(state)
-    for found in chain.walk(state, last):
-        if exact and _names_newer(cutter, found):
-            return
-        cutter.decisions[name] = found
-        cutter.hear_decisions(found)
+    return [] if state is None else [state, *chain.walk(state, last)]
 
 
 def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
@@ -327,18 +377,9 @@ def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
 
 
 def _still(cutter: _Cutter) -> Cut:
-    """Without reading topics on: what was recorded is decided, and groups go no further than the topics do."""
+    """Without reading topics on: what was recorded is decided, and what a COMMIT names of groups is there."""
     cutter._decide()
-    for name in list(cutter.groups):
-        offsets = [item for item in cutter.groups[name].offsets if item.topic in cutter.heads]
-        for item in offsets:
-            head = cutter.heads[item.topic]
-            beyond = [
-                partition
-                for partition, offset in zip(item.partition, item.offset, strict=True)
-                if offset > _ends_at(head, item.topic_id, partition) >= 0
-            ]
-            if beyond:
-                cutter.groups.pop(name, None)
-                break
-    return Cut(dict(cutter.heads), dict(cutter.decisions), dict(cutter.groups))
+    for group, number in cutter.entries.items():
+        while cutter._entry(group) < number and cutter.next_offsets(group):
+            pass
+    return replace(cutter.cut(), exact=True)

@@ -23,6 +23,8 @@
 | topics       | see below                                                                            |
 | decisions    | transactional ids: [{id, first, number}]                                             |
 | groups       | consumer groups: the same                                                            |
+| only         | the topics that were asked for; null: all, and so all ids and groups                 |
+| leftOut      | [{folder, id, damage}]: logs of ids and groups that were left out, and why           |
 
 A topic of `topics`:
 
@@ -44,6 +46,7 @@ A topic of `topics`:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sparklog.errors import Corrupt
@@ -54,21 +57,25 @@ __all__ = [
     "MANIFEST_FIELDS",
     "PLACE_FIELDS",
     "EntriesBackup",
+    "LeftOut",
     "Manifest",
     "TopicBackup",
+    "decode_left_out",
     "decode_manifest",
     "encode_manifest",
+    "left_out_document",
 ]
 
 PLACE_FIELDS = ("format", "readFeatures", "rootId", "createdMs", "crc")
 MANIFEST_FIELDS = (
     *("format", "readFeatures", "number", "id", "rootId", "startedMs", "completedMs", "objects", "bytes"),
-    *("topics", "decisions", "groups", "crc"),
+    *("topics", "decisions", "groups", "only", "leftOut", "crc"),
 )
 TOPIC_FIELDS = (
     *("topic", "topicId", "version", "crc", "timeMs", "deleted", "base", "since", "sinceMs", "bytes"),
 )  # fmt: skip
 ENTRIES_FIELDS = ("id", "first", "number")
+LEFT_OUT_FIELDS = ("folder", "id", "damage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,15 @@ class EntriesBackup:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A log of a transactional id or group that is damaged and not in the backup: its folder, whose, and the error."""
+
+    folder: str
+    id: str
+    damage: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One backup; see the module."""
 
@@ -115,6 +131,12 @@ class Manifest:
     topics: tuple[TopicBackup, ...]
     decisions: tuple[EntriesBackup, ...] = ()
     groups: tuple[EntriesBackup, ...] = ()
+    only: tuple[str, ...] | None = None
+    left_out: tuple[LeftOut, ...] = ()
+
+    def covers(self, topics: Collection[str] | None) -> bool:
+        """Whether it has these topics; None: all that the root had."""
+        return self.only is None if topics is None else all(self.topic(name) is not None for name in topics)
 
     def topic(self, name: str) -> TopicBackup | None:
         """One topic of it."""
@@ -161,12 +183,27 @@ def encode_manifest(found: Manifest) -> bytes:
             ],
             "decisions": [_entries_document(item) for item in found.decisions],
             "groups": [_entries_document(item) for item in found.groups],
+            "only": None if found.only is None else list(found.only),
+            "leftOut": left_out_document(found.left_out),
         }
     )
 
 
 def _entries_document(item: EntriesBackup) -> dict[str, object]:
     return {"id": item.id, "first": item.first, "number": item.number}
+
+
+def left_out_document(items: Collection[LeftOut]) -> list[dict[str, str]]:
+    """What was left out, as JSON."""
+    return [{"folder": item.folder, "id": item.id, "damage": item.damage} for item in items]
+
+
+def decode_left_out(doc: Fields) -> tuple[LeftOut, ...]:
+    """From the member `leftOut` of an object."""
+    items = doc.objects("leftOut")
+    for item in items:
+        item.only(frozenset(LEFT_OUT_FIELDS))
+    return tuple(LeftOut(item.text("folder"), item.text("id"), item.text("damage")) for item in items)
 
 
 def decode_manifest(data: bytes, key: str, number: int) -> Manifest:
@@ -186,6 +223,8 @@ def decode_manifest(data: bytes, key: str, number: int) -> Manifest:
         tuple(_topic(item) for item in doc.objects("topics")),
         tuple(_entries(item) for item in doc.objects("decisions")),
         tuple(_entries(item) for item in doc.objects("groups")),
+        None if doc.document.get("only") is None else doc.texts("only"),
+        decode_left_out(doc),
     )
 
 

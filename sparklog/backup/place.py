@@ -14,7 +14,7 @@ in time, stops.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.backup.manifest import PLACE_FIELDS, Manifest, decode_manifest
@@ -136,13 +136,24 @@ class Place:
             # A bit that flipped on the way: read again before calling it damaged.
             return decode_manifest(self.store.get(key), key, number)
 
-    def chosen(self, number: int | None) -> Manifest:
-        """A backup by its number, None: the newest. `NotFound`, saying which there are."""
+    def covering(self, topics: Collection[str] | None) -> list[Manifest]:
+        """The backups that have these topics, None: everything; where there is none, all. `NotFound`: none at all."""
+        found = self._finished()
+        return [item for item in found if item.covers(topics)] or found
+
+    def _finished(self) -> list[Manifest]:
         found = self.manifests()
         if not found:
             raise NotFound(f"there is no finished backup in {self.store.location} yet")
-        for item in reversed(found):
-            if number is None or item.number == number:
+        return found
+
+    def chosen(self, number: int | None, topics: Collection[str] | None = None) -> Manifest:
+        """A backup by its number; None: the newest that has these topics. `NotFound`, saying which there are."""
+        if number is None:
+            return self.covering(topics)[-1]
+        found = self._finished()
+        for item in found:
+            if item.number == number:
                 return item
         there = ", ".join(str(item.number) for item in found)
         raise NotFound(f"there is no backup {number} in {self.store.location}; there are {there}")

@@ -55,6 +55,8 @@ def prune(
 ) -> Pruned:
     """Keep the newest `keep` backups and those completed within `keep_ms` of now; at least the newest one.
 
+    Of each backup those count as newer that were asked for all of its topics.
+
     `BadRequest` without either; `Conflict` while a backup is at work; `Corrupt` if it cannot be told what is named.
     """
     place = Place.open(target)
@@ -79,12 +81,13 @@ def _plan(
 ) -> tuple[Pruned, list[Manifest], list[ObjectInfo]]:
     found = place.manifests()
     since = None if keep_ms is None else env.wall_ms() - keep_ms
-    newest = {item.number for item in found[len(found) - keep :]} if keep is not None and keep < len(found) else None
     kept = []
-    for item in found:
-        by_count = keep is not None and (newest is None or item.number in newest)
+    for place_in, item in enumerate(found):
+        # A backup of some topics stands in for none of all topics.
+        newer = sum(_asked_for_all_of(each, item) for each in found[place_in + 1 :])
+        by_count = keep is not None and newer < keep
         by_time = since is not None and item.completed_ms >= since
-        if by_count or by_time or item is found[-1]:
+        if by_count or by_time or newer == 0:
             kept.append(item)
     dropped = [item for item in found if item not in kept]
     named: set[str] = set()
@@ -94,6 +97,10 @@ def _plan(
     nbytes = sum(info.size for info in victims)
     numbers = tuple(item.number for item in kept), tuple(item.number for item in dropped)
     return Pruned(*numbers, len(victims) + len(dropped), nbytes), dropped, victims
+
+
+def _asked_for_all_of(item: Manifest, older: Manifest) -> bool:
+    return item.only is None or (older.only is not None and set(older.only) <= set(item.only))
 
 
 def _of_backups(info: ObjectInfo) -> bool:

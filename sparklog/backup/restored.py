@@ -9,18 +9,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sparklog.backup.copying import DataFile, data_file
-from sparklog.groups.offsets import TopicOffsets
+from sparklog.groups.offsets import NO_EPOCH, TopicOffsets, topic_offsets
 from sparklog.groups.state import GroupState
 from sparklog.log.cloning import file_slices
 from sparklog.log.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.conflicts import Draft
-from sparklog.log.decision import Decisions, Prepared
+from sparklog.log.decision import Decisions, Prepared, PreparedGroup
 from sparklog.log.decision_logs import open_transactions
 from sparklog.log.head import Head
 from sparklog.log.names import VERSION_DIGITS, local_path, path_read_version
@@ -28,7 +28,16 @@ from sparklog.log.slice_table import Slices, SliceTable, Texts
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import Store
 
-__all__ = ["created_alone", "files_of", "first_commit", "renamed_decisions", "renamed_group", "stand_alone"]
+__all__ = [
+    "MovedOffset",
+    "at_the_end",
+    "created_alone",
+    "decisions_of",
+    "files_of",
+    "first_commit",
+    "group_of",
+    "stand_alone",
+]
 
 MAX_EPOCH = 2**31 - 1
 
@@ -89,21 +98,31 @@ def first_commit(
     return draft.commit(head, commit_id, time_ms)
 
 
-def renamed_decisions(state: Decisions, names: Mapping[str, str]) -> Decisions:
-    """Decisions with the topics that they name called as in the restored root."""
+def decisions_of(state: Decisions, names: Mapping[str, str], groups: Mapping[str, int]) -> Decisions:
+    """Decisions in the restored root: of topics that are there, called as they are there, and of groups that are.
 
-    def renamed(items: tuple[Prepared, ...]) -> tuple[Prepared, ...]:
-        return tuple(replace(item, topic=names.get(item.topic, item.topic)) for item in items)
+    `names`: of the topics, old to new; `groups`: the entry of each group that is restored. Of what is not there nobody
+    would ever record an outcome.
+    """
+
+    def topics(items: tuple[Prepared, ...]) -> tuple[Prepared, ...]:
+        return tuple(replace(item, topic=names[item.topic]) for item in items if item.topic in names)
+
+    def known(items: tuple[PreparedGroup, ...]) -> tuple[PreparedGroup, ...]:
+        return tuple(item for item in items if item.number <= groups.get(item.group, -1))
 
     return replace(
         state,
-        prepared=renamed(state.prepared),
-        commits=tuple(replace(item, prepares=renamed(item.prepares)) for item in state.commits),
+        prepared=topics(state.prepared),
+        prepared_groups=known(state.prepared_groups),
+        commits=tuple(
+            replace(item, prepares=topics(item.prepares), groups=known(item.groups)) for item in state.commits
+        ),
     )
 
 
-def renamed_group(state: GroupState, names: Mapping[str, str]) -> GroupState:
-    """A group with the topics that it reads called as in the restored root."""
+def group_of(state: GroupState, names: Mapping[str, str], ids: Collection[str]) -> GroupState:
+    """A group in the restored root, with its topics called as they are there; what is pending of other ids goes."""
 
     def renamed(items: tuple[TopicOffsets, ...]) -> tuple[TopicOffsets, ...]:
         found = (replace(item, topic=names.get(item.topic, item.topic)) for item in items)
@@ -112,5 +131,42 @@ def renamed_group(state: GroupState, names: Mapping[str, str]) -> GroupState:
     return replace(
         state,
         offsets=renamed(state.offsets),
-        pending=tuple(replace(item, offsets=renamed(item.offsets)) for item in state.pending),
+        pending=tuple(replace(item, offsets=renamed(item.offsets)) for item in state.pending if item.txn in ids),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MovedOffset:
+    """An offset of a group that lay beyond the end of a restored topic (by its name in the source), and that end."""
+
+    group: str
+    topic: str
+    partition: int
+    was: int
+    now: int
+
+
+def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> tuple[GroupState, list[MovedOffset]]:
+    """A group with no offset beyond the topics' ends: those that are there are set to the end.
+
+    What lay between is not there, so nothing is skipped, and what is written next is read. A consumer of Kafka that
+    finds its log cut off goes on likewise (KIP-320). The leader epoch was that of a record that is not there.
+    """
+    moved: list[MovedOffset] = []
+
+    def cut_off(item: TopicOffsets) -> TopicOffsets:
+        head = heads.get(item.topic)
+        if head is None or head.topic_id != item.topic_id:
+            return item
+        rows = item.rows()
+        for partition, (offset, time_ms, _, metadata) in rows.items():
+            end = int(head.log_end[partition]) if partition < head.partitions else 0
+            if offset > end:
+                rows[partition] = end, time_ms, NO_EPOCH, metadata
+                moved.append(MovedOffset(state.id, item.topic, partition, offset, end))
+        return topic_offsets(item.topic, item.topic_id, rows)
+
+    offsets = tuple(map(cut_off, state.offsets))
+    shown = list(moved)
+    pending = tuple(replace(each, offsets=tuple(map(cut_off, each.offsets))) for each in state.pending)
+    return replace(state, offsets=offsets, pending=pending), shown

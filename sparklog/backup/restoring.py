@@ -15,7 +15,7 @@ backup, where the versions are not older than what the vacuum keeps.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -26,13 +26,16 @@ from sparklog.backup.choosing import Wanted, from_place, from_root, shown
 from sparklog.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
 from sparklog.backup.cut import Cut
 from sparklog.backup.entries import EntryChain
+from sparklog.backup.manifest import LeftOut, decode_left_out, left_out_document
 from sparklog.backup.place import Place, first_key, is_place, refuse_inside
 from sparklog.backup.restored import (
+    MovedOffset,
+    at_the_end,
     created_alone,
+    decisions_of,
     files_of,
     first_commit,
-    renamed_decisions,
-    renamed_group,
+    group_of,
     stand_alone,
 )
 from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
@@ -42,8 +45,8 @@ from sparklog.log.commit import decode_commit, encode_commit
 from sparklog.log.decision import DECISIONS
 from sparklog.log.entry_log import Entry, EntryKind
 from sparklog.log.env import SYSTEM, Env
-from sparklog.log.fields import FORMAT
-from sparklog.log.head import EMPTY
+from sparklog.log.fields import FORMAT, Fields
+from sparklog.log.head import EMPTY, Head
 from sparklog.log.history import History
 from sparklog.log.invariants import check_commit, check_state
 from sparklog.log.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
@@ -65,6 +68,8 @@ RESTORE_FIELDS = (
     "topics",
     "decisions",
     "groups",
+    "exact",
+    "leftOut",
     "crc",
 )
 E = TypeVar("E", bound=Entry)
@@ -85,7 +90,11 @@ class RestoredTopic:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored, or would be: `backup` is the backup's number, None from a live root; root id, empty if dry."""
+    """What was restored, or would be: `backup` is the backup's number, None from a live root; root id, empty if dry.
+
+    `moved`: offsets of groups that lay beyond the end of a topic and are set to it; `left_out`: damaged logs of ids and
+    groups that have nothing to do with the topics that were chosen, here or in the backup.
+    """
 
     backup: int | None
     root_id: str
@@ -95,6 +104,8 @@ class Restored:
     files: int
     nbytes: int
     copied: Copied
+    moved: tuple[MovedOffset, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,7 +167,11 @@ def plan_restore(
     names = _names(opened.cut, wanted, rename or {})
     found = _snapshots(opened.store, {name: opened.cut.topics[name].version for name in names})
     files = [file for name, snapshot in found.items() for file in files_of(names[name], snapshot)]
-    return _restored(opened.backup, "", found, names, opened.cut, files, Copied())
+    moved: list[MovedOffset] = []
+    if opened.cut.exact:
+        states = sorted(opened.cut.groups.items())
+        moved = [item for _, state in states for item in at_the_end(state, _heads(found))[1]]
+    return _restored(opened.backup, "", found, names, opened.cut, files, Copied(), moved)
 
 
 def restore(
@@ -233,6 +248,8 @@ def _write_plan(
         "topics": topics,
         "decisions": {name: state.number for name, state in sorted(opened.cut.decisions.items())},
         "groups": {name: state.number for name, state in sorted(opened.cut.groups.items()) if state.number >= 0},
+        "exact": opened.cut.exact,
+        "leftOut": left_out_document(opened.cut.left_out),
     }
     if not target.create(RESTORE_KEY, json_fields.encode(document)):
         # Our own answer was lost, or another run was first: what lies there counts.
@@ -247,6 +264,10 @@ def _snapshots(store: Store, versions: Mapping[str, int]) -> dict[str, Snapshot]
     return {name: History(store, name).at(version) for name, version in versions.items()}
 
 
+def _heads(found: Mapping[str, Snapshot]) -> dict[str, Head]:
+    return {name: snapshot.head for name, snapshot in found.items()}
+
+
 def _restored(
     backup: int | None,
     root_id: str,
@@ -255,6 +276,7 @@ def _restored(
     cut: Cut | Mapping[str, Any],
     files: list[DataFile],
     copied: Copied,
+    moved: Sequence[MovedOffset],
 ) -> Restored:
     topics = []
     for name, snapshot in found.items():
@@ -263,8 +285,10 @@ def _restored(
         topics.append(RestoredTopic(names[name], name, head.version, head.partitions, starts, ends, head.time_ms))
     decisions = cut.decisions if isinstance(cut, Cut) else cut["decisions"]
     groups = cut.groups if isinstance(cut, Cut) else cut["groups"]
+    left_out = cut.left_out if isinstance(cut, Cut) else decode_left_out(Fields(dict(cut), RESTORE_KEY, "restore"))
     nbytes = sum(file.size for file in files)
-    return Restored(backup, root_id, tuple(topics), len(decisions), len(groups), len(files), nbytes, copied)
+    numbers = len(decisions), len(groups), len(files), nbytes
+    return Restored(backup, root_id, tuple(topics), *numbers, copied, tuple(moved), left_out)
 
 
 class _Run:
@@ -322,7 +346,12 @@ class _Run:
         return self._said(found, files)
 
     def _said(self, found: Mapping[str, Snapshot], files: list[DataFile]) -> Restored:
-        return _restored(self.plan["backup"], self.plan["rootId"], found, self.names, self.plan, files, self.copied)
+        moved: list[MovedOffset] = []
+        for name, number in self.plan["groups"].items() if self.plan["exact"] else ():
+            moved += at_the_end(self._entry(GROUPS, name, number), _heads(found))[1]
+        return _restored(
+            self.plan["backup"], self.plan["rootId"], found, self.names, self.plan, files, self.copied, moved
+        )
 
     def _hold(self, versions: Mapping[str, int]) -> Holds | None:
         """Of a live root, what its vacuum would take away; older versions are read as long as they are there."""
@@ -353,15 +382,16 @@ class _Run:
         self.copied += copy_all(self.source, self.target, files, there, link=self.link, at_once=self.at_once, tick=tick)
 
     def _write_logs(self, found: Mapping[str, Snapshot]) -> None:
-        renamed = {old: new for old, new in self.names.items() if old != new}
+        ids, groups = self.plan["decisions"], self.plan["groups"]
         decisions = {}
-        for name, number in self.plan["decisions"].items():
+        for name, number in ids.items():
             state = self._entry(DECISIONS, name, number)
             decisions[name] = state
-            self._put_entries(DECISIONS, state, lambda each: renamed_decisions(each, renamed) if renamed else each)
-        for name, number in self.plan["groups"].items():
+            self._put_entries(DECISIONS, state, lambda each: decisions_of(each, self.names, groups))
+        heads = _heads(found) if self.plan["exact"] else {}
+        for name, number in groups.items():
             group = self._entry(GROUPS, name, number)
-            self._put_entries(GROUPS, group, lambda each: renamed_group(each, renamed) if renamed else each)
+            self._put_entries(GROUPS, group, lambda each: group_of(at_the_end(each, heads)[0], self.names, ids))
         for name, snapshot in found.items():
             item = self.plan["topics"][name]
             alone, last_of_source = self._stand_alone(name, snapshot)

@@ -12,6 +12,7 @@ import typer
 from sparklog.cli.documents import named, print_json
 from sparklog.cli.options import JsonOption, LinkOption, example
 from sparklog.cli.tables import print_table
+from sparklog.cli.terminal import complain
 
 if TYPE_CHECKING:
     from sparklog.backup.manifest import Manifest
@@ -56,6 +57,7 @@ def backup(
     from sparklog.backup.backing_up import back_up, plan_backup
     from sparklog.backup.place import Place
     from sparklog.backup.pruning import prune as drop
+    from sparklog.backup.unread import shown_left_out
     from sparklog.cli.places import open_root
     from sparklog.datasource.location import refuse_inside
     from sparklog.storage import open_store
@@ -78,18 +80,20 @@ def backup(
             print_json(plan)
         else:
             print(f"Would copy {plan.files} files of {plan.nbytes} bytes of {len(plan.topics)} topics.")
+        complain(shown_left_out(plan.left_out))
         return
     made = back_up(opened, target, topics=topic, link=link, progress=said("backed up"))
     pruned = drop(target, keep=keep, keep_ms=keep_ms) if keep is not None or keep_ms is not None else None
     if as_json:
         print_json(named(made, pruned=pruned))
-        return
-    print(
-        f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
-        f"{made.objects} objects of {made.nbytes} bytes copied."
-    )
-    if pruned is not None:
-        _show_pruned(pruned, False, False)
+    else:
+        print(
+            f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
+            f"{made.objects} objects of {made.nbytes} bytes copied."
+        )
+        if pruned is not None:
+            _show_pruned(pruned, False, False)
+    complain(shown_left_out(made.left_out))
 
 
 def said(what: str) -> Callable[[int, int, int, int], None]:
@@ -121,7 +125,8 @@ def _show(found: list[Manifest], as_json: bool) -> None:
     for item in found:
         alive = sum(not each.deleted for each in item.topics)
         since = shown(item.from_ms) if item.from_ms else "the beginning"
-        numbers = (alive, len(item.groups), item.total_bytes, item.nbytes)
+        topics = f"only {alive}" if item.only is not None else alive
+        numbers = (topics, len(item.groups), item.total_bytes, item.nbytes)
         rows.append((item.number, shown(item.started_ms), since, *numbers))
     headings = ("BACKUP", "TAKEN", "ALL-TIMES-SINCE", "TOPICS", "GROUPS", "BYTES", "COPIED")
     print_table(headings, rows, right=("BACKUP", "TOPICS", "GROUPS", "BYTES", "COPIED"))

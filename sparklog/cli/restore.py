@@ -9,6 +9,7 @@ import typer
 from sparklog.cli.documents import named, print_json
 from sparklog.cli.options import JsonOption, LinkOption, example
 from sparklog.cli.tables import print_table
+from sparklog.cli.terminal import complain, printable
 
 if TYPE_CHECKING:
     from sparklog.backup.choosing import Wanted
@@ -52,6 +53,7 @@ def restore(
 ) -> None:
     from sparklog.backup.restoring import plan_restore
     from sparklog.backup.restoring import restore as make
+    from sparklog.backup.unread import shown_left_out
     from sparklog.cli.backup import said
     from sparklog.datasource.location import refuse_inside
     from sparklog.storage import open_store
@@ -66,8 +68,9 @@ def restore(
         found = make(store, open_store(to), wanted, rename=names, link=link, progress=said("restored"))
     if as_json:
         print_json(named(found, dryRun=dry_run))
-        return
-    _show(found, to, dry_run)
+    else:
+        _show(found, to, dry_run)
+    complain(shown_left_out(found.left_out))
 
 
 def _wanted(as_of: str, number: int | None, topics: list[str] | None) -> Wanted:
@@ -102,6 +105,11 @@ def _show(found: Restored, to: str, dry_run: bool) -> None:
         rows.append((item.topic, item.source, item.version, shown(item.time_ms), item.partitions, offsets))
     headings = ("TOPIC", "WAS", "VERSION", "AS-OF", "PARTITIONS", "OFFSETS")
     print_table(headings, rows, right=("VERSION", "PARTITIONS", "OFFSETS"))
+    for moved in found.moved:
+        print(
+            f"Group {printable(moved.group)} {'would be' if dry_run else 'is'} set to {moved.now}, the end of "
+            f"{moved.topic}-{moved.partition} in this version; it was at {moved.was}."
+        )
 
 
 def register(app: typer.Typer) -> None:

@@ -10,7 +10,7 @@ from sparklog.log.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
 from sparklog.storage.store import Store
 
-__all__ = ["KEEP_MS", "collect_entries", "collect_log", "ids_of"]
+__all__ = ["KEEP_MS", "collect_entries", "collect_log", "id_under", "ids_of"]
 
 KEEP_MS = 7 * 86_400_000
 """An entry stays as long as a commit does: who slept for less finds its number taken."""
@@ -25,7 +25,7 @@ def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | Non
     """
     for folder in store.list_folders(f"{kind.folder}/"):
         try:
-            found = _id_of(store, kind, f"{kind.folder}/{folder}")
+            found = id_under(store, kind, f"{kind.folder}/{folder}")
         except SparklogError as error:
             if failures is None:
                 raise
@@ -35,8 +35,11 @@ def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | Non
             yield found
 
 
-def _id_of(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
-    """The id whose entries lie here, by the first one, or by a checkpoint where that is gone or damaged."""
+def id_under(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
+    """The id whose entries lie here, by the first one, or by a checkpoint where that is gone or damaged.
+
+    None if there are none; `Corrupt` if all of these are damaged.
+    """
     damage: Corrupt | None = None
     keys = [(commit_key(prefix, 0), 0)]
     heads = [(info.key, checkpoint_version(info.key)) for info in store.list(checkpoint_prefix(prefix))]

@@ -62,6 +62,21 @@ def test_by_age_and_never_the_last_one() -> None:
             prune(house.place, env=env, **wrong)  # type: ignore[arg-type]
 
 
+def test_a_backup_of_some_topics_stands_in_for_none_of_all() -> None:
+    house = House()
+    for name in ("a", "b"):
+        house.fill(name, 2, {})
+    for topics in (None, None, ["a"], ["b"], ["a"], ["a", "b"], ["a"]):
+        house.lab.now_ms += DAY
+        house.back_up(topics=topics)
+    env = house.lab.env()
+    assert prune(house.place, keep=2, dry_run=True, env=env).kept == (1, 2, 4, 6, 7)
+    assert prune(house.place, keep_ms=0, env=env).kept == (2, 6, 7)
+    assert list(contents(house.restore())) == ["a", "b"]
+    house.back_up()
+    assert prune(house.place, keep=1, env=env).kept == (8,)
+
+
 def test_what_a_dead_run_has_copied_goes() -> None:
     house = House()
     house.fill()

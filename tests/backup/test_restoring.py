@@ -10,6 +10,7 @@ from sparklog.backup.backing_up import back_up, plan_backup
 from sparklog.backup.choosing import Wanted
 from sparklog.backup.manifest import Manifest
 from sparklog.backup.place import Place
+from sparklog.backup.restored import MovedOffset
 from sparklog.backup.restoring import Restored, plan_restore, restore
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound
 from sparklog.groups import Groups
@@ -311,6 +312,60 @@ class TestPointsInTime:
         with pytest.raises(NotFound, match=f"there are versions 0 to 5, {item.since} to {item.version}"):
             house.restore(wanted=Wanted(topics=("a",), version=version))
         assert contents(house.restore(wanted=Wanted(topics=("a",), version=item.since)))["a"]
+
+    def test_a_group_that_read_further_than_the_version_is_at_its_end(self) -> None:
+        """By a clock that runs behind; what it had left to read stays so, and so does another topic."""
+        house = House()
+        house.fill("a", 2, {})
+        house.fill("b", 2, {})
+        version = house.root.topic("a").head().version
+        ends = house.root.topic("a").head().log_end.tolist()
+        house.lab.now_ms -= HOUR
+        house.root.topic("a").append(batch([b"later"] * 4))
+        read = {"a": {0: ends[0] + 3, 1: 1}, "b": {0: 2}}
+        Groups(house.root).group("g").join("one").commit(read)
+        wanted = Wanted(topics=("a",), version=version)
+        house.back_up()
+        for source in (house.place, house.lab.store):
+            planned = plan_restore(source, wanted, env=house.lab.env())
+            target = house.lab.another("target")
+            said = house.said(source, target, wanted)
+            assert said.moved == planned.moved == (MovedOffset("g", "a", 0, ends[0] + 3, ends[0]),)
+            root = house.lab.root(target)
+            committed = Groups(root).group("g").committed()
+            assert {key: item.offset for key, item in committed.items()} == {("a", 0): ends[0], ("a", 1): 1}
+            assert committed["a", 0].leader_epoch is None
+            assert not verify_root(target, env=house.lab.env()).findings
+            Groups(root).group("g").join("two").commit({"a": {0: ends[0]}})
+        renamed = house.restore(wanted=wanted, rename={"a": "old"})
+        assert Groups(renamed).group("g").committed()["old", 0].offset == ends[0]
+        assert house.said(None, house.lab.another("all")).moved == ()
+
+    def test_killed_at_any_request_it_says_the_same_of_groups(self) -> None:
+        house = House()
+        house.fill("a", 2, {})
+        version = house.root.topic("a").head().version
+        house.lab.now_ms -= HOUR
+        house.root.topic("a").append(batch([b"later"] * 4))
+        Groups(house.root).group("g").join("one").commit({"a": {0: 5}})
+        house.back_up()
+        wanted = Wanted(topics=("a",), version=version)
+        counted = FaultyStore(house.lab.another("counted"), lambda call: None)
+        right = house.said(None, counted, wanted).moved  # type: ignore[arg-type]
+        assert right
+        for number in range(5, sum(counted.calls.values()) - 1):
+            target = house.lab.another("target")
+            with pytest.raises(Crash):
+                restore(
+                    house.place,
+                    FaultyStore(target, Dying(lambda call, at=number: call.number >= at)),
+                    wanted,
+                    at_once=1,
+                    env=house.lab.env(),
+                )
+            if ROOT_KEY not in target.snapshot() or RESTORE_KEY in target.snapshot():
+                assert house.said(None, target, wanted).moved == right
+            assert Groups(house.lab.root(target)).group("g").committed()["a", 0].offset == right[0].now
 
     def test_from_the_root_itself(self) -> None:
         house = House()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import sparklog as library
 from sparklog.groups import Groups
+from sparklog.log.env import SYSTEM
+from sparklog.log.root import open_root
+from sparklog.storage import LocalStore
 from tests.cli.conftest import Sparklog
 
 LinesFile = Callable[[str], Path]
@@ -67,6 +71,54 @@ def test_linked_and_pruned(sparklog: Sparklog, filled: Path, tmp_path: Path) -> 
     assert "Would drop backups: none" in sparklog("backup", "--to", place, "--prune", "--keep-days", 1, "--dry-run").out
     sparklog("restore", place, "--to", new, "--link")
     assert consumed(sparklog, new) == ["a", "b"]
+
+
+def test_damage_that_has_nothing_to_do_with_the_topics_is_left_out_and_said(
+    sparklog: Sparklog, filled: Path, tmp_path: Path
+) -> None:
+    place, new = tmp_path / "backups", tmp_path / "new"
+    sparklog("topics", "create", "quiet")
+    entry = max((filled / "_groups" / "billing" / "_log").glob("*.json"))
+    entry.write_bytes(entry.read_bytes().replace(b'"generation"', b'"generatiom"'))
+    strict = sparklog("backup", "--to", place, code=1)
+    assert f"_groups/billing/_log/{entry.name}" in strict.err
+    assert strict.err.count("\n") == 1
+    assert (
+        "names topic 'orders', so it cannot be left out"
+        in sparklog("backup", "--to", place, "-t", "orders", code=1).err
+    )
+    for arguments in (
+        ("backup", "--to", place, "-t", "quiet", "--dry-run"),
+        ("backup", "--to", place, "-t", "quiet"),
+        ("restore", place, "--to", new),
+        ("restore", filled, "--to", tmp_path / "live", "-t", "quiet"),
+    ):
+        outcome = sparklog(*arguments, code=1)
+        assert "1 topics" in outcome.out
+        assert outcome.err.startswith("sparklog: group 'billing' was left out, it names no chosen topic: ")
+        assert entry.name in outcome.err
+        assert outcome.err.count("\n") == 1
+    assert sparklog("topics", "list", "--root", new).lines == ["quiet"]
+    shown = json.loads(sparklog("backup", "--to", place, "--list", "--json").out)[0]
+    assert (shown["only"], [item["id"] for item in shown["leftOut"]]) == (["quiet"], ["billing"])
+    assert sparklog("backup", "--to", place, "--list").lines[1].split()[-5:-3] == ["only", "1"]
+
+
+def test_a_group_beyond_the_version_is_set_to_the_end(
+    sparklog: Sparklog, filled: Path, lines_file: LinesFile, tmp_path: Path
+) -> None:
+    version = library.open(filled).topic("orders").head().version
+    behind = replace(SYSTEM, wall_ms=lambda: SYSTEM.wall_ms() - 60_000)
+    root = open_root(LocalStore(filled), env=behind)
+    sparklog("produce", "orders", "-p", 0, "--file", lines_file("c\nd\n"))
+    Groups(root).group("late").join("one").commit({"orders": {0: 4}})
+    for source in (filled, tmp_path / "backups"):
+        if source != filled:
+            sparklog("backup", "--to", source)
+        new = tmp_path / f"new-{source.name}"
+        said = sparklog("restore", source, "--to", new, "-t", "orders", "--as-of", version).lines
+        assert "Group late is set to 2, the end of orders-0 in this version; it was at 4." in said
+        assert Groups(library.open(new)).group("late").committed()["orders", 0].offset == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.backup.manifest import ENTRIES_FIELDS, MANIFEST_FIELDS, PLACE_FIELDS, TOPIC_FIELDS
+from sparklog.backup.manifest import ENTRIES_FIELDS, LEFT_OUT_FIELDS, MANIFEST_FIELDS, PLACE_FIELDS, TOPIC_FIELDS
 from sparklog.backup.restoring import RESTORE_FIELDS
 from sparklog.groups.offsets import OFFSETS_FIELDS
 from sparklog.groups.state import GROUP_FIELDS, GROUP_OPS, PENDING_FIELDS
@@ -98,6 +98,7 @@ def names(table: str) -> list[str]:
         ("Backups: member of a backup", MANIFEST_FIELDS),
         ("Backups: in `topics`", TOPIC_FIELDS),
         ("Backups: in `decisions` and `groups`", ENTRIES_FIELDS),
+        ("Backups: in `leftOut`", LEFT_OUT_FIELDS),
         ("Backups: member of `_restore.json`", RESTORE_FIELDS),
         ("The slice table: column", tuple(COLUMN_NAMES.values())),
     ],
