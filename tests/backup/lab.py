@@ -17,6 +17,7 @@ from sparklog.retention.retain import RetainReport, retain_root
 from sparklog.storage.faulty import Call, Fault, FaultKind
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.transactions.listing import abort_transaction, list_transactions
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -97,6 +98,15 @@ def rows_of(topic: Topic, *, uncommitted: bool = False) -> Rows:
 def contents(root: Root) -> Mapping[str, Rows]:
     """All topics of a root."""
     return {name: rows_of(root.topic(name)) for name in root.topics()}
+
+
+def end_what_is_open(root: Root) -> None:
+    """Abort what is undecided: in one topic and not in another it holds back what was committed later."""
+    for standing in list_transactions(root):
+        if standing.is_open:
+            abort_transaction(root, standing.id)
+    for name in root.topics():
+        assert not root.topic(name).head().open
 
 
 class Dying:

@@ -24,9 +24,9 @@ from sparklog.log.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage import LocalStore
-from sparklog.transactions.listing import abort_transaction, list_transactions
 from sparklog.transactions.producer import transactional
 from sparklog.verification.run import verify_root
+from tests.backup.lab import end_what_is_open
 
 REPOSITORY = Path(__file__).parents[2]
 TOPICS = ("a", "b")
@@ -76,14 +76,6 @@ def values(root: Root, name: str) -> list[bytes]:
 def backup_process(source: Path, place: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "sparklog", "backup", "--root", str(source), "--to", str(place)]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def end_what_is_open(root: Root) -> None:
-    """Abort what is undecided in the cut: in one topic and not in the other it holds back what was committed later."""
-    for standing in list_transactions(root):
-        if standing.is_open:
-            abort_transaction(root, standing.id)
-    assert not any(root.topic(name).head().open for name in TOPICS)
 
 
 def check(restored: Path, source: Root) -> None:

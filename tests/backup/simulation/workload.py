@@ -29,7 +29,7 @@ from sparklog.retention.retain import retain_root
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions.producer import transactional
-from tests.backup.lab import batch, rows_of
+from tests.backup.lab import batch, end_what_is_open, rows_of
 from tests.log.simulation.model import expect
 from tests.log.simulation.world import HOUR, Actor, World, _BatonStore
 
@@ -225,6 +225,7 @@ def check(story: Story, source: random.Random) -> None:
     # What a dead run left in the place counts for some hours.
     story.world.now_ms += 7 * HOUR
     root = story.outsider()
+    end_what_is_open(root)
     last = back_up(root, story.place, at_once=1)
     held = {name: rows_of(root.topic(name)) for name in root.topics()}
     manifests = Place.open(story.place).manifests()
@@ -255,6 +256,7 @@ def restored_root(story: Story, wanted: Wanted) -> Root:
 def check_root(story: Story, root: Root, held: dict[str, Rows], since_ms: int) -> None:
     """What a restored root must be whatever came between."""
     where = f"restored as of {since_ms}"
+    end_what_is_open(root)
     found = {name: rows_of(root.topic(name)) for name in root.topics()}
     moved: dict[str, set[bytes]] = {}
     for name in TOPICS:
