@@ -93,7 +93,7 @@ class GroupProgress:
             moved = {} if at.initial else self._moved(at)
             if moved:
                 member.topic_ids = dict(at.ids)
-                member.commit(moved)
+                member.commit(moved, refresh=False)
                 self._written = self._env.now()
                 for topic, offsets in moved.items():
                     self._known.setdefault((topic, at.ids[topic]), {}).update(offsets)
@@ -115,15 +115,18 @@ class GroupProgress:
     def _moved(self, at: StreamOffset) -> dict[str, dict[int, int]]:
         """Positions that the group does not have, of the topics that are still those that were read.
 
+        No request: the planner has looked at the topics when it planned these positions, or they are looked at now for
+        the first time. What was deleted since is for the planner to report; offsets under its id mean nothing then.
+
         A root that was restored may have less than the query had read. That is for the planner to report; the group
         keeps what was restored with the root.
         """
-        there = self._group.topic_ids(at.positions)
         moved = {}
         for topic, offsets in at.positions.items():
-            if topic in there and at.ids.get(topic) == there[topic]:
-                known = self._known.get((topic, there[topic]), {})
-                ends = self._group.root.topic_handle(topic).log.current().head.log_end.tolist()
+            head = self._group.root.topic_handle(topic).log.current().head
+            if head.exists and at.ids.get(topic) == head.topic_id:
+                known = self._known.get((topic, head.topic_id), {})
+                ends = head.log_end.tolist()
                 changed = {
                     partition: offset
                     for partition, offset in offsets.items()

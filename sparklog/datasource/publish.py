@@ -46,11 +46,7 @@ class StreamKey:
 def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: BatchKey | StreamKey | None) -> None:
     """Commit what the tasks wrote: to one topic at once, to several as a transaction."""
     root = root_at(plan.location)
-    if root.id != plan.root_id:
-        raise Conflict(
-            f"The root at {root.location} changed its id from {plan.root_id} to {root.id} while this write ran: "
-            "write again"
-        )
+    _check_root(root, plan, messages)
     writer = _writer_key(plan, key)
     topics = collect(messages)
     if plan.topic is None:
@@ -58,6 +54,17 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Batc
         return
     for name, written in topics.items():
         _commit(root, name, written, writer)
+
+
+def _check_root(root: Root, plan: SinkPlan, messages: Iterable[SparklogCommitMessage]) -> None:
+    """Raises Conflict unless the root is the one that this write was planned for, and its tasks wrote to."""
+    expected = {part.target.root_id for message in messages for part in message.topics}
+    if plan.root_id is not None:
+        expected.add(plan.root_id)
+    for found in sorted(expected - {root.id}):
+        raise Conflict(
+            f"The root at {root.location} changed its id from {found} to {root.id} while this write ran: write again"
+        )
 
 
 @dataclass(frozen=True)

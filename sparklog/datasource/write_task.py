@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sparklog.log.append_target import AppendTarget
     from sparklog.log.append_writer import AppendWriter, WriteOptions
+    from sparklog.log.root import Root
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -33,10 +34,13 @@ RUN_ID = "spark.jobGroup.id"
 
 @dataclass(frozen=True)
 class SinkPlan:
-    """What the planner tells the tasks. `topic` and `target` are None where a column names the topics. Picklable."""
+    """What the planner tells the tasks. `topic` and `target` are None where a column names the topics. Picklable.
+
+    `root_id` is None for the commit of a micro-batch, which was planned for nobody: the tasks' targets say it.
+    """
 
     location: Location
-    root_id: str
+    root_id: str | None
     options: SinkOptions
     columns: WriteColumns
     topic: str | None
@@ -126,10 +130,10 @@ class _OneTopic:
             self._writer.discard()
 
 
-def _writer(plan: SinkPlan, target: AppendTarget, seed: int) -> AppendWriter:
+def _writer(plan: SinkPlan, target: AppendTarget, seed: int, *, checked_root: bool = False) -> AppendWriter:
     from sparklog.log.append_writer import AppendWriter
 
-    return AppendWriter(target, _write_options(plan.options), seed=seed)
+    return AppendWriter(target, _write_options(plan.options), seed=seed, checked_root=checked_root)
 
 
 class _SeveralTopics:
@@ -139,6 +143,7 @@ class _SeveralTopics:
         self._seed = seed
         self._plan = plan
         self._names = [name for name in plan.columns.names if name != "topic"]
+        self._root: Root | None = None
         self._targets: dict[str, AppendTarget] = {}
         self._writers: dict[str, AppendWriter] = {}
         self._pending: dict[str, int] = {}
@@ -163,7 +168,7 @@ class _SeveralTopics:
     def _write(self, topic: str, rows: pa.RecordBatch) -> None:
         if topic not in self._writers:
             self._targets[topic] = self._target(topic)
-            self._writers[topic] = _writer(self._plan, self._targets[topic], self._seed)
+            self._writers[topic] = _writer(self._plan, self._targets[topic], self._seed, checked_root=True)
         limit = self._plan.options.buffer_bytes
         self._writers[topic].write(rows)
         size = self._pending.get(topic, 0) + rows.nbytes
@@ -174,13 +179,16 @@ class _SeveralTopics:
             self._pending[fullest] = 0
 
     def _target(self, topic: str) -> AppendTarget:
-        root = root_at(self._plan.location)
-        if root.id != self._plan.root_id:
-            raise BadRequest(
-                f"expected the root {self._plan.root_id} at {root.location}, found {root.id}: use storage that driver "
-                "and executors share"
-            )
-        return topic_at(root, topic, self._plan.options).append_target(refresh=False)
+        if self._root is None:
+            # Once per task, and not again with each topic and each file: it costs a request.
+            root = root_at(self._plan.location)
+            if root.id != self._plan.root_id:
+                raise BadRequest(
+                    f"expected the root {self._plan.root_id} at {root.location}, found {root.id}: use storage that "
+                    "driver and executors share"
+                )
+            self._root = root
+        return topic_at(self._root, topic, self._plan.options).append_target(refresh=False)
 
     def finish(self) -> Iterator[TopicFiles]:
         for topic in sorted(self._writers):

@@ -44,9 +44,8 @@ def plan_write(location: Location, options: Options, schema: StructType) -> Sink
 
 
 def plan_commit(location: Location, options: Options) -> SinkPlan:
-    """What the commit of a micro-batch needs: the tasks' messages say the rest."""
-    root = root_at(location)
-    return SinkPlan(location, root.id, options.write, WriteColumns(()), _topic(location, options.write.topic), None)
+    """What the commit of a micro-batch needs: the tasks' messages say the rest. No request: the commit itself asks."""
+    return SinkPlan(location, None, options.write, WriteColumns(()), _topic(location, options.write.topic), None)
 
 
 def _topic(location: Location, option: str | None) -> str | None:

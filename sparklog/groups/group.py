@@ -357,8 +357,12 @@ class Group:
         written = self.written_ms(state.active)
         return written is not None and self.root.store.now_ms() - written < state.session_timeout_ms
 
-    def checked(self, offsets: Offsets, ids: Mapping[str, str] | None = None) -> tuple[TopicOffsets, ...]:
+    def checked(
+        self, offsets: Offsets, ids: Mapping[str, str] | None = None, *, refresh: bool = True
+    ) -> tuple[TopicOffsets, ...]:
         """Offsets to be committed as columns, with the time of now. `ids`: of topics as the consumer knows them.
+
+        Costs a request per topic; with `refresh=False` none, against the topics as this process last saw them.
 
         `NotFound` for a topic that does not exist, `Conflict` if it was created again; `BadRequest` for a partition, an
         offset or metadata that cannot be.
@@ -370,7 +374,7 @@ class Group:
         for topic in sorted(offsets, key=str):
             if not offsets[topic]:
                 continue
-            head = self.root.topic(topic).head(refresh=False)
+            head = (self.root.topic if refresh else self.root.topic_handle)(topic).head(refresh=False)
             if ids is not None and ids.get(topic, head.topic_id) != head.topic_id:
                 raise Conflict(
                     f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"
@@ -431,12 +435,12 @@ class Membership:
         """The generation of the group that this is."""
         return self.metadata.generation
 
-    def commit(self, offsets: Offsets) -> None:
+    def commit(self, offsets: Offsets, *, refresh: bool = True) -> None:
         """Commit offsets, next to read, topic to partition to offset. `Fenced` if a newer member took over.
 
-        `NotFound`, `Conflict`, `BadRequest`: as `Group.checked`.
+        `NotFound`, `Conflict`, `BadRequest`: as `Group.checked`, which says what `refresh` is.
         """
-        checked = self.group.checked(offsets, self.topic_ids)
+        checked = self.group.checked(offsets, self.topic_ids, refresh=refresh)
         self.group._write(lambda base: steps.commit(base, self.metadata, checked))
 
     def heartbeat(self) -> None:

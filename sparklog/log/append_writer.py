@@ -68,10 +68,17 @@ class AppendWriter:
 
     `seed` tells this task's writing from another's (`partitioner.sticky_seed(batch id, task id)`). `finish` gives the
     files for the commit; after an error, or instead of it, `discard`. `BadRequest` for rows that the topic refuses.
+    The first upload looks whether the root is the driver's (a request), unless the caller has (`checked_root`).
     """
 
     def __init__(
-        self, target: AppendTarget, options: WriteOptions | None = None, env: Env = SYSTEM, seed: int = 0
+        self,
+        target: AppendTarget,
+        options: WriteOptions | None = None,
+        env: Env = SYSTEM,
+        seed: int = 0,
+        *,
+        checked_root: bool = False,
     ) -> None:
         self._target = target
         self._options = options if options is not None else WriteOptions()
@@ -82,7 +89,7 @@ class AppendWriter:
         self._pending_bytes = 0
         self._output: AppendOutput | None = None
         self._files: list[FileSlices] = []
-        self._checked_root = False
+        self._checked_root = checked_root
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows with any of `rows.ROW_COLUMNS` (`value` at least); other columns are left out."""

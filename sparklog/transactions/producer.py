@@ -107,6 +107,11 @@ class TransactionalProducer:
         as such: the id is shown with how its last one ended. It is open from its first prepare on, and its timeout
         counts from there.
         """
+        self.log.refresh()
+        return self.begin_at_known()
+
+    def begin_at_known(self) -> Transaction:
+        """As `begin`, for who has just refreshed `log`: it is not asked once more whether there is a newer instance."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
                 f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before the next one is begun"
@@ -115,7 +120,6 @@ class TransactionalProducer:
         if self._open is not None and self._open.state == UNKNOWN:
             # Its number is used again only when it is known what became of it.
             self.log.abort(self._open.n, BY_OWNER)
-        self.log.refresh()
         state = self.log.write(lambda base: init(base, self.instance))
         self._open = Transaction(self, state.newest + 1, self.instance, None)
         return self._open

@@ -46,7 +46,8 @@ def publish(
             return Committed(None, skipped=True, note=verdict.note)
     if not any(len(file) for _, files in written for file in files):
         return Committed(None)
-    transaction = producer.begin()
+    # With a key the decisions were looked at above, a moment ago.
+    transaction = producer.begin() if key is None else producer.begin_at_known()
     for target, files in written:
         transaction.add(target, files)
     done = transaction.commit(key=key)

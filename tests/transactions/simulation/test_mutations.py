@@ -144,7 +144,7 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
         (late_slices_join, "everything", 60),
         (last_decision_wins, "calm", 200),
         (commits_are_forgotten_at_once, "calm", 40),
-        (readers_do_not_look_again, "crashes", 100),
+        (readers_do_not_look_again, "calm", 100),
         (snapshots_do_not_agree, "calm", 100),
         (every_partition_to_its_own_end, "zombies", 200),
         (nothing_times_out, "crashes", 40),

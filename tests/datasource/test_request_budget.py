@@ -1,0 +1,126 @@
+"""What a streaming query that writes several topics as a transaction costs in requests, and one with a consumer group.
+
+Each of Spark's processes keeps what it has met: the one that plans, two that run tasks, and the one that commits.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.datasource import handles
+from sparklog.datasource.location import resolve
+from sparklog.datasource.options import parse_options
+from sparklog.errors import Conflict
+from sparklog.log.root import Root
+from sparklog.storage.counting import CountingStore
+from tests.datasource.test_groups import Query, offsets
+from tests.transactions.house import House, rows
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import StringType, StructField, StructType
+
+from sparklog.datasource.publish import StreamKey, publish
+from sparklog.datasource.write_task import write_task
+from sparklog.datasource.writer import plan_commit, plan_write
+
+TOPICS = ("t0", "t1", "t2")
+
+
+def requests(store: CountingStore) -> dict[str, int]:
+    """Calls by verb and what they are about: the root, transactions, groups, commits or data of topics."""
+    found: Counter[str] = Counter()
+    for verb, key in store.keys:
+        place = key.partition("/")[0] if key.startswith("_") else "commit" if "/_log/" in key else "data"
+        found[f"{verb} {place}"] += 1
+    return dict(found)
+
+
+class Processes:
+    """Spark's processes, one after the other in this one; `in_(name)` makes the handles those of `name`."""
+
+    def __init__(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self.stores: dict[str, CountingStore] = {}
+        self._roots: dict[str, dict[str, Root]] = {}
+        self._monkeypatch = monkeypatch
+
+    def in_(self, name: str) -> None:
+        if name not in self.stores:
+            opened = sparklog.open(self.path)
+            self.stores[name] = CountingStore(opened.store)
+            self._roots[name] = {self.path: Root(self.stores[name], opened.id)}
+        self._monkeypatch.setattr(handles, "_roots", self._roots[name])
+
+    def micro_batch(self, number: int) -> None:
+        schema = StructType([StructField(name, StringType()) for name in ("key", "value", "topic")])
+        options = parse_options({"path": self.path})
+        self.in_("plan")
+        sink = plan_write(resolve(self.path), options, schema)
+        messages = []
+        for task in ("task 0", "task 1"):
+            self.in_(task)
+            texts = [str(value) for value in range(30)]
+            given = {"key": texts, "value": texts, "topic": [TOPICS[value % 3] for value in range(30)]}
+            messages.append(write_task(sink, [pa.RecordBatch.from_pydict(given)], "stream"))
+        self.in_("commit")
+        publish(plan_commit(resolve(self.path), options), messages, StreamKey("query", number, "run"))
+
+
+def test_a_micro_batch_that_writes_three_topics_as_a_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "log")
+    opened = sparklog.open(path, create=True)
+    for name in TOPICS:
+        opened.create_topic(name, partitions=2)
+    processes = Processes(path, monkeypatch)
+    for number in range(4):
+        for store in processes.stores.values():
+            store.reset()
+        processes.micro_batch(number)
+    found = {name: requests(store) for name, store in processes.stores.items()}
+    # A task finds the root's id once, and of each topic what was committed since it last looked, and nothing after it.
+    task = {"get _root.json": 1, "get commit": 6, "writer data": 3}
+    # The commit: whether it is the root of the tasks, whether there is a newer run, the prepares, the decision.
+    commit = {"get _root.json": 1, "get _transactions": 1, "create commit": 3, "create _transactions": 1}
+    assert found == {"plan": {"get _root.json": 1}, "task 0": task, "task 1": task, "commit": commit}
+
+
+def test_a_micro_batch_that_reads_three_topics_as_a_group() -> None:
+    house = House(partitions=2)
+    counting = CountingStore(house.store)
+    query = Query(house, house.root(counting), subscribe="a,b,c")
+    query.batch()
+    for _ in range(3):
+        for topic in "abc":
+            house.topic(topic).append(rows("x", partition=0))
+        counting.reset()
+        query.batch()
+    # What was committed to each topic, and nothing after it; the group's progress costs its one entry.
+    assert requests(counting) == {"get commit": 6, "create _groups": 1}
+    assert offsets(house) == {(topic, 0): 2 for topic in "abc"} | {(topic, 1): 0 for topic in "abc"}
+    counting.reset()
+    query.batch()
+    query.batch()
+    # The last batch is published with the question that finds nothing new; then each costs a look at each topic.
+    assert requests(counting) == {"get commit": 6, "create _groups": 1}
+
+
+def test_a_root_made_again_between_the_tasks_and_the_commit(tmp_path: Path) -> None:
+    path = str(tmp_path / "log")
+    sparklog.open(path, create=True).create_topic("t0")
+    options = parse_options({"path": path, "topic": "t0"})
+    schema = StructType([StructField("value", StringType())])
+    sink = plan_write(resolve(path), options, schema)
+    message = write_task(sink, [pa.RecordBatch.from_pydict({"value": ["x"]})], "stream")
+    shutil.rmtree(path)
+    sparklog.open(path, create=True).create_topic("t0")
+    with pytest.raises(Conflict, match=r"changed its id from .* while this write ran: write again"):
+        publish(plan_commit(resolve(path), options), [message], StreamKey("query", 0, "run"))
