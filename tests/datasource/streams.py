@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-WAIT_SECONDS = 120
+WAIT_SECONDS = 400
+"""Far beyond what anything takes: a machine with ten other things to do is that much slower."""
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> bool:
+def wait_for(condition: Callable[[], Any], seconds: float = WAIT_SECONDS) -> bool:
     """Whether it came true in time."""
     end = time.monotonic() + seconds
     while not condition():

@@ -1,4 +1,4 @@
-"""Spark Connect: batch and stream, both ways, in a process of its own (a client and a server are one per process)."""
+"""Spark Connect: batch and stream, both ways, and a group that is watched; in a process of its own, as Spark has it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,28 @@ assert spark.read.format("sparklog").load(root + "/u").count() == 50
 stream = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(root + "/t")
 writer = stream.select("key", "value").writeStream.format("sparklog").option("topic", "copy")
 query = writer.option("path", root).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-assert query.awaitTermination(120)
+assert query.awaitTermination(400)
 copied = spark.read.format("sparklog").option("subscribe", "copy").load(root)
 assert sorted(int(row.value) for row in copied.collect()) == list(range(50))
+from sparklog.groups import Groups
+from sparklog.groups.lag import lag
+from tests.datasource.streams import wait_for
+group = Groups(root).group("g")
+group.alter({"t": {0: 3, 1: 4}})
+options = {"kafka.group.id": "g", "startingOffsets": "group"}
+assert spark.read.format("sparklog").options(**options).load(root + "/t").count() == 43
+lines = []
+lags = sparklog.watch(spark, tell=lines.append)
+stream = spark.readStream.format("sparklog").options(**options).option("maxOffsetsPerTrigger", 30).load(root + "/t")
+writer = stream.writeStream.format("noop").queryName("q").option("checkpointLocation", checkpoint + ".group")
+query = writer.trigger(processingTime="0 seconds").start()
+assert wait_for(lambda: lines and lines[-1].endswith(": 0 offsets behind latest (t 0)")), lines
+assert lines[0].startswith("query q, batch 0: ") and ": 0 offsets" not in lines[0], lines
+assert wait_for(lambda: sum(row.lag for row in lag(sparklog.open(root), ["g"])) == 0)
+assert (group.description().state, [item.behind for item in lags()]) == ("Stable", [0])
+query.stop()
+assert wait_for(lambda: lags() == [])
+lags.stop()
 try:
     spark.read.format("sparklog").option("subscribe", "nope").load(root).count()
     raise SystemExit("a missing topic was no error")
@@ -45,6 +64,7 @@ spark.stop()
 """
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.skipif(
     importlib.util.find_spec("grpc") is None or importlib.util.find_spec("pandas") is None,
     reason="Spark Connect needs grpcio and pandas: pip install 'sparklog[connect]'",
@@ -55,7 +75,7 @@ def test_batch_and_stream_over_connect(spark_folder: Path, tmp_path: Path) -> No
         env={**os.environ, **spark_session.environment(spark_folder)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

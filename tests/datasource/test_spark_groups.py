@@ -15,7 +15,7 @@ from sparklog.groups.lag import lag
 from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, values, wait_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 GROUP = {"kafka.group.id": "g"}
 
@@ -72,6 +72,32 @@ def test_lag_is_right_within_one_batch(spark: SparkSession, root: str, tmp_path:
     # It has read what there was, and left.
     assert group(root).description().state == "Empty"
     group(root).alter({"in": {0: 5}}, dry_run=True)
+
+
+def test_lag_of_a_query_that_goes_on_is_right_within_one_batch(spark: SparkSession, root: str, tmp_path: Path) -> None:
+    """What is behind while a batch runs is that batch and what it left, also where somebody appends meanwhile."""
+    feed(root, "in", range(25), partitions=1)
+    seen: list[tuple[int, int, int]] = []
+
+    def look(rows: DataFrame, batch: int) -> None:
+        if batch == 1:
+            feed(root, "in", range(25, 40), partitions=1)
+        done = committed(root).get(("in", 0), 0)
+        first = rows.agg(functions.min("offset")).head()
+        seen.append((done, first[0], behind(root) if done else -1))
+
+    stream = source(spark, f"{root}/in", maxOffsetsPerTrigger=10, **GROUP).writeStream.foreachBatch(look)
+    query = stream.option("checkpointLocation", str(tmp_path / "c")).trigger(processingTime="0 seconds").start()
+    try:
+        assert wait_for(lambda: committed(root) == {("in", 0): 40} or query.exception() is not None)
+        assert seen == [(0, 0, -1), (10, 10, 30), (20, 20, 20), (30, 30, 10)]
+        # Idle, it is behind by what comes before it sees it, and catches up by itself.
+        assert (behind(root), query.isActive) == (0, True)
+        feed(root, "in", range(40, 47), partitions=1)
+        assert wait_for(lambda: behind(root) == 0)
+        assert (committed(root), seen[4:]) == ({("in", 0): 47}, [(40, 40, 7)])
+    finally:
+        query.stop()
 
 
 def test_the_driver_sees_how_far_queries_are_behind(spark: SparkSession, root: str, tmp_path: Path) -> None:
