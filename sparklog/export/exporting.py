@@ -32,7 +32,7 @@ from sparklog.export.group_offsets import (
     within,
 )
 from sparklog.export.plan import ExportRange, PartitionPlan, plan_export
-from sparklog.export.properties import properties_file
+from sparklog.export.properties import properties_file, properties_name
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     HIGH_WATERMARKS_FILE,
@@ -254,7 +254,7 @@ class _Export:
             for partition in self._partitions(snapshot, plans[at : at + PARTITIONS_AT_ONCE], topic_id)
         ]
         self._target.create(
-            f"{snapshot.topic}.properties", properties_file(snapshot.topic, head.partitions, head.configs)
+            properties_name(snapshot.topic), properties_file(snapshot.topic, head.partitions, head.configs)
         )
         return ExportedTopic(
             topic=snapshot.topic,

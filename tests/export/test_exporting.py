@@ -449,3 +449,20 @@ def test_the_properties_file_says_what_brokers_refuse() -> None:
         "cleanup.policy=compact\n"
         "retention.ms=-1\n"
     )
+
+
+def test_topics_with_the_longest_names_go_out_and_come_back(place: Place, tmp_path: Path) -> None:
+    names = ["a" * 248 + last for last in "xy"]
+    for at, name in enumerate(names):
+        fill(place.topic(12, {"retention.ms": 1000 + at}, name), range(3))
+    export_topics(place.root, tmp_path / "out", names, durable=False)
+    files = sorted((tmp_path / "out").glob("*.properties"))
+    for at, (file, name) in enumerate(zip(sorted(files, key=lambda each: each.read_text()), names, strict=True)):
+        text = file.read_text()
+        assert f"--entity-name {name} --add-config-file {file.name}\n" in text
+        assert text.endswith(f"retention.ms={1000 + at}\n")
+    again = open_root(tmp_path / "again", create=True)
+    import_log_dir(again, tmp_path / "out")
+    for name in names:
+        for partition in range(12):
+            assert scanned(again.topic(name), partition) == scanned(place.root.topic(name), partition)
