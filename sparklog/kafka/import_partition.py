@@ -31,6 +31,7 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.directory import SegmentName, settled_segments
 from sparklog.kafka.file_names import companion
+from sparklog.kafka.import_endings import Endings
 from sparklog.kafka.import_segment import (
     CopiedSegment,
     OldMessages,
@@ -278,7 +279,9 @@ class _Copies:
         self.next_offset = max(self.next_offset, copied.next_offset)
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
 
-    def leave_out(self, name: SegmentName, position: int, nbytes: int, start: int, end: int | None, why: str) -> None:
+    def leave_out(
+        self, name: SegmentName, position: int | None, nbytes: int, start: int, end: int | None, why: str
+    ) -> None:
         """Report damage that was not copied."""
         target = self._target
         target.on_skipped(Skipped(target.topic, self._partition, name.path, position, nbytes, start, end, why))
@@ -316,6 +319,7 @@ class _Copies:
                     limit=None if after is None else after.base,
                     policy=target.policy,
                     left_out=partial(self.leave_out, name),
+                    endings=self._endings(name) if target.policy == SKIP else None,
                     progress=target.progress,
                 )
         except FileNotFoundError:
@@ -327,6 +331,15 @@ class _Copies:
             target.copied += 0 if linked else copied.nbytes
             target.linked += copied.nbytes if linked else 0
         return copied
+
+    def _endings(self, name: SegmentName) -> Endings:
+        def open_after(events: TransactionEvents) -> dict[int, int]:
+            state = TransactionState(dict(self._transactions.open))
+            state.apply(events.triples)
+            return state.open
+
+        told = partial(self.leave_out, name, None, 0)
+        return Endings(open_after, self._epochs, self.leader_epoch, told)
 
     def _may_link(self, name: SegmentName, after: SegmentName | None, path: str) -> bool:
         """Whether the whole segment is taken as it is, and no broker will cut it off again."""

@@ -14,7 +14,8 @@ which such messages do not survive.
 Of a segment whose beginning was taken before, only the batches behind that are copied, to an append file as well:
 sealing puts the two together.
 
-Where damage is skipped, the copy is the batches that are sound, back to back; its indexes then are new ones.
+Where damage is skipped, the copy is the batches that are sound, back to back, and markers for transactions whose own
+were lost (`sparklog.kafka.import_endings`); its indexes then are new ones.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from sparklog.format.append_file import build_index, encode_footer
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE
+from sparklog.kafka.import_endings import Ending, Endings, LeftOut
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window, seek
 from sparklog.kafka.sound_batches import Damage, Resumed, sound_windows
 from sparklog.kafka.transaction_state import TransactionEvents
@@ -45,6 +47,7 @@ __all__ = [
     "LastBatch",
     "OldMessages",
     "Progress",
+    "SegmentTotals",
     "copy_segment",
     "offset_index_of",
     "silent",
@@ -52,9 +55,6 @@ __all__ = [
 ]
 
 Int64s = npt.NDArray[np.int64]
-
-LeftOut: TypeAlias = Callable[[int, int, int, int | None, str], None]
-"""Told of damage that is not copied: position, bytes, first offset, offset behind it or None, what was found."""
 
 GO_ON = "restore the file, or import what is whole with corrupt_records skip or truncate"
 Progress: TypeAlias = Callable[[int, int], None]
@@ -117,7 +117,7 @@ class CopiedSegment:
 
 
 @dataclass
-class _Totals:
+class SegmentTotals:
     """What is known of a segment after the batches seen so far."""
 
     next_offset: int
@@ -150,7 +150,8 @@ class _Totals:
         position = headers.position + self.nbytes
         self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
         self.next_offset = int(headers.next_offset[-1])
-        self.last = LastBatch(int(headers.last_offset[-1]), int(headers.crc[-1]), int(headers.leader_epoch[-1]))
+        if not isinstance(window, Ending):
+            self.last = LastBatch(int(headers.last_offset[-1]), int(headers.crc[-1]), int(headers.leader_epoch[-1]))
         self.nbytes += nbytes
         self.crc = crc32c(data, self.crc)
         self.max_ts = max(self.max_ts, int(headers.max_timestamp.max()))
@@ -207,6 +208,7 @@ def copy_segment(
     limit: int | None = None,
     policy: str = FAIL,
     left_out: LeftOut = _nobody,
+    endings: Endings | None = None,
     progress: Progress = silent,
 ) -> CopiedSegment:
     """Copy the segment that starts at offset `base` to `path`, a sealed segment or an append file; closes `writer`.
@@ -214,16 +216,19 @@ def copy_segment(
     `last`: it is the active one, else `limit` is the base of the next. What it holds below `log_start` alone is not
     copied, nor what lies below `since` (None: all is new), where the copy begins. `aborted_by`: from the segment's
     events, the transactions with their ABORT marker in it. `Corrupt` with file, position and offset for damage, unless
-    `policy` is to skip it, or to truncate and this is the last segment: then `left_out` is told. `OldMessages` for such
+    `policy` is to skip it, or to truncate and this is the last segment: then `left_out` is told, and `endings` ends the
+    transactions whose markers were lost (None: they stay open). `OldMessages` for such messages
     where `path` is an append file; `Conflict` if a batch lies across `since`. Nothing is written then.
     """
     begin = base if since is None else since
-    totals = _Totals(begin)
+    totals = SegmentTotals(begin)
     closed = is_sealed(path)
     start = 0 if since is None else seek(file, base, since)
-    windows = _windows(file, base, start=start, last=last, limit=limit, policy=policy, left_out=left_out)
+    noted = left_out if endings is None else endings.noting(left_out)
+    windows = _windows(file, base, start=start, last=last, limit=limit, policy=policy, left_out=noted)
+    windows = windows if since is None else _since(windows, since, file)
     try:
-        for window in windows if since is None else _since(windows, since, file):
+        for window in windows if endings is None else endings.around(windows, totals, file):
             if not closed and window.headers.is_legacy.any():
                 raise OldMessages
             before = totals.records
@@ -312,7 +317,7 @@ def _windows(
     )
 
 
-def _footer(totals: _Totals, batches: Batches, partition: int, aborted: AbortedTransactions) -> bytes:
+def _footer(totals: SegmentTotals, batches: Batches, partition: int, aborted: AbortedTransactions) -> bytes:
     """Offsets in the file are those of the log, so for the footer the slice's offsets go from 0 to its end."""
     index = build_index(batches.position, batches.base_offset, batches.max_timestamp, totals.nbytes)
     return encode_footer(
@@ -330,7 +335,7 @@ def _footer(totals: _Totals, batches: Batches, partition: int, aborted: AbortedT
 
 
 def _described(
-    totals: _Totals, path: str, base: int, partition: int, footer_length: int, modified_ms: int
+    totals: SegmentTotals, path: str, base: int, partition: int, footer_length: int, modified_ms: int
 ) -> FileSlices:
     return FileSlices(
         path=path,

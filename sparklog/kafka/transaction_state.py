@@ -19,13 +19,15 @@ import numpy.typing as npt
 
 from sparklog.errors import Corrupt
 from sparklog.format.control import ABORT, COMMIT, control_types
-from sparklog.format.record_batch import NO_PRODUCER_ID, NO_SEQUENCE, BatchHeaders, crc_failures
+from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, crc_failures
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
+from sparklog.kafka.lost_markers import ANYBODY, lost_producer, may_be_markers
 from sparklog.kafka.segment_file import Window
 
 DATA = 100
 LOST = 101
-"""Event kinds beside ABORT and COMMIT: a producer's first data since its last marker; damage that may hide markers."""
+"""Event kinds beside ABORT and COMMIT: a producer's first data since its last marker; damage that may hide markers, of
+that producer or of `ANYBODY`."""
 
 
 @dataclass
@@ -47,13 +49,14 @@ class TransactionEvents:
         markers = np.flatnonzero(control[rows])
         if len(markers):
             kinds[markers] = _marker_kinds(window, chosen[markers])
-        # Transactional data has a sequence: what has none was a marker before it was damaged.
-        for at in np.flatnonzero(~control[rows] & (chosen.base_sequence == NO_SEQUENCE)).tolist():
+        for at in np.flatnonzero(~control[rows] & may_be_markers(chosen)).tolist():
             kinds[at] = LOST if _damaged(window, int(rows[at])) else DATA
         producers, offsets = chosen.producer_id.tolist(), chosen.base_offset.tolist()
         for row, kind, producer, offset in zip(rows.tolist(), kinds.tolist(), producers, offsets, strict=True):
             if kind == LOST:
-                self.lost(offset)
+                owner = lost_producer(_bytes_of(window, row))
+                if owner is not None:
+                    self.lost(offset, owner)
             elif kind == DATA:
                 if producer not in self._writing and not _damaged(window, row):
                     self._writing.add(producer)
@@ -62,10 +65,13 @@ class TransactionEvents:
                 self._writing.discard(producer)
                 self.triples.extend((kind, producer, offset))
 
-    def lost(self, offset: int) -> None:
+    def lost(self, offset: int, producer: int = ANYBODY) -> None:
         """What the marker at `offset`, or all that follows it in the segment, said cannot be known."""
-        self._writing.clear()
-        self.triples.extend((LOST, NO_PRODUCER_ID, offset))
+        if producer == ANYBODY:
+            self._writing.clear()
+        else:
+            self._writing.discard(producer)
+        self.triples.extend((LOST, producer, offset))
 
 
 @dataclass
@@ -87,8 +93,8 @@ class TransactionState:
             if kind == DATA:
                 self.open.setdefault(producer, offset)
             elif kind == LOST:
-                self.unknown += [(writer, first, offset) for writer, first in self.open.items()]
-                self.open.clear()
+                for writer in list(self.open) if producer == ANYBODY else [producer] if producer in self.open else []:
+                    self.unknown.append((writer, self.open.pop(writer), offset))
             else:
                 first = self.open.pop(producer, None)
                 if kind == ABORT and first is not None:
@@ -113,6 +119,11 @@ def merged(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> A
     again = np.zeros(len(order), np.bool_)
     again[1:] = (producers[1:] == producers[:-1]) & (last[1:] == last[:-1])
     return every.select(order[~again])
+
+
+def _bytes_of(window: Window, row: int) -> bytes:
+    position = int(window.headers.position[row])
+    return window.data[position : position + int(window.headers.size[row])]
 
 
 def _damaged(window: Window, row: int) -> bool:

@@ -1,0 +1,199 @@
+"""Damage that takes end-of-transaction markers: what may have been aborted is never shown, in place or imported."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from sparklog.compaction.run import compact_topic
+from sparklog.errors import Corrupt
+from sparklog.export import export_topics
+from sparklog.kafka import KafkaView
+from sparklog.kafka.damage import SKIP, Skipped
+from sparklog.kafka.importing import import_log_dir
+from sparklog.log.root import Root, open_root
+from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.maintenance.work import InProcess, Settings
+from sparklog.storage.local import LocalStore
+from tests.kafka.logs import HOUR_MS, append_to, batch, marker, offsets, read, records, write_partition
+
+MARKER_BYTES = 78
+LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return open_root(LocalStore(tmp_path / "root", durable=False), create=True)
+
+
+def flipped(data: bytes, place: int, bit: int = 0) -> bytes:
+    broken = bytearray(data)
+    broken[place] ^= 1 << bit
+    return bytes(broken)
+
+
+def unheard(skipped: Skipped) -> None:
+    """For views whose parts go through pickle."""
+
+
+def in_place(folder: Path, isolation: str = READ_COMMITTED, policy: str = SKIP) -> list[int]:
+    return offsets(read(KafkaView(folder, corrupt_records=policy, on_skipped=unheard), "t", isolation=isolation))
+
+
+def imported(root: Root, isolation: str = READ_COMMITTED) -> list[int]:
+    scan = root.topic("t").scan(isolation=isolation, columns=COLUMNS)
+    return offsets([record for found in scan for record in records(found)])
+
+
+def two_transactions(lost: bytes) -> list[bytes]:
+    """Producer 7 aborts one, whose marker is `lost`, and commits the next."""
+    return [
+        batch(0, [b"0"]),
+        batch(1, [b"1", b"2"], producer=7),
+        lost,
+        batch(4, [b"4"], producer=7),
+        marker(5, 7, commit=True),
+        batch(6, [b"6"]),
+    ]
+
+
+ABORT = marker(3, 7, commit=False)
+LOST = {
+    "key": flipped(ABORT, 70),
+    "producer id": flipped(ABORT, 50),
+    "attributes": flipped(ABORT, 22, 5),
+    "checksum": flipped(ABORT, 17),
+    "two bytes": flipped(flipped(ABORT, 50), 60),
+    "all": bytes(MARKER_BYTES),
+}
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("damage", LOST)
+def test_a_later_commit_does_not_show_what_was_aborted(root: Root, tmp_path: Path, damage: str, segments: int) -> None:
+    place, said = tmp_path / "kafka", list[Skipped]()
+    later = {} if segments == 1 else {7: batch(7, [b"7"])}
+    write_partition(place, "t-0", {0: b"".join(two_transactions(LOST[damage])), **later})
+    wanted = [0, 4, 6, *later]
+    assert in_place(place) == wanted
+    import_log_dir(root, place, corrupt_records=SKIP, on_skipped=said.append)
+    assert imported(root) == wanted
+    assert imported(root, READ_UNCOMMITTED) == in_place(place, READ_UNCOMMITTED)
+    assert [(each.start, each.end) for each in said if each.position is None] == [(1, 4)]
+    # The log itself says so: whoever rewrites it or takes it out reads the same.
+    settings = Settings(now_ms=HOUR_MS * 2)
+    assert not compact_topic(root.topic("t"), settings, InProcess(), seal_only=True, roll=True).failures
+    assert imported(root) == wanted
+    export_topics(root, tmp_path / "out", ["t"], durable=False)
+    assert in_place(tmp_path / "out", policy="fail") == wanted
+
+
+def test_who_reads_on_in_kafka_after_damage_imports_on(root: Root, tmp_path: Path) -> None:
+    place = tmp_path / "kafka"
+    parts = two_transactions(LOST["key"])
+    folder = write_partition(place, "t-0", {0: b"".join(parts[:3]), 4: b""})
+    import_log_dir(root, place, corrupt_records=SKIP, on_skipped=unheard)
+    assert root.topic("t").head().log_end[0] == 4
+    assert imported(root) == [0]
+    append_to(folder / f"{4:020}.log", b"".join(parts[3:]))
+    import_log_dir(root, place, corrupt_records=SKIP, on_skipped=unheard)
+    assert imported(root) == [0, 4, 6] == in_place(place)
+
+
+def test_what_an_earlier_import_left_open_is_ended_by_the_next(root: Root, tmp_path: Path) -> None:
+    place = tmp_path / "kafka"
+    parts = two_transactions(LOST["key"])
+    folder = write_partition(place, "t-0", {0: b"".join(parts[:2])})
+    import_log_dir(root, place)
+    assert len(root.topic("t").head().kafka_open) == 1
+    append_to(folder / f"{0:020}.log", b"".join(parts[2:]))
+    import_log_dir(root, place, corrupt_records=SKIP, on_skipped=unheard)
+    assert not root.topic("t").head().kafka_open
+    assert imported(root) == [0, 4, 6]
+
+
+def bystander(lost: bytes) -> bytes:
+    """Producer 8 writes before and after the marker of 7 that is `lost`, and commits."""
+    parts = [
+        batch(0, [b"0"], producer=7),
+        batch(1, [b"1"], producer=8),
+        lost,
+        batch(3, [b"3"], producer=8),
+        marker(4, 8, commit=True),
+        batch(5, [b"5"]),
+    ]
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("place", [17, 43, 50, 55, 70])
+def test_a_flipped_bit_takes_nothing_from_other_transactions(root: Root, tmp_path: Path, place: int) -> None:
+    write_partition(tmp_path / "kafka", "t-0", {0: bystander(flipped(marker(2, 7, commit=True), place))})
+    assert in_place(tmp_path / "kafka") == [1, 3, 5]
+    import_log_dir(root, tmp_path / "kafka", corrupt_records=SKIP, on_skipped=unheard)
+    assert imported(root) == [1, 3, 5]
+
+
+def test_a_marker_that_could_be_anybodys_without_room_for_all_is_refused(root: Root, tmp_path: Path) -> None:
+    lost = flipped(flipped(marker(2, 7, commit=True), 50), 60)
+    write_partition(tmp_path / "kafka", "t-0", {0: bystander(lost)})
+    assert in_place(tmp_path / "kafka") == [3, 5]
+    with pytest.raises(Corrupt, match=r"2 transactions were open .* corrupt_records truncate") as raised:
+        import_log_dir(root, tmp_path / "kafka", corrupt_records=SKIP, on_skipped=unheard)
+    assert raised.value.position == len(batch(0, [b"0"])) * 2
+    assert root.topics() == []
+    import_log_dir(root, tmp_path / "kafka", corrupt_records="truncate", on_skipped=unheard)
+    assert imported(root) == []
+
+
+def test_a_marker_at_a_wrong_offset_ends_what_it_said(root: Root, tmp_path: Path) -> None:
+    """Its checksum holds, for the base offset lies outside."""
+    lost = flipped(marker(2, 7, commit=True), 7, 4)
+    write_partition(tmp_path / "kafka", "t-0", {0: bystander(lost)})
+    import_log_dir(root, tmp_path / "kafka", corrupt_records=SKIP, on_skipped=unheard)
+    assert imported(root) == [0, 1, 3, 5]
+
+
+def random_log(chance: random.Random) -> list[bytes]:
+    """Interleaved transactions of three producers among plain batches, with gaps."""
+    parts, offset, opened = [], 0, set[int]()
+    for _ in range(30):
+        producer = chance.choice([-1, 4, 5, 6])
+        if producer in opened and chance.random() < 0.5:
+            parts.append(marker(offset, producer, commit=chance.random() < 0.5))
+            opened.discard(producer)
+            offset += 1
+        else:
+            count = chance.randint(1, 3)
+            parts.append(batch(offset, [b"v"] * count, producer=producer))
+            opened.update([producer] if producer >= 0 else [])
+            offset += count
+        offset += chance.choice([0, 0, 3])
+    return parts
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_import_shows_what_is_shown_in_place(root: Root, tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    parts = random_log(chance)
+    for at in chance.sample(range(1, len(parts) - 1), 3):
+        size = len(parts[at])
+        parts[at] = chance.choice(
+            [flipped(parts[at], chance.randrange(16, size), chance.randrange(8)), bytes(size), b"\xff" * size]
+        )
+    half = chance.randrange(5, 25)
+    place, first = tmp_path / "kafka", b"".join(parts[:half])
+    bases = [int.from_bytes(part[:8], "big") for part in parts]
+    segments = {0: b"".join(parts)}
+    if chance.random() < 0.5 and parts[half][:8] not in (bytes(8), b"\xff" * 8):
+        segments = {0: first, bases[half]: b"".join(parts[half:])}
+    write_partition(place, "t-0", segments)
+    try:
+        import_log_dir(root, place, corrupt_records=SKIP, on_skipped=unheard)
+    except Corrupt as refused:
+        if "transactions were open" not in refused.message:
+            raise
+        return
+    for isolation in LEVELS:
+        assert imported(root, isolation) == in_place(place, isolation)
