@@ -104,7 +104,10 @@ says startingOffsets=group begins at these offsets.
 """
 
 
-@app.command(help=RESET, epilog=example("sparklog groups reset billing --to-datetime 2026-03-01T08:00 --execute"))
+@app.command(
+    help=RESET,
+    epilog=example("sparklog groups reset billing --topic orders --to-datetime 2026-03-01T08:00 --root /data/log"),
+)
 def reset(
     group: GroupArgument,
     root: RootOption,
@@ -162,7 +165,7 @@ def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False
         print(f"Would delete group {printable(group)}." if dry_run else f"Deleted group {printable(group)}.")
 
 
-@app.command("delete-offsets", epilog=example("sparklog groups delete-offsets billing --topic old:0,1"))
+@app.command("delete-offsets", epilog=example("sparklog groups delete-offsets billing --topic old:0 --root /data/log"))
 def delete_offsets(
     group: GroupArgument,
     root: RootOption,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 
 from sparklog.doctor.finding import FAIL, OK, WARN, Finding
@@ -13,6 +12,7 @@ from sparklog.log.names import is_topic_name
 from sparklog.log.root import Root
 from sparklog.log.slices import MERGE_TIER_MASK
 from sparklog.log.topic import MANY_UNSEALED, Topic
+from sparklog.transactions.kafka import owner_of
 
 __all__ = ["check_root"]
 
@@ -85,11 +85,10 @@ def _transactions(root: Root, topic: Topic) -> list[_Complaint]:
             said = f"transaction {transaction} holds back topic {topic.name} beyond its timeout"
             command = f"sparklog transactions abort {shlex.quote(transaction)} --root {_shown(root)}"
             found.append(("transactions", said, f"{command}, or run either job"))
-    if head.kafka_open:
-        count = len(head.kafka_open)
-        said = f"{count} transactions that Kafka left open hold back imported topic {topic.name}"
-        call = f"sparklog.open({root.location!r}).topic({topic.name!r}).end_kafka_transactions()"
-        found.append(("transactions", said, f"{sys.executable} -c {shlex.quote(f'import sparklog; {call}')}"))
+    for owner in sorted({owner_of(each) for each in head.kafka_open}):
+        said = f"transaction {owner}, which Kafka left open, holds back imported topic {topic.name}"
+        command = f"sparklog transactions abort {shlex.quote(owner)} --root {_shown(root)}"
+        found.append(("transactions", said, command))
     return found
 
 

@@ -69,7 +69,7 @@ class Root:
         One that cannot be read is left out and its error put into `failures`, or raised.
         """
         found = []
-        for name in self._folders():
+        for name in sorted(self._folders()):
             try:
                 if self.topic_handle(name).log.refresh().head.exists:
                     found.append(name)

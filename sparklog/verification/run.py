@@ -7,6 +7,7 @@ gone when it is its turn is looked for in a newer state of its topic: the vacuum
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -129,7 +130,7 @@ class _Verification:
                 raise NotFound(
                     f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}; check the path"
                 ) from None
-            if not any(self._has_log(name) for name in self.store.list_folders("")):
+            if not any(self._has_log(name) and self._is_topic(name) for name in self.store.list_folders("")):
                 raise NotFound(
                     f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}, and no folder in it is a topic; "
                     "check the path"
@@ -143,6 +144,15 @@ class _Verification:
 
     def _has_log(self, name: str) -> bool:
         return is_topic_name(name) and next(iter(self.store.list(f"{name}/_log/")), None) is not None
+
+    def _is_topic(self, name: str) -> bool:
+        """Not a group's or transactional id's log: `_groups` itself is no root, and nothing in it is damaged."""
+        for info in self.store.list(f"{name}/_log/"):
+            try:
+                return "number" not in json.loads(self.store.get(info.key))
+            except (ValueError, NotFound):
+                continue
+        return True
 
     def _names(self) -> list[str]:
         """The topics to verify, deleted ones included."""

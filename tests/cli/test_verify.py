@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
+from sparklog.groups import Groups
+from sparklog.transactions import transactional
 from tests.cli.conftest import Sparklog
 
 
@@ -79,6 +81,18 @@ def test_wrong_input_is_one_line(sparklog: Sparklog, log: Path, arguments: list[
     (line,) = outcome.err.splitlines()
     assert said.format(log) in line
     assert outcome.out == ""
+
+
+@pytest.mark.parametrize("folder", ["_groups", "_transactions"])
+def test_the_folder_of_groups_is_no_damaged_root(sparklog: Sparklog, log: Path, folder: str) -> None:
+    root = library.open(log)
+    Groups(root).group("billing").join("one").commit({"orders": {0: 1}})
+    with transactional(root, "job").begin() as transaction:
+        transaction.append("orders", pa.table({"value": [b"lamp"]}))
+    for arguments in ([], ["--quick"]):
+        outcome = sparklog("verify", "--root", log / folder, *arguments, code=1)
+        assert outcome.out == ""
+        assert "is no sparklog root" in outcome.err
 
 
 def test_a_root_whose_id_is_gone(sparklog: Sparklog, log: Path) -> None:

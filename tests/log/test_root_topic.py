@@ -107,10 +107,11 @@ def test_creating_topics(world: World) -> None:
     head = topic.head()
     assert (head.version, head.partitions, head.configs.retention_ms) == (0, 3, -1)
     assert len(head.topic_id) == 22
-    root.create_topic("a")
-    assert root.topics() == ["a", "orders"]
+    for name in ("a", "a.b", "a-b"):
+        root.create_topic(name)
+    assert root.topics() == ["a", "a-b", "a.b", "orders"]
     assert root.topic("orders").head() == head
-    assert world.root(root.store).topics() == ["a", "orders"]
+    assert world.root(root.store).topics() == root.topics()
 
 
 def test_a_topic_that_exists(world: World) -> None:

@@ -1,0 +1,133 @@
+"""Every command: its help has an example, the example does what it says when it is copied, and so with --json."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sparklog.cli.app import app
+from sparklog.groups import Groups
+from sparklog.log.env import SYSTEM, Env
+from sparklog.log.root import Root, open_root
+from sparklog.transactions import transactional
+
+IN_TURN = (
+    *("topics create", "topics list", "topics describe"),
+    *("configs describe", "configs docs", "produce", "consume", "offsets", "get", "log-dirs", "doctor"),
+    *("transactions list", "transactions describe", "transactions abort"),
+    *("groups list", "groups describe", "groups reset", "report", "metrics", "verify"),
+    *("export", "dump-log", "import", "backup", "restore", "clone"),
+    *("groups delete-offsets", "groups delete", "configs alter", "delete-records", "topics alter", "topics delete"),
+)
+"""What one leaves behind the next may need, as in a day's work."""
+MONDAY_MS = 1_769_421_600_000
+"""A day before the time that examples look back to, 2026-01-26T10:00:00Z."""
+TEXT_ONLY = ("metrics", "produce")
+"""What these print is a format of its own, or nothing; --json of `produce` is about what it reads."""
+
+
+def commands() -> Iterator[str]:
+    """Words of all that can be run."""
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        below = getattr(command, "commands", None)
+        yield from [name] if below is None else (f"{name} {each}" for each in below)
+
+
+def run(line: str) -> str:
+    """What a command prints."""
+    result = CliRunner().invoke(app, shlex.split(line), env={"SPARKLOG_ROOT": None})
+    assert result.exception is None or isinstance(result.exception, SystemExit), (line, result.exception)
+    assert result.exit_code == 0 or line.startswith("doctor"), (line, result.stderr)
+    return result.stdout
+
+
+def examples(command: str) -> list[str]:
+    """The lines below `Example:`."""
+    shown = run(f"{command} --help").partition("Example:\n")[2]
+    return [line.strip() for line in shown.splitlines() if "sparklog " in line]
+
+
+def rows(count: int) -> pa.Table:
+    """Records of twenty customers, where the partitioner puts them."""
+    return pa.table(
+        {
+            "key": [b"customer-%d" % (number % 20) for number in range(count)],
+            "value": [b"value %d" % number for number in range(count)],
+        }
+    )
+
+
+def furnish(root: Root) -> None:
+    """Topics, a group that nobody is in, an open transaction: what the examples are about."""
+    for name in ("orders", "clicks", "old"):
+        root.create_topic(name, partitions=2).append(rows(300))
+    Groups(root).group("billing").alter({name: {0: 5, 1: 6} for name in ("orders", "old")})
+    open_one = transactional(root, "orders-job", timeout_ms=3_600_000).begin()
+    open_one.append("clicks", rows(1))
+    open_one._prepare_topics()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine's folders, with a root that was begun on Monday."""
+    for name in ("data/log", "data/empty", "backup", "node_exporter"):
+        (tmp_path / name).mkdir(parents=True)
+    env = Env(lambda: MONDAY_MS, SYSTEM.boot_ms, lambda seconds: None, random.Random(1))
+    furnish(open_root(tmp_path / "data" / "log", create=True, env=env))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_no_command_is_left_out() -> None:
+    assert sorted(commands()) == sorted(IN_TURN)
+
+
+def on_this_machine(line: str, command: str, place: Path) -> str:
+    """An example as somebody would type it whose folders lie below `place`; without `sparklog`."""
+    # A topic is created, or taken out of Kafka's directory, where it is not there yet.
+    root = "data/empty" if command in ("topics create", "import") else "data/log"
+    line = re.sub(r"/data/log(?=$| )", f"{place}/{root}", line).replace("/var/lib/kafka/data", "/data/kafka-logs")
+    line = line.replace("/var/lib/node_exporter", str(place))
+    piped, _, words = re.sub(r"(?<= )/(data|backup)/", f"{place}/\\1/", line).rpartition("sparklog ")
+    assert words.startswith(command), f"{command} --help shows {line}"
+    if not piped:
+        return words
+    (place / "lines").write_text(shlex.split(piped)[1] + "\n")
+    return f"{words} --file {place}/lines"
+
+
+@pytest.mark.parametrize("more", ["", " --json"], ids=["text", "json"])
+def test_examples_do_what_they_say_when_they_are_copied(
+    place: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    for command in IN_TURN:
+        lines = examples(command)
+        assert lines, f"{command} --help has no example"
+        for line in lines:
+            if command == "import":
+                run(f"topics delete orders --root {place}/data/empty")
+            if "--files 0" in line:
+                monkeypatch.chdir(place / "data" / "kafka-logs" / "orders-0")
+            as_json = more if command not in TEXT_ONLY else ""
+            printed = run(on_this_machine(line, command, place) + as_json)
+            assert not as_json or json_of(printed), line
+            monkeypatch.chdir(place)
+    assert (place / "report.html").stat().st_size > 0
+    assert (place / "sparklog.prom").stat().st_size > 0
+
+
+def json_of(text: str) -> list[object]:
+    """One document, or one a line; no NaN in it."""
+    try:
+        return [json.loads(text, parse_constant=float.fromhex)]
+    except ValueError:
+        return [json.loads(line, parse_constant=float.fromhex) for line in text.splitlines()]
