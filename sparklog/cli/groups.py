@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparklog.errors import SparklogError
+    from sparklog.format.checkpoint_files import TopicPartition
     from sparklog.groups.group import GroupDescription
     from sparklog.groups.groups import Groups
     from sparklog.groups.lag import Lag
@@ -301,7 +302,7 @@ def _scenario(
     return found[0]
 
 
-def _offsets_of(group: str, file: Path) -> dict[tuple[str, int], int]:
+def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
     from sparklog.cli.files import read_text
     from sparklog.errors import BadRequest
     from sparklog.groups.reset import parse_offsets_file

@@ -40,6 +40,7 @@ from sparklog.format.checkpoint_files import (
     LOG_STARTS_FILE,
     PARTITION_METADATA_FILE,
     RECOVERY_POINTS_FILE,
+    TopicPartition,
     leader_epochs_to_bytes,
     offsets_to_bytes,
     parse_partition_metadata,
@@ -61,7 +62,7 @@ __all__ = ["ExportedPartition", "ExportedTopic", "export_topics"]
 PARTITIONS_AT_ONCE = 128
 """Each may have a file open."""
 
-Checkpoint = dict[tuple[str, int], int]
+Checkpoint = dict[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ class _Export:
         self._log_ends: Checkpoint = {}
         self._log_starts: Checkpoint = {}
         self._cleaned: Checkpoint = {}
-        self._ends: dict[tuple[str, int], int | None] = {}
+        self._ends: dict[TopicPartition, int | None] = {}
         """Where partitions end that went out in part, None for whole ones."""
 
     def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparklog.errors import NotFound
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.group_messages import (
     GroupKey,
     GroupValue,
@@ -109,7 +110,7 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
     return found
 
 
-def within(groups: Sequence[GroupOffsets], ends: Mapping[tuple[str, int], int | None]) -> list[GroupOffsets]:
+def within(groups: Sequence[GroupOffsets], ends: Mapping[TopicPartition, int | None]) -> list[GroupOffsets]:
     """The offsets of partitions that went out. `ends`: where those end that went out in part, None for whole ones.
 
     No offset stays above such an end: a consumer would find its position out of range, and begin again where its
@@ -123,7 +124,7 @@ def within(groups: Sequence[GroupOffsets], ends: Mapping[tuple[str, int], int | 
     return found
 
 
-def _place(committed: CommittedOffset) -> tuple[str, int]:
+def _place(committed: CommittedOffset) -> TopicPartition:
     return committed.topic, committed.partition
 
 

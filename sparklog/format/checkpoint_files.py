@@ -28,6 +28,7 @@ PARTITION_METADATA_FILE = "partition.metadata"
 VERSION = 0
 
 TopicPartition = tuple[str, int]
+"""A topic's name and the number of one of its partitions."""
 
 
 @dataclass(frozen=True, slots=True)

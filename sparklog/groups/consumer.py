@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.offsets import CommittedOffset, GroupMetadata
 from sparklog.log.env import Moment
@@ -48,8 +49,6 @@ FETCH_BYTES = 4 << 20
 """About so much is read of each partition before the next one's turn."""
 HEARTBEATS = 3
 """Signs of life per session timeout, from a consumer that has nothing to commit."""
-
-Place = tuple[str, int]
 
 
 def consumer(
@@ -122,8 +121,8 @@ class Consumer:
         self.membership: Membership = self.group.join(instance, session_timeout_ms=session_timeout_ms)
         self.membership.topic_ids.update(self._ids)
         self._written = self._committed_at = self._env.now()
-        self._kept: dict[Place, int] = {}
-        self._positions: dict[Place, int] = {}
+        self._kept: dict[TopicPartition, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
         self._stream: Iterator[pa.RecordBatch] | None = None
         self._waiting: deque[pa.RecordBatch] = deque()
         self._closed = False
@@ -281,7 +280,7 @@ class Consumer:
         }
         self._seek({place: self._start(place, self._kept.get(place), bounds) for place, bounds in self._reached()})
 
-    def _reached(self) -> list[tuple[Place, Bounds]]:
+    def _reached(self) -> list[tuple[TopicPartition, Bounds]]:
         """The bounds, once they reach what is committed.
 
         The cache of a network file system hides new commits of a topic for a while, from this host alone: offsets that
@@ -304,14 +303,14 @@ class Consumer:
             self._env.sleep(pause(self._env.random, tries))
             tries += 1
 
-    def _all_bounds(self) -> list[tuple[Place, Bounds]]:
+    def _all_bounds(self) -> list[tuple[TopicPartition, Bounds]]:
         """Of all partitions as they are now: an offset committed just before must not seem to lie beyond the end."""
         self._look()
         return [
             ((topic, partition), bounds) for topic in self.topics for partition, bounds in self._bounds[topic].items()
         ]
 
-    def _seek(self, positions: Mapping[Place, int]) -> None:
+    def _seek(self, positions: Mapping[TopicPartition, int]) -> None:
         self._drop_read()
         self._positions.update(positions)
 
@@ -319,7 +318,7 @@ class Consumer:
         self._stream = None
         self._waiting.clear()
 
-    def _start(self, place: Place, offset: int | None, bounds: Bounds) -> int:
+    def _start(self, place: TopicPartition, offset: int | None, bounds: Bounds) -> int:
         """A position: `offset` if it is in range, else what the reset policy says."""
         if offset is not None and bounds.log_start <= offset <= bounds.log_end:
             return offset
@@ -340,7 +339,7 @@ class Consumer:
         """Who this is, for a transaction that sends offsets of it."""
         return self.membership.metadata
 
-    def committed(self) -> Mapping[Place, CommittedOffset]:
+    def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
         """What the group has committed, by (topic, partition)."""
         return self.group.committed()
 

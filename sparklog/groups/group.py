@@ -23,6 +23,7 @@ from operator import index
 from typing import Protocol
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import state as steps
 from sparklog.groups.offsets import (
     MAX_INT,
@@ -119,7 +120,7 @@ class Group:
         """
         return self._of_topics_that_exist(self.state().offsets, failures)
 
-    def committed(self) -> Mapping[tuple[str, int], CommittedOffset]:
+    def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
         """The committed offset by (topic, partition). Offsets of a topic that was deleted are gone, as in Kafka."""
         return {(item.topic, item.partition): item for each in self.offsets() for item in each.committed()}
 
@@ -293,7 +294,7 @@ class Group:
 
     # -- operators
 
-    def alter(self, offsets: Offsets, *, dry_run: bool = False) -> Mapping[tuple[str, int], CommittedOffset]:
+    def alter(self, offsets: Offsets, *, dry_run: bool = False) -> Mapping[TopicPartition, CommittedOffset]:
         """Set offsets by hand; those that are (or, with `dry_run`, would be) set. A member of before is fenced.
 
         `Conflict` while the group is active. `NotFound`, `BadRequest` for a topic or an offset that cannot be.

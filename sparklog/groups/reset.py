@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sparklog.errors import BadRequest
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group
 from sparklog.log.head import Head
 from sparklog.log.lookup import offsets_for_timestamps
@@ -32,7 +33,6 @@ from sparklog.log.view import READ_UNCOMMITTED
 
 __all__ = ["NewOffset", "Scenario", "To", "parse_duration", "parse_offsets_file", "plan_reset", "with_offsets"]
 
-Partition = tuple[str, int]
 _INT64 = 2**63
 _DURATION = re.compile(r"(-?)P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d{1,3})?)S)?)?")
 
@@ -56,7 +56,7 @@ class Scenario:
 
     to: To
     value: int = 0
-    offsets: Mapping[Partition, int] | None = None
+    offsets: Mapping[TopicPartition, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _asked(
     topic: str,
     partitions: Collection[int],
     head: Head,
-    current: Mapping[Partition, int],
+    current: Mapping[TopicPartition, int],
     now_ms: int,
 ) -> dict[int, int]:
     ends = {partition: int(head.log_end[partition]) for partition in partitions}
@@ -148,7 +148,7 @@ def _inside(topic: str, partition: int, asked: int, old: int | None, head: Head)
     return NewOffset(topic, partition, old, new, warning)
 
 
-def by_topic(partitions: Iterable[Partition]) -> dict[str, set[int]]:
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, set[int]]:
     """(topic, partition) as topic to partitions."""
     found: dict[str, set[int]] = {}
     for topic, partition in partitions:
@@ -175,12 +175,12 @@ def parse_duration(text: str) -> int:
     return -found if sign else found
 
 
-def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[Partition, int]]:
+def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicPartition, int]]:
     """Offsets of Kafka's CSV: `topic,partition,offset`, or `group,topic,partition,offset`. By group, None: not named.
 
     `BadRequest`, naming `name` and the line, for anything else.
     """
-    found: dict[str | None, dict[Partition, int]] = {}
+    found: dict[str | None, dict[TopicPartition, int]] = {}
     for number, row in enumerate(_rows(text, name), 1):
         cells = [cell.strip() for cell in row]
         if not any(cells):

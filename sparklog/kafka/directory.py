@@ -26,6 +26,7 @@ from typing import Literal
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import checkpoint_files
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.kafka.file_names import CLEANED, SWAP
 from sparklog.kafka.start_up import after_start_up, next_offset_of
 from sparklog.log.env import SYSTEM, Env
@@ -80,9 +81,9 @@ def kafka_layout(path: str | os.PathLike[str]) -> Literal["log-dir", "partition"
     return "log-dir" if partition_folders(folder) else None
 
 
-def partition_folders(log_dir: str, known: Container[str] = ()) -> dict[tuple[str, int], str]:
+def partition_folders(log_dir: str, known: Container[str] = ()) -> dict[TopicPartition, str]:
     """`(topic, partition) -> folder` of all partition folders of a log dir; those `known` are not looked into again."""
-    found: dict[tuple[str, int], str] = {}
+    found: dict[TopicPartition, str] = {}
     try:
         with os.scandir(log_dir) as entries:
             for entry in entries:
@@ -94,7 +95,7 @@ def partition_folders(log_dir: str, known: Container[str] = ()) -> dict[tuple[st
     return found
 
 
-def split_folder_name(folder: str) -> tuple[str, int]:
+def split_folder_name(folder: str) -> TopicPartition:
     """Topic and partition of a partition folder; a folder of another name is partition 0 of a topic of that name."""
     name = Path(folder).resolve().name
     match = _PARTITION.match(name)
@@ -191,7 +192,7 @@ def _holds_segments(folder: str) -> bool:
         return False
 
 
-def offset_checkpoint(log_dir: str, name: str) -> dict[tuple[str, int], int]:
+def offset_checkpoint(log_dir: str, name: str) -> dict[TopicPartition, int]:
     """A `*-offset-checkpoint` of a log dir; empty if there is none.
 
     Kafka replaces these files by rename, so that a reader sees the old or the new one, never half of one.

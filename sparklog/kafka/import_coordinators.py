@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.group_messages import (
     GroupKey,
     OffsetKey,
@@ -62,7 +63,7 @@ class KafkaGroup:
 
     id: str
     generation: int = 0
-    offsets: dict[tuple[str, int], OffsetValue] = field(default_factory=dict)
+    offsets: dict[TopicPartition, OffsetValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from functools import partial
 from sparklog.errors import Corrupt, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.abort_markers import AbortMarker, fits, united
-from sparklog.format.checkpoint_files import LEADER_EPOCHS_FILE, parse_leader_epochs
+from sparklog.format.checkpoint_files import LEADER_EPOCHS_FILE, TopicPartition, parse_leader_epochs
 from sparklog.format.control import ABORT, COMMIT
 from sparklog.format.index_crc import index_crc
 from sparklog.format.transaction_index import AbortedTransactions
@@ -93,7 +93,7 @@ class CoordinatorEntry:
     timeout_ms: int | None
     start_ms: int | None
     decided: str | None
-    partitions: frozenset[tuple[str, int]]
+    partitions: frozenset[TopicPartition]
     record: tuple[int, int]
 
 

@@ -27,6 +27,7 @@ from sparklog.format.checkpoint_files import (
     LEADER_EPOCHS_FILE,
     LOG_STARTS_FILE,
     PARTITION_METADATA_FILE,
+    TopicPartition,
     parse_leader_epochs,
     parse_partition_metadata,
 )
@@ -240,7 +241,7 @@ def topic_sources(path: str, topics: Sequence[str] | None) -> list[TopicSource]:
     return [_topic_source(path, name, folders, starts, cleaned, watermarks) for name in chosen]
 
 
-def _watermarks(path: str, folders: Mapping[tuple[str, int], str]) -> dict[tuple[str, int], int]:
+def _watermarks(path: str, folders: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
     """High watermarks, empty without a checkpoint of them; where it does not name a partition that has none yet."""
     try:
         found = directory.offset_checkpoint(path, HIGH_WATERMARKS_FILE)
@@ -252,10 +253,10 @@ def _watermarks(path: str, folders: Mapping[tuple[str, int], str]) -> dict[tuple
 def _topic_source(
     path: str,
     name: str,
-    folders: Mapping[tuple[str, int], str],
-    starts: Mapping[tuple[str, int], int],
-    cleaned: Mapping[tuple[str, int], int],
-    watermarks: Mapping[tuple[str, int], int],
+    folders: Mapping[TopicPartition, str],
+    starts: Mapping[TopicPartition, int],
+    cleaned: Mapping[TopicPartition, int],
+    watermarks: Mapping[TopicPartition, int],
 ) -> TopicSource:
     mine = {number: folder for (topic, number), folder in folders.items() if topic == name}
     numbers = sorted(mine)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FILE
+from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka import directory
 from sparklog.kafka.damage import FAIL, OnSkipped, Skipped, check_policy, log_skipped, warn_once
 from sparklog.kafka.partition_state import PartitionState
@@ -228,7 +228,7 @@ class KafkaView:
         state.refresh()
         return _Partition(state, identity, _bounds(state, start, watermark))
 
-    def _checkpoint(self, name: str) -> dict[tuple[str, int], int]:
+    def _checkpoint(self, name: str) -> dict[TopicPartition, int]:
         try:
             return directory.offset_checkpoint(self._log_dir, name)
         except Corrupt as error:
@@ -241,13 +241,13 @@ class KafkaView:
                 return {}
             raise
 
-    def _folders(self) -> dict[tuple[str, int], str]:
+    def _folders(self) -> dict[TopicPartition, str]:
         if self._single:
             return {self._single: self._path}
         known = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
         return directory.partition_folders(self._path, known)
 
-    def _of_topic(self, folders: Mapping[tuple[str, int], str], topic: str) -> dict[int, str]:
+    def _of_topic(self, folders: Mapping[TopicPartition, str], topic: str) -> dict[int, str]:
         mine = {number: folder for (name, number), folder in folders.items() if name == topic}
         if not mine:
             names = sorted({name for name, _ in folders})
