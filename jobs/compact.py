@@ -31,7 +31,7 @@ from sparklog.errors import SparklogError
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
 from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.progress import Narrator, say
-from sparklog.maintenance.report import document, summary, told
+from sparklog.maintenance.report import document, say_failures, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work import Runner
 
@@ -77,7 +77,7 @@ def run(runner: Runner, compact: Compact) -> int:
         say(f"compact.py: {error} [{error.code}]")
         return FAILED
     failures = [failure for report in reports for failure in report.failures]
-    failed = told("compact.py", failures, root.location, len(reports))
+    failed = say_failures("compact.py", failures, root.location, len(reports))
     if chosen.as_json:
         print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=chosen.dry_run)))
     elif text := summary(reports, dry_run=chosen.dry_run):

@@ -24,7 +24,7 @@ from sparklog.errors import SparklogError
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
 from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.progress import say
-from sparklog.maintenance.report import told
+from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work import Runner
 from sparklog.retention.report import document, progress, summary
@@ -55,7 +55,7 @@ def run(chosen: Common, runner: Runner | None = None) -> int:
         say(f"retain.py: {error} [{error.code}]")
         return FAILED
     failures = [failure for report in reports for failure in report.failures]
-    failed = told("retain.py", failures, root.location, len(reports))
+    failed = say_failures("retain.py", failures, root.location, len(reports))
     if chosen.as_json:
         print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=chosen.dry_run)))
     elif reports:

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparklog.errors import SparklogError
-from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, add_place, place
+from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, add_root_and_topics, root_and_topics
 from sparklog.maintenance.progress import say
-from sparklog.maintenance.report import told
+from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work import Runner
 from sparklog.storage import open_store
@@ -45,11 +45,11 @@ class Verify:
 def arguments(given: Sequence[str]) -> Verify:
     """Read the command line; exits with 2 where it is wrong."""
     parser = argparse.ArgumentParser(prog="verify.py", description=(__doc__ or "").splitlines()[0])
-    add_place(parser)
+    add_root_and_topics(parser)
     parser.add_argument("--quick", action="store_true", help="read only the logs; of files look at their sizes")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of lines")
     chosen = parser.parse_args(given)
-    return Verify(*place(parser, chosen), chosen.quick, chosen.json)
+    return Verify(*root_and_topics(parser, chosen), chosen.quick, chosen.json)
 
 
 def run(runner: Runner, chosen: Verify) -> int:
@@ -60,7 +60,7 @@ def run(runner: Runner, chosen: Verify) -> int:
     except SparklogError as error:
         say(f"verify.py: {error} [{error.code}]")
         return FAILED
-    told("verify.py", (), report.location, report.counts.topics or len(report.findings))
+    say_failures("verify.py", (), report.location, report.counts.topics or len(report.findings))
     print(json.dumps(document(report)) if chosen.as_json else summary(report))
     return DONE if report.sound else FAILED
 

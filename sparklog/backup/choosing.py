@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import TypeVar
 
 from sparklog.backup.copying import listed
@@ -25,6 +24,7 @@ from sparklog.log.decision import DECISIONS
 from sparklog.log.entry_log import Entry, EntryKind
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.history import History
+from sparklog.log.iso_time import iso_time
 from sparklog.log.names import is_topic_name, nearest
 from sparklog.log.root import Root
 from sparklog.log.snapshot import Snapshot
@@ -32,7 +32,7 @@ from sparklog.storage.store import Store
 
 E = TypeVar("E", bound=Entry)
 
-__all__ = ["Wanted", "from_place", "from_root", "shown"]
+__all__ = ["Wanted", "from_place", "from_root"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,6 @@ class Wanted:
             raise BadRequest("give one of a backup's number, a version and a time")
         if self.version is not None and (self.topics is None or len(self.topics) != 1):
             raise BadRequest("a version is one of one topic: name the topic, or give a time")
-
-
-def shown(time_ms: int) -> str:
-    """A time as `--as-of` takes it."""
-    return (
-        datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    )
 
 
 def _unknown(name: str, there: Collection[str], where: str) -> NotFound:
@@ -134,8 +127,8 @@ def _time_in(place: Place, time_ms: int, topics: tuple[str, ...] | None) -> tupl
     manifest = next((item for item in found if item.started_ms >= time_ms), None)
     if manifest is None:
         raise NotFound(
-            f"the newest backup was begun at {shown(found[-1].started_ms)}, before {shown(time_ms)}: take another one, "
-            "or give `latest`"
+            f"the newest backup was begun at {iso_time(found[-1].started_ms)}, before {iso_time(time_ms)}: take "
+            "another one, or give `latest`"
         )
     versions = {}
     for item in _items(manifest, topics):
@@ -144,8 +137,9 @@ def _time_in(place: Place, time_ms: int, topics: tuple[str, ...] | None) -> tupl
             continue
         if version < item.since:
             raise NotFound(
-                f"topic '{item.topic}' can be restored as of {shown(item.since_ms)} to {shown(manifest.started_ms)} "
-                f"from backup {manifest.number}, and as of the backups before it; not of {shown(time_ms)}"
+                f"topic '{item.topic}' can be restored as of {iso_time(item.since_ms)} to "
+                f"{iso_time(manifest.started_ms)} from backup {manifest.number}, and as of the backups before it; not "
+                f"of {iso_time(time_ms)}"
             )
         versions[item.topic] = version
     return manifest, _cut(place.store, manifest, versions, time_ms)
@@ -262,6 +256,6 @@ def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None
         first = named.times.get(since, 0)
         raise NotFound(
             f"files of version {version} of topic '{name}' are gone: from this root it can be restored from version "
-            f"{since} ({shown(first)}) on; older ones from a backup"
+            f"{since} ({iso_time(first)}) on; older ones from a backup"
         )
     return base, version

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import crc32c
 
 from sparklog.backup.backing_up import Holds, Progress, silent, write_checkpoint
-from sparklog.backup.choosing import Wanted, from_place, from_root, shown
+from sparklog.backup.choosing import Wanted, from_place, from_root
 from sparklog.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
 from sparklog.backup.cut import Cut
 from sparklog.backup.entries import EntryChain
@@ -49,6 +49,7 @@ from sparklog.log.fields import FORMAT, Fields
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.history import History
 from sparklog.log.invariants import check_commit, check_state
+from sparklog.log.iso_time import iso_time
 from sparklog.log.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
 from sparklog.log.root import open_root
 from sparklog.log.root_id import read_root_id
@@ -144,7 +145,7 @@ def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str
     if missing:
         raise NotFound(f"topic '{missing[0]}' did not exist then; choose another time")
     if wanted.time_ms is not None and not there:
-        raise NotFound(f"there was no topic at {shown(wanted.time_ms)}; choose a later time")
+        raise NotFound(f"there was no topic at {iso_time(wanted.time_ms)}; choose a later time")
     for name, new in rename.items():
         check_topic_name(new)
         if name not in there:
@@ -325,7 +326,7 @@ class _Run:
             # Killed after it was done: only the plan is left.
             found = _snapshots(self.source, versions)
             self.target.delete(RESTORE_KEY)
-            return self._said(found, [])
+            return self._outcome(found, [])
         holds = self._hold(versions)
         try:
             found = _snapshots(self.source, versions)
@@ -343,9 +344,9 @@ class _Run:
         }
         self._put(ROOT_KEY, json_fields.encode(document))
         self.target.delete(RESTORE_KEY)
-        return self._said(found, files)
+        return self._outcome(found, files)
 
-    def _said(self, found: Mapping[str, Snapshot], files: list[DataFile]) -> Restored:
+    def _outcome(self, found: Mapping[str, Snapshot], files: list[DataFile]) -> Restored:
         moved: list[MovedOffset] = []
         for name, number in self.plan["groups"].items() if self.plan["exact"] else ():
             moved += at_the_end(self._entry(GROUPS, name, number), _heads(found))[1]

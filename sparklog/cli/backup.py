@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sparklog.cli.documents import named, print_json
 from sparklog.cli.options import JsonOption, LinkOption, example
+from sparklog.cli.progress import copy_progress
 from sparklog.cli.tables import print_table
 from sparklog.cli.terminal import complain
 
@@ -24,7 +22,6 @@ Only what is new since the last backup is copied, and every byte is checked on t
 meanwhile. Killed at any time, run it again. `sparklog restore` makes a root of it, as of a backup or a time between.
 """
 EXAMPLES = example("sparklog backup --root /data/log --to /backup/log --keep 14")
-SAY_SECONDS = 5.0
 DAY_MS = 86_400_000
 
 
@@ -82,7 +79,7 @@ def backup(
             print(f"Would copy {plan.files} files of {plan.nbytes} bytes of {len(plan.topics)} topics.")
         complain(shown_left_out(plan.left_out))
         return
-    made = back_up(opened, target, topics=topic, link=link, progress=said("backed up"))
+    made = back_up(opened, target, topics=topic, link=link, progress=copy_progress("backed up"))
     pruned = drop(target, keep=keep, keep_ms=keep_ms) if keep is not None or keep_ms is not None else None
     if as_json:
         print_json(named(made, pruned=pruned))
@@ -96,27 +93,8 @@ def backup(
     complain(shown_left_out(made.left_out))
 
 
-def said(what: str) -> Callable[[int, int, int, int], None]:
-    """Progress as a line on stderr every five seconds."""
-    begun = last = time.monotonic()
-
-    def show(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= SAY_SECONDS:
-            last = now
-            rate = nbytes / 1e6 / (now - begun)
-            size = f"{nbytes / 1e6:,.0f} of {of_nbytes / 1e6:,.0f} MB"
-            print(
-                f"{what} {files} of {of_files} files, {size}, {rate:,.0f} MB/s",
-                file=sys.stderr,
-            )
-
-    return show
-
-
 def _show(found: list[Manifest], as_json: bool) -> None:
-    from sparklog.backup.choosing import shown
+    from sparklog.log.iso_time import iso_time
 
     if as_json:
         print_json([named(item, fromMs=item.from_ms, totalBytes=item.total_bytes) for item in found])
@@ -124,10 +102,10 @@ def _show(found: list[Manifest], as_json: bool) -> None:
     rows = []
     for item in found:
         alive = sum(not each.deleted for each in item.topics)
-        since = shown(item.from_ms) if item.from_ms else "the beginning"
+        since = iso_time(item.from_ms) if item.from_ms else "the beginning"
         topics = f"only {alive}" if item.only is not None else alive
         numbers = (topics, len(item.groups), item.total_bytes, item.nbytes)
-        rows.append((item.number, shown(item.started_ms), since, *numbers))
+        rows.append((item.number, iso_time(item.started_ms), since, *numbers))
     headings = ("BACKUP", "TAKEN", "ALL-TIMES-SINCE", "TOPICS", "GROUPS", "BYTES", "COPIED")
     print_table(headings, rows, right=("BACKUP", "TOPICS", "GROUPS", "BYTES", "COPIED"))
 

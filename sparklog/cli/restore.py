@@ -8,6 +8,7 @@ import typer
 
 from sparklog.cli.documents import named, print_json
 from sparklog.cli.options import JsonOption, LinkOption, example
+from sparklog.cli.progress import copy_progress
 from sparklog.cli.tables import print_table
 from sparklog.cli.terminal import complain, printable
 
@@ -54,7 +55,6 @@ def restore(
     from sparklog.backup.restoring import plan_restore
     from sparklog.backup.restoring import restore as make
     from sparklog.backup.unread import shown_left_out
-    from sparklog.cli.backup import said
     from sparklog.datasource.location import refuse_inside
     from sparklog.storage import open_store
 
@@ -65,7 +65,7 @@ def restore(
     if dry_run:
         found = plan_restore(store, wanted, rename=names)
     else:
-        found = make(store, open_store(to), wanted, rename=names, link=link, progress=said("restored"))
+        found = make(store, open_store(to), wanted, rename=names, link=link, progress=copy_progress("restored"))
     if as_json:
         print_json(named(found, dryRun=dry_run))
     else:
@@ -92,7 +92,7 @@ def _renamed(given: list[str] | None) -> dict[str, str]:
 
 
 def _show(found: Restored, to: str, dry_run: bool) -> None:
-    from sparklog.backup.choosing import shown
+    from sparklog.log.iso_time import iso_time
 
     origin = "a root" if found.backup is None else f"backup {found.backup}"
     print(
@@ -102,7 +102,7 @@ def _show(found: Restored, to: str, dry_run: bool) -> None:
     rows = []
     for item in found.topics:
         offsets = sum(end - start for start, end in zip(item.log_starts, item.log_ends, strict=True))
-        rows.append((item.topic, item.source, item.version, shown(item.time_ms), item.partitions, offsets))
+        rows.append((item.topic, item.source, item.version, iso_time(item.time_ms), item.partitions, offsets))
     headings = ("TOPIC", "WAS", "VERSION", "AS-OF", "PARTITIONS", "OFFSETS")
     print_table(headings, rows, right=("VERSION", "PARTITIONS", "OFFSETS"))
     for moved in found.moved:

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta, timezone
 
 import typer
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+from sparklog.log.iso_time import EPOCH
+
 INT64_MAX = 2**63 - 1
 VERSIONS = 10**10
 """A number below is a version, from it on a time: 10^10 ms after 1970 is April 1970."""
@@ -38,8 +39,3 @@ def parse_as_of(text: str | None, option: str = "--as-of") -> tuple[int | None, 
     if text.isdecimal() and int(text) < VERSIONS:
         return int(text), None
     return None, parse_time(text, option)
-
-
-def iso_time(ms: int) -> str:
-    """Milliseconds since the epoch as `2026-01-31T12:00:00.000Z`."""
-    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

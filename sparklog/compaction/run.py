@@ -37,7 +37,7 @@ from sparklog.log.snapshot import Snapshot
 from sparklog.log.topic import Topic
 from sparklog.maintenance.report import Failure, Size, TopicReport
 from sparklog.maintenance.work import Done, Runner, Settings, Work
-from sparklog.transactions.completion import for_planning, resolve_topic
+from sparklog.transactions.completion import resolve_topic, visible_snapshot
 
 __all__ = ["PLANS", "OnDone", "Plans", "compact_root", "compact_topic"]
 
@@ -311,7 +311,7 @@ class _TopicRun:
             self._over = True
             self._report = replace(self._report, notes=(*self._report.notes, "deleted meanwhile, nothing left to do"))
             return None
-        return for_planning(self._topic, snapshot)
+        return visible_snapshot(self._topic, snapshot)
 
     def _failed(self, work: Work, error: SparklogError) -> SparklogError:
         """A piece failed: again, narrowed down, or reported."""

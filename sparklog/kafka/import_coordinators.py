@@ -94,18 +94,18 @@ def kafka_groups(
                 group.offsets[found.topic, found.partition] = value
         elif isinstance(found, GroupKey):
             classic = decode_group_value(kept.value)
-            _note(groups, found.group, 0 if classic is None else classic.generation)
+            _note_generation(groups, found.group, 0 if classic is None else classic.generation)
         elif isinstance(found, OtherKey) and found.type == CONSUMER_GROUP_METADATA:
             fields = decode_other_value(found, kept.value)
             group_id, epoch = found.fields.get("groupId"), None if fields is None else fields.get("epoch")
             if isinstance(group_id, str) and isinstance(epoch, int):
-                _note(groups, group_id, epoch)
+                _note_generation(groups, group_id, epoch)
 
     _each(path, CONSUMER_OFFSETS, take, env, policy, on_skipped)
     return dict(sorted(groups.items()))
 
 
-def _note(groups: dict[str, KafkaGroup], group_id: str, generation: int) -> None:
+def _note_generation(groups: dict[str, KafkaGroup], group_id: str, generation: int) -> None:
     group = groups.setdefault(group_id, KafkaGroup(group_id))
     group.generation = min(max(group.generation, generation), MAX_GENERATION)
 

@@ -31,9 +31,9 @@ __all__ = [
     "WRONG_USAGE",
     "Common",
     "add_common",
-    "add_place",
+    "add_root_and_topics",
     "common",
-    "place",
+    "root_and_topics",
     "settings_file",
 ]
 
@@ -61,7 +61,7 @@ class Common:
         return replace(self.settings, now_ms=store_ms if self.now_ms is None else self.now_ms)
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
+def add_root_and_topics(parser: argparse.ArgumentParser) -> None:
     """Add the options of every job: which root, which topics."""
     parser.add_argument("--root", default=os.environ.get("SPARKLOG_ROOT"), help="the root; else SPARKLOG_ROOT")
     parser.add_argument(
@@ -71,7 +71,7 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the shared options to a maintenance job's parser."""
-    add_place(parser)
+    add_root_and_topics(parser)
     parser.add_argument(
         "--properties", metavar="FILE", help="defaults under Kafka's names, as conf/sparklog.properties"
     )
@@ -80,7 +80,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of tables")
 
 
-def place(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
+def root_and_topics(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
     """Root and topics of a parsed command line; ends the program with 2, by the parser, where they are wrong."""
     if not chosen.root:
         parser.error("give --root, or set SPARKLOG_ROOT")
@@ -92,7 +92,7 @@ def place(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> tuple[
 
 def common(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Common:
     """The shared options of a parsed command line; ends the program with 2, by the parser, where they are wrong."""
-    root, topics = place(parser, chosen)
+    root, topics = root_and_topics(parser, chosen)
     try:
         settings = Settings(0) if chosen.properties is None else settings_file(chosen.properties)
     except BadRequest as error:

@@ -13,7 +13,17 @@ from sparklog.errors import SparklogError
 from sparklog.maintenance.progress import megabytes, say
 from sparklog.maintenance.work import PieceReport
 
-__all__ = ["Failure", "PartitionTotal", "Planned", "Size", "TopicReport", "document", "summary", "table", "told"]
+__all__ = [
+    "Failure",
+    "PartitionTotal",
+    "Planned",
+    "Size",
+    "TopicReport",
+    "document",
+    "say_failures",
+    "summary",
+    "table",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class Failure:
         return f"{self.title}: {self.message} [{self.code}]"
 
 
-def told(program: str, failures: Sequence[Failure], place: str, topics: int) -> bool:
+def say_failures(program: str, failures: Sequence[Failure], place: str, topics: int) -> bool:
     """Say on stderr what failed, or that a root has no topics, as every job does; whether anything failed."""
     for failure in failures:
         say(f"{program}: {failure.line()}")

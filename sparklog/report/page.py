@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from sparklog.log.iso_time import EPOCH, LAST_MS
 from sparklog.report.facts import Doing, GroupFacts, GroupPartition, PartitionFacts, Report, TopicFacts
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ MOST_PARTITIONS = 200
 """Rows of partitions that a topic has on the page; the largest."""
 MOST_BARS = 100
 LARGEST_TOPICS = 12
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_LAST_MS = 253_402_300_799_999
-"""The last ms of the year 9999, where Python's times end; Kafka's do not."""
 
 
 def as_html(report: Report) -> str:
@@ -159,9 +157,9 @@ def time(ms: int | None) -> str:
     """`2026-01-31 12:00:00`, in UTC."""
     if ms is None:
         return "–"
-    if not 0 <= ms <= _LAST_MS:
+    if not 0 <= ms <= LAST_MS:
         return f"{ms:,} ms"
-    return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%d %H:%M:%S")
+    return (EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def duration(ms: float | None) -> str:

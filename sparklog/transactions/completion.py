@@ -28,11 +28,11 @@ __all__ = [
     "Collected",
     "check_not_one_write",
     "collect",
-    "for_planning",
     "forget_recorded",
     "recorded_everywhere",
     "resolve_topic",
     "transactional_ids",
+    "visible_snapshot",
 ]
 
 ONE_WRITE = "one-write:"
@@ -62,7 +62,7 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
     return resolved
 
 
-def for_planning(topic: Topic, snapshot: Snapshot) -> Snapshot:
+def visible_snapshot(topic: Topic, snapshot: Snapshot) -> Snapshot:
     """The snapshot of a topic with what an open transaction hides from readers, also through other topics, left alone.
 
     Rewritten slices no longer say which transaction they are of: one that is hidden in another topic would then be

@@ -13,7 +13,7 @@ from sparklog.log.head import Head
 from sparklog.log.kafka_open import KafkaOpen
 from sparklog.log.root import Root
 
-__all__ = ["ONGOING", "KafkaHeld", "end_of", "held_by", "owner_of", "owners", "state_of"]
+__all__ = ["ONGOING", "KafkaHeld", "end_held", "held_by", "owner_of", "owners", "state_of"]
 
 ONGOING = "Ongoing"
 PREPARE = {"commit": "PrepareCommit", "abort": "PrepareAbort"}
@@ -52,7 +52,7 @@ def state_of(held: tuple[KafkaHeld, ...]) -> str:
     return ONGOING if decided is None else PREPARE[decided]
 
 
-def end_of(root: Root, held: tuple[KafkaHeld, ...]) -> tuple[KafkaHeld, ...]:
+def end_held(root: Root, held: tuple[KafkaHeld, ...]) -> tuple[KafkaHeld, ...]:
     """End these in their topics, as they were decided and else by ABORT; those that this ended."""
     ended: list[KafkaHeld] = []
     for topic in sorted({each.topic for each in held}):

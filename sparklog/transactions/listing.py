@@ -167,7 +167,7 @@ def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -
     if not standing.is_open and (n is not None or not standing.kafka):
         raise Conflict(f"no transaction of '{transactional_id}' is open; describe it")
     topics = _abort_own(root, standing, number) if standing.is_open else ()
-    ended = kafka.end_of(root, standing.kafka) if n is None else ()
+    ended = kafka.end_held(root, standing.kafka) if n is None else ()
     return Aborted(number if standing.is_open else None, topics, ended)
 
 

@@ -137,6 +137,7 @@ def test_a_group_beyond_the_version_is_set_to_the_end(
         (("restore", "{place}", "--to", "{new}", "--as-of", "tuesday"), 2, "--as-of"),
         (("restore", "{place}", "--to", "{new}", "--as-of", "2001-01-01"), 1, "there was no topic at 2001-01-01"),
         (("restore", "{place}", "--to", "{new}", "--as-of", "2999-01-01"), 1, "the newest backup was begun at"),
+        (("restore", "{place}", "--to", "{new}", "--as-of", "9" * 18), 1, f", before {'9' * 18}: take another one"),
         (("restore", "{place}", "--to", "{new}", "--backup", "7"), 1, "there is no backup 7"),
         (("restore", "{place}", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
         (("restore", "{place}", "--to", "{new}", "--rename", "orders"), 2, "OLD=NEW"),
