@@ -59,7 +59,9 @@ def stream_into_topic(spark: SparkSession) -> int:
     """The job a team would run, `jobs/stream.py`, until it has written what is there. How many records it wrote."""
     checkpoint = str(DEMO / "checkpoints" / "archive")
     topics = ("subscribe", SOURCE_TOPICS)
-    query = stream.start(spark, stream.Copy(str(KAFKA), str(ROOT), checkpoint, topics, TOPIC, partitions=4, most=100))
+    query = stream.start(
+        spark, stream.Copy(str(KAFKA), str(ROOT), checkpoint, topics, TOPIC, partitions=4, max_offsets_per_trigger=100)
+    )
     query.awaitTermination()
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 

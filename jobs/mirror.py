@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 SCHEME = "kafka://"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-MOST_OFFSETS = 1_000_000
+MAX_OFFSETS_PER_TRIGGER = 1_000_000
 """Of one micro-batch: what a killed job does again, and into Kafka writes again."""
-MOST_TASKS = 200
+MAX_TASKS = 200
 PATIENCE = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
 """Of the admin client, where the user sets neither: brokers that are not there are said so in half a minute."""
 MAX_AGE = "metadata.max.age.ms"
@@ -72,7 +72,7 @@ class Mirror:
     pattern: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     isolation: str = "read_committed"
-    most: int = MOST_OFFSETS
+    max_offsets_per_trigger: int = MAX_OFFSETS_PER_TRIGGER
     fail_on_data_loss: bool = True
     follow: bool = False
 
@@ -163,14 +163,14 @@ class KafkaPlace:
         properties = self._jvm.java.util.Properties()
         for name, value in {**patience, **options, "bootstrap.servers": servers}.items():
             properties.setProperty(name, value)
-        with self._said("there is no way to"):
+        with self._java_errors("there is no way to"):
             self._admin = clients.AdminClient.create(properties)
 
     def close(self) -> None:
         self._admin.close()
 
     def names(self) -> list[str]:
-        with self._said("the topics cannot be listed at"):
+        with self._java_errors("the topics cannot be listed at"):
             return sorted(self._jvm.java.util.ArrayList(self._admin.listTopics().names().get()))
 
     def partitions(self, names: Collection[str]) -> dict[str, int]:
@@ -178,10 +178,10 @@ class KafkaPlace:
         for name in names:
             asked.add(name)
         found = {}
-        with self._said("the topics cannot be described at"):
+        with self._java_errors("the topics cannot be described at"):
             answers = self._admin.describeTopics(asked).topicNameValues()
         for name in names:
-            with self._said(f"topic '{name}' cannot be described at", unless="UnknownTopicOrPartitionException"):
+            with self._java_errors(f"topic '{name}' cannot be described at", unless="UnknownTopicOrPartitionException"):
                 found[name] = int(answers.get(name).get().partitions().size())
         return found
 
@@ -191,15 +191,15 @@ class KafkaPlace:
         wanted = self._jvm.java.util.ArrayList()
         wanted.add(topic)
         hint = f"; create it yourself: kafka-topics.sh --create --topic {name} --partitions {partitions} "
-        with self._said(f"topic '{name}' cannot be created at", f"{hint}--bootstrap-server {self._servers}"):
+        with self._java_errors(f"topic '{name}' cannot be created at", f"{hint}--bootstrap-server {self._servers}"):
             self._admin.createTopics(wanted).all().get()
 
     def grow(self, name: str, partitions: int) -> str:
         return f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {name} --partitions {partitions}"
 
     @contextmanager
-    def _said(self, what: str, hint: str = "", unless: str | None = None) -> Iterator[None]:
-        """Java's exceptions in one line of ours; none for the exception called `unless`."""
+    def _java_errors(self, what: str, hint: str = "", unless: str | None = None) -> Iterator[None]:
+        """Java's exceptions as `Unavailable`, in one line; the one whose class is called `unless` is passed over."""
         try:
             yield
         except Py4JJavaError as error:
@@ -256,7 +256,7 @@ def into_kafka(records: DataFrame, partitions: int) -> DataFrame:
 
     sparklog reads a large partition in several tasks, which would send to Kafka at the same time.
     """
-    whole = records.repartition(max(1, min(partitions, MOST_TASKS)), "topic", "partition")
+    whole = records.repartition(max(1, min(partitions, MAX_TASKS)), "topic", "partition")
     ordered = whole.sortWithinPartitions("topic", "partition", "offset")
     return ordered.select("topic", "partition", "key", "value", "headers")
 
@@ -269,7 +269,7 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
         subscribe=",".join(sorted(partitions)),
         startingOffsets="earliest",
         includeHeaders=True,
-        maxOffsetsPerTrigger=mirror.most,
+        maxOffsetsPerTrigger=mirror.max_offsets_per_trigger,
         failOnDataLoss=mirror.fail_on_data_loss,
     )
     reader = reader.option("kafka.isolation.level", mirror.isolation)
@@ -388,7 +388,9 @@ def arguments(given: Sequence[str]) -> Mirror:
         "--kafka-config", metavar="FILE", help="such options, as the client.properties of Kafka's tools"
     )
     parser.add_argument("--isolation-level", choices=("read_committed", "read_uncommitted"), default="read_committed")
-    parser.add_argument("--max-offsets-per-trigger", type=int, default=MOST_OFFSETS, help=f"({MOST_OFFSETS:,})")
+    parser.add_argument(
+        "--max-offsets-per-trigger", type=int, default=MAX_OFFSETS_PER_TRIGGER, help=f"({MAX_OFFSETS_PER_TRIGGER:,})"
+    )
     parser.add_argument(
         "--no-fail-on-data-loss", action="store_true", help="go on where records are gone that were not moved yet"
     )

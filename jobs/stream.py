@@ -7,7 +7,7 @@ Run again with the same checkpoint it goes on where it was: nothing is lost, not
 value, headers and timestamp (else the time of writing). A topic keeps its name unless `--topic` sends
 all records to one. Without `--follow` the job ends when it has written what was there as it began.
 
-Exit codes: 0 done, 1 the query failed (the reason on stderr), 2 wrong usage.
+Exit codes: 0 done, 1 the query failed (the reason on stderr), 2 wrong usage, 130 interrupted (Ctrl-C).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from pyspark.sql.functions import col, lit, timestamp_millis, when
 from pyspark.sql.streaming import StreamingQuery
 
 import sparklog
+from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED
+from sparklog.maintenance.progress import say
 
 COLUMNS = ("key", "value", "headers", "timestamp")
 
@@ -42,7 +44,7 @@ class Copy:
     subscribe: tuple[str, str] | None = None
     topic: str | None = None
     partitions: int = 1
-    most: int | None = None
+    max_offsets_per_trigger: int | None = None
     follow: bool = False
     group: str | None = None
 
@@ -52,8 +54,8 @@ def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
     reader = spark.readStream.format("sparklog").option("startingOffsets", "earliest").option("includeHeaders", True)
     if copy.subscribe is not None:
         reader = reader.option(*copy.subscribe)
-    if copy.most is not None:
-        reader = reader.option("maxOffsetsPerTrigger", copy.most)
+    if copy.max_offsets_per_trigger is not None:
+        reader = reader.option("maxOffsetsPerTrigger", copy.max_offsets_per_trigger)
     if copy.group is not None:
         reader = reader.option("kafka.group.id", copy.group)
     columns = COLUMNS if copy.topic is not None else (*COLUMNS, "topic")
@@ -111,11 +113,11 @@ def run(spark: SparkSession, copy: Copy) -> int:
         query = start(spark, copy)
         query.awaitTermination()
     except PySparkException as error:
-        print(f"stream.py: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 1
+        say(f"stream.py: {str(error).splitlines()[0]}")
+        return FAILED
     last = query.lastProgress
     print(f"written to {copy.root}" + (f", up to micro-batch {last['batchId']}" if last else ": nothing new"))
-    return 0
+    return DONE
 
 
 def main() -> int:
@@ -127,6 +129,9 @@ def main() -> int:
     spark = builder.getOrCreate()
     try:
         return run(spark, copy)
+    except KeyboardInterrupt:
+        say("stream.py: interrupted; the next run with this checkpoint goes on where it was")
+        return INTERRUPTED
     finally:
         spark.stop()
 

@@ -164,7 +164,10 @@ def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
 
 
 def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms: int | None) -> Cut:
-    """The least cut at or above these versions; without a time just these, and what had been decided by then."""
+    """The least cut at or above these versions and what ids and groups had written by `time_ms`.
+
+    None: just these versions, with what had been written when the newest of them was committed.
+    """
     topics, committed = {}, set()
     for item in manifest.topics:
         if item.topic in versions:

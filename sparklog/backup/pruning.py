@@ -109,7 +109,7 @@ def _of_backups(info: ObjectInfo) -> bool:
 
 
 def named_keys(store: Store, manifest: Manifest) -> set[str]:
-    """Every object that a backup names, its own manifest aside; also such that are not there any more.
+    """Keys of all objects that a backup names, whether they are still there or not; not that of its manifest.
 
     `Corrupt` or `NotFound` if its logs are not whole.
     """

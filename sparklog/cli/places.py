@@ -124,7 +124,7 @@ def open_root(root: str, *, create: bool = False) -> Root:
 
 
 def root_if_there(root: str) -> Root | None:
-    """A sparklog root, None where there is none yet: for who only looks at what would be done."""
+    """A sparklog root, None where there is none yet: for dry runs."""
     from sparklog.errors import NotFound
 
     try:

@@ -69,9 +69,10 @@ Checkpoint = dict[TopicPartition, int]
 class ExportedPartition:
     """One partition as it was exported.
 
-    * `log_start`, `log_end`: as the broker will show them; `last_stable`: lower where a transaction of Kafka's is open
-    * `segments`: how many, empty ones included; `nbytes`: of their `.log` files, `linked` of which are shared with the
-      root
+    * `log_start`, `log_end`: as the broker will show them; `last_stable`: below the log end where a transaction of
+      Kafka's is open
+    * `segments`: how many, empty ones included; `nbytes`: bytes of their `.log` files; `linked`: those of them that are
+      hard links to files of the root
     """
 
     partition: int
@@ -87,7 +88,7 @@ class ExportedPartition:
 class ExportedTopic:
     """One topic as it was exported: `version` of its log, `topic_id` in its files, `configs` that were set on it.
 
-    `groups`: of `__consumer_offsets`, which has no version, the groups whose offsets are in it.
+    `__consumer_offsets`, which is made for an export, has no `version`; `groups` are those whose offsets are in it.
     """
 
     topic: str
@@ -118,15 +119,16 @@ def export_topics(
 ) -> list[ExportedTopic]:
     """Export topics to the directory `path`, which must be empty or not there; what was exported, in the order given.
 
-    `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes out
-    whole) apply to each topic. `version` or `time_ms`: as the topic was then. `topic_id`: to write instead of the
-    topic's own (of an imported one: that which Kafka gave it), for a broker that knows it under another; by topic if
-    there are several. `link`: sealed segments
-    become hard links to the root's files where both are on one disk. `durable=False` skips every fsync.
-
-    `groups` (names, or "all"): what they have committed by now for the exported partitions goes out as the topic
-    `__consumer_offsets` with `offsets_partitions` partitions, which comes last in the answer, and as
-    `consumer-groups.csv` (`sparklog.export.group_offsets`).
+    * `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes
+      out whole): apply to each topic
+    * `version` or `time_ms` (since the epoch): export the topics as they were then
+    * `topic_id`: the id under which the broker knows the topic, by topic if there are several; default: the id that
+      Kafka gave an imported topic, else its own
+    * `groups` (names, or "all"): offsets that these have committed by now for the exported partitions go out as the
+      topic `__consumer_offsets` with `offsets_partitions` partitions, which comes last in the answer, and as
+      `consumer-groups.csv` (`sparklog.export.group_offsets`)
+    * `link`: sealed segments become hard links to the root's files where both are on one disk
+    * `durable`: False skips every fsync; `progress`: told records and bytes
 
     `NotFound` for a topic, partition, offset, version, time or group that is not there; `Conflict` if the directory is
     not empty or a file was replaced meanwhile; `BadRequest` for a place or an id that cannot be; `Corrupt` for damage.
@@ -162,7 +164,7 @@ def export_topics(
 
 
 def topic_id_for_brokers(head: Head) -> str:
-    """The id under which a broker may know the topic: Kafka's own where it was imported, as far as that is known."""
+    """The id under which a broker may know the topic: Kafka's own where it was imported and had one."""
     return head.kafka_source.topic_id if head.kafka_source and head.kafka_source.topic_id else head.topic_id
 
 
@@ -185,7 +187,7 @@ def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], gro
 
 
 def _checked_place(root: Root, path: str) -> str:
-    """Where to export to, as far as can be said before: nothing is there yet, and it is no part of the root."""
+    """The real path to export to. `BadRequest` for a file, or within or around the root; `Conflict` if not empty."""
     real = os.path.realpath(path)
     store = root.store
     if isinstance(store, LocalStore):

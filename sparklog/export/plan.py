@@ -1,12 +1,12 @@
 """Plans an export, from a snapshot alone: of each partition, which files are copied and which slices are written.
 
-A sealed slice is Kafka's segment already and is copied, as far as it is wanted. All other
-slices are cut into segments by the same rule as sealing cuts them (`sparklog.log.segments`) and written by the same
-code. Nothing at or above the last stable offset goes out: in Kafka's files an open transaction of ours would be
-records like any others. Slices of aborted transactions are left out, which leaves a gap in the offsets.
+A sealed slice is a Kafka segment already and is copied, as far as it is wanted. All other slices are cut into segments
+by the rule of sealing (`sparklog.log.segments`) and written by the same code. Nothing at or above the last stable
+offset goes out: in Kafka's files an open transaction of ours would be records like any others. Slices of aborted
+transactions are left out, which leaves a gap in the offsets.
 
-What is wanted may begin anywhere: the first file is kept whole and the log start says where records begin. It ends
-with the batch that holds the last wanted offset, as batches are not taken apart.
+An export may begin at any offset: the first file stays whole, and the log start says where records begin. It ends with
+the batch that holds the last wanted offset, because batches are not taken apart.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _places(offsets: Sequence[TopicOffsets]) -> dict[tuple[str, str], set[int]]:
 
 
 def _overtaken(pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[Pending, ...]:
-    """Prepares without the partitions that something later has settled; one of which nothing is left goes."""
+    """Prepares without the partitions in `gone`, which something later has settled; empty ones are dropped."""
     left = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
     return tuple(item for item in left if item.offsets)
 
@@ -233,9 +233,9 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
 
 
 def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, str]]) -> GroupState | None:
-    """Drop the offsets of topics (and ids) that are `gone`, or all of them; a group of which nothing is left goes.
+    """Drop the offsets of deleted topics, `gone` (name and id); with `everything` all, and so the group.
 
-    What is pending stays. None if nothing is to be dropped.
+    Pending offsets stay, and with them their group. None if there is nothing to drop.
     """
     # Maintenance touches nothing: a group expires by what its members and operators did.
     if not state.exists:

@@ -68,9 +68,9 @@ class KafkaGroup:
 
 @dataclass(frozen=True, slots=True)
 class ImportedGroup:
-    """What became of a group: `offsets` of it are in the root now or were before, `left_out` of topics that are not.
+    """What became of a group: how many of its `offsets` the root has now, how many it `left_out` with their topics.
 
-    `in_use`: it has had a member of its own here and was left alone.
+    `in_use`: the group has had a member in the root, and was left alone.
     """
 
     group: str

@@ -70,7 +70,7 @@ class PartitionSource:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the topic has of a partition already: all below `imported.end`, and these transactions are open there."""
+    """What the root has of a partition: all below `imported.end`; `open`: Kafka's transactions that are open there."""
 
     imported: ImportedEnd
     open: tuple[KafkaOpen, ...] = ()
@@ -85,8 +85,10 @@ FRESH = Known(ImportedEnd(0))
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorEntry:
-    """What Kafka's transaction coordinator knows of a producer id; `decided` (`commit`, `abort`, None) of which
-    partitions `(topic, partition)`; fields otherwise as of `KafkaOpen`. `record`: partition and offset of what says so.
+    """What Kafka's transaction coordinator knows of a producer id; fields that are not named here as in `KafkaOpen`.
+
+    * `decided`: `commit`, `abort`, or None while it is not decided; `partitions`: those that are in the transaction
+    * `record`: partition and offset of the record in `__transaction_state` that says so
     """
 
     transactional_id: str
@@ -99,10 +101,10 @@ class CoordinatorEntry:
 
 @dataclass(slots=True)
 class Target:
-    """Where copies go: the folder of `topic` in `store`, written by somebody who has read `read_version`.
+    """Where copies go: the folder of `topic` in `store`. `read_version`: of the topic, for the names of new files.
 
     * `index_interval`: the topic's `index.interval.bytes`
-    * `written`: keys of all files begun, for who has to give up
+    * `written`: keys of all files that were begun, which are deleted if the import fails
     * `policy`: what damage does (see `sparklog.kafka.damage`); `on_skipped` is told what it cost
     * `link`: closed segments become links where that can be
     * `coordinator`: producer id -> what is known of its transaction

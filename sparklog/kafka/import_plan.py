@@ -58,9 +58,9 @@ class TopicSource:
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """What to import of a topic: `known` is what the root has of each partition, `exists` whether it has the topic.
+    """What to import of a topic. `known`: per partition, what the root has already; `exists`: the root has the topic.
 
-    `finished`: all of it is there, and Kafka's open transactions were ended here since: nothing can or need be taken.
+    `finished`: the root has all of it and has ended Kafka's open transactions since, so there is nothing to import.
     """
 
     source: TopicSource
@@ -72,10 +72,10 @@ class TopicPlan:
 def plan_import(
     root: Root | None, sources: Sequence[TopicSource], policy: str, *, last: bool = False
 ) -> list[TopicPlan]:
-    """The plans, checked against the root (None: there is none yet), which stays as it is.
+    """What to import of each source, checked against the root (None: there is none yet). Changes nothing.
 
-    `last`: this import ends Kafka's open transactions, so that no other can go on. One that was killed while it did is
-    completed all the same: a topic that was written to is none to refuse if there is nothing more to take.
+    `last`: this import will end Kafka's open transactions, after which no other can go on. If one was killed while it
+    ended them, its topics have been written to; they count as `finished` if the log dir has nothing new for them.
 
     `BadRequest` for a name that no topic may have; `Conflict` if a topic of that name exists and cannot go on.
     """
@@ -101,9 +101,9 @@ def _known(head: Head, partition: int) -> Known:
 
 
 def _check_topic(root: Root, source: TopicSource, head: Head, last: bool) -> bool:
-    """`Conflict` unless the topic was imported from this one of Kafka's and nothing else was written to it.
+    """`Conflict` unless the topic was imported from this topic of Kafka's and was not written to since.
 
-    With `last` it may have been if there is nothing more to take: True.
+    With `last` one that was written to is accepted if there is nothing new to import; True then, else False.
     """
     name, before = source.name, head.kafka_source
     if before is None:
@@ -145,7 +145,7 @@ def _bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, i
 
 
 def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEnd, policy: str, env: Env) -> None:
-    """`Conflict` unless the partition's log is the one of which `taken` was imported."""
+    """`Conflict` unless the partition still has the log that was imported, up to `taken`."""
     if taken.end == 0:
         return
     where = f"{source.name}-{part.number}"
@@ -177,7 +177,7 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
 
 
 def foreseen(part: PartitionSource, known: Known, env: Env) -> tuple[int, int, int]:
-    """Of a partition: its log start, its log end, and bytes of the segments behind what is known."""
+    """Log start and log end of a partition, and how many bytes an import of it reads at most."""
     names = settled_segments(part.folder, env=env)
     log_start, log_end = _bounds(part, names)
     nbytes = 0
@@ -189,7 +189,7 @@ def foreseen(part: PartitionSource, known: Known, env: Env) -> tuple[int, int, i
 
 
 def _batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
-    """Checksum and leader epoch of the batch whose last offset this is; None if there is none such."""
+    """Checksum and leader epoch of the batch that ends with offset `last`; None if there is no such batch."""
     name = next((each for each in reversed(names) if each.base <= last), None)
     if name is None:
         return None
@@ -242,7 +242,7 @@ def topic_sources(path: str, topics: Sequence[str] | None) -> list[TopicSource]:
 
 
 def _watermarks(path: str, folders: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
-    """High watermarks, empty without a checkpoint of them; where it does not name a partition that has none yet."""
+    """High watermark of each partition: 0 where the checkpoint is damaged or lacks it. Empty without a checkpoint."""
     try:
         found = directory.offset_checkpoint(path, HIGH_WATERMARKS_FILE)
     except Corrupt:

@@ -58,11 +58,11 @@ OnProgress: TypeAlias = Callable[[str, int, int, int], None]
 class PartitionReport:
     """What an import did to one partition (a dry run: would do).
 
-    * `log_start`, `log_end`: as they are now; `since`: below it all was there already
-    * `records`, `copied`, `linked`: new ones, bytes copied and bytes shared with Kafka's files
+    * `log_start`, `log_end`: as they are now; `since`: the first offset that was not there before
+    * `records`: imported now; `copied`, `linked`: bytes copied, and bytes shared with Kafka's files by hard links
     * `skipped`: places where damage was left out; `open`: transactions that no marker ends
 
-    A dry run looks at names and sizes: `copied` is what is to be read at most, `records` and `open` are not known (0).
+    A dry run looks at names and sizes only: `copied` is the most that would be read, `records` and `open` are 0.
     """
 
     partition: int
@@ -88,14 +88,14 @@ class ImportedTopic:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did: topics by name, and groups by id of which offsets in these topics were found."""
+    """What an import did: its topics, by name, and the consumer groups that have offsets in them, by id."""
 
     topics: tuple[ImportedTopic, ...]
     groups: tuple[ImportedGroup, ...] = ()
 
     @property
     def names(self) -> list[str]:
-        """Of the topics."""
+        """Names of the topics."""
         return [each.topic for each in self.topics]
 
 
@@ -132,19 +132,20 @@ def import_log_dir(
     dry_run: bool = False,
     on_progress: OnProgress = unwatched,
 ) -> ImportReport:
-    """Import topics of the log dir at `path` (None: all but Kafka's internal ones), or what is new of them.
+    """Import topics of the log dir at `path`, or what is new of those that were imported before.
 
-    A topic that the root has already goes on where its last import ended, complete or not. `configs` are set on each
-    topic; `force` as in `Root.create_topic`. `corrupt_records` says what damage does: `fail`, `skip` (what is damaged
-    is left out) or `truncate` (what Kafka would keep after an unclean shutdown with recovery point 0: a partition ends
-    in front of its first damage); `on_skipped` is told what is not imported, bytes behind the log's end included (by
-    default a warning is logged). `open_transactions`: what becomes of those that Kafka has not ended: `keep` (they hold
-    back the last stable offset until a later import brings their marker, or they are ended here), `abort` (the topics
-    are Kafka's no more: what Kafka has decided ends so, the others are aborted, and no import can go on), or `refuse`
-    (`Conflict`). `link`: `auto` or `never`. `groups`: offsets of consumer groups in these topics come along from
-    `__consumer_offsets`; `transactions`: whose the open transactions are, and what was decided of them, is taken from
-    `__transaction_state`, where the log dir has these (see `sparklog.kafka.import_coordinators`). `dry_run`: nothing is
-    changed, the report says what would be (`root` None: for a root that is not there yet).
+    * `topics`: names (None: all but Kafka's internal ones); `configs`: set on each; `force` as in `Root.create_topic`
+    * `corrupt_records`: what damage does: `fail`, `skip` (what is damaged is left out), or `truncate` (a partition ends
+      in front of its first damage, as after Kafka's recovery from recovery point 0)
+    * `on_skipped`: told what is not imported, bytes behind the log's end included (default: a warning is logged)
+    * `open_transactions`: what becomes of transactions that Kafka has not ended: `keep` (they hold back the last stable
+      offset until a later import brings their markers, or they are ended here), `abort` (they end as Kafka's
+      coordinator has decided, else by ABORT, and no import can go on with these topics), or `refuse` (`Conflict`)
+    * `link`: `auto` (closed segments become hard links where both lie on one disk) or `never`
+    * `groups`: take offsets of consumer groups from `__consumer_offsets`; `transactions`: take ids, timeouts and
+      decisions of open transactions from `__transaction_state` (see `sparklog.kafka.import_coordinators`)
+    * `dry_run`: change nothing and report what would be done; `root` may be None then: it is not there yet
+    * `on_progress`: told what was copied, see `OnProgress`
 
     `NotFound` if there is no log dir or no such topic; `Conflict` if a topic exists and was not imported from this one,
     was written to since, or was cut in Kafka; `BadRequest` for partitions that are missing in the log dir, a config or
@@ -306,7 +307,7 @@ class _TopicImport:
         )
 
     def _full(self) -> bool:
-        """Whether what waits is enough for a commit. Who refuses open transactions knows of them in the end only."""
+        """Whether enough waits for a commit. With `refuse` all is one commit: only the end tells what is open."""
         files, nbytes = self._waiting
         return self._chosen.open_transactions != REFUSE and (files >= SLICES_PER_COMMIT or nbytes >= BYTES_PER_COMMIT)
 
@@ -334,7 +335,7 @@ class _TopicImport:
             )
 
     def _give_up(self, topic: Topic) -> None:
-        """Leave what is committed, by anybody. A topic that was created for this, and of which nothing was, goes."""
+        """Delete the files that no commit can name, and the topic if this created it and committed nothing to it."""
         if not self._plan.exists and not self._attempted:
             with suppress(Conflict):
                 topic.delete(version=self._created)

@@ -198,7 +198,7 @@ class PartitionState:
         return found if not unknown else _with_unknown(found, unknown)
 
     def unknown(self, start: int, end: int) -> list[Unknown]:
-        """The transactions with offsets in `[start, end)` of which neither marker nor `.txnindex` says the outcome."""
+        """Transactions with offsets in `[start, end)` whose outcome neither a marker nor a `.txnindex` tells."""
         found = [entry for entry in self.transactions.unknown if entry[1] < end and entry[2] >= start]
         if not found:
             return []

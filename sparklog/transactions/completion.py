@@ -63,10 +63,11 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
 
 
 def visible_snapshot(topic: Topic, snapshot: Snapshot) -> Snapshot:
-    """The snapshot of a topic with what an open transaction hides from readers, also through other topics, left alone.
+    """A topic's snapshot in which all counts as open that an open transaction hides, here or in another topic.
 
-    Rewritten slices no longer say which transaction they are of: one that is hidden in another topic would then be
-    shown in this one. Costs a request per topic that shared transactions with this one, directly or not.
+    What is rewritten must end there: rewritten slices no longer say which transaction they are of, so one that is still
+    hidden in another topic would be seen in this one. Costs a request per topic that shared a transaction with this
+    one, directly or not.
     """
     found = {topic.name: snapshot}
     waiting = list(snapshot.head.siblings)
@@ -83,9 +84,10 @@ def visible_snapshot(topic: Topic, snapshot: Snapshot) -> Snapshot:
 
 
 def recorded_everywhere(root: Root, state: Decisions, *, ask: bool | None = None) -> set[int]:
-    """COMMITs that all topics and groups they name have recorded, or that are gone: as far as this process knows.
+    """Numbers of the COMMITs that every topic and group they name has recorded, or is gone.
 
-    They are asked (`ask`) only where many COMMITs wait.
+    `ask`: look at these anew, a request each; else only at what this process has read before. None: ask where many
+    COMMITs wait.
     """
     ask = len(state.commits) > FEW_COMMITS if ask is None else ask
     return {item.n for item in state.commits if _all_recorded(root, state.id, item, ask)}

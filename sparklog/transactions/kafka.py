@@ -29,31 +29,31 @@ class KafkaHeld:
 
 
 def owner_of(each: KafkaOpen) -> str:
-    """The transactional id, `producer-7` where only the producer id is known."""
+    """Who began it: the transactional id, or `producer-7` where only the producer id is known."""
     return each.transactional_id or f"producer-{each.producer}"
 
 
 def owners(heads: Mapping[str, Head]) -> set[str]:
-    """Of all that is open in topics."""
+    """Owners of everything of Kafka's that is open in these topics."""
     return {owner_of(each) for head in heads.values() for each in head.kafka_open}
 
 
 def held_by(heads: Mapping[str, Head], owner: str) -> tuple[KafkaHeld, ...]:
-    """What is open of one owner, by topic and partition."""
+    """What one owner has open, in the order of topics and partitions."""
     found = [KafkaHeld(topic, each) for topic, head in heads.items() for each in head.kafka_open]
     own = [each for each in found if owner_of(each.open) == owner]
     return tuple(sorted(own, key=lambda each: (each.topic, each.open.partition, each.open.producer)))
 
 
 def state_of(held: tuple[KafkaHeld, ...]) -> str:
-    """`Ongoing`, or what was decided of it where that is known."""
+    """Kafka's word: `PrepareCommit` or `PrepareAbort` if all of it is known to be decided so, else `Ongoing`."""
     found = {each.open.decided for each in held}
     decided = found.pop() if len(found) == 1 else None
     return ONGOING if decided is None else PREPARE[decided]
 
 
 def end_held(root: Root, held: tuple[KafkaHeld, ...]) -> tuple[KafkaHeld, ...]:
-    """End these in their topics, as they were decided and else by ABORT; those that this ended."""
+    """End these in their topics: as Kafka had decided, else by ABORT. Returns those that this call ended."""
     ended: list[KafkaHeld] = []
     for topic in sorted({each.topic for each in held}):
         producers = {each.open.producer for each in held if each.topic == topic}

@@ -112,8 +112,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """What an operator has ended: the root's own transaction `n` (None: none was open) and the topics it held back, and
-    Kafka's, as they were decided or else aborted.
+    """What an operator has ended: transaction `n` of the root's own (None: none was open) and the topics it held back.
+
+    `kafka`: Kafka's transactions, committed where Kafka had decided so, else aborted.
     """
 
     n: int | None

@@ -178,7 +178,10 @@ class Transaction:
     # -- what is in it
 
     def append(self, topic: str, data: ArrowData, *, options: WriteOptions | None = None) -> None:
-        """Append rows to a topic: what `Topic.append` takes. They are published by `commit`, and refused by then."""
+        """Append rows to a topic: what `Topic.append` takes. `commit` publishes them.
+
+        `NotFound` if there is no such topic; `BadRequest` for rows that it refuses, here or by `commit`.
+        """
         from sparklog.log.append_writer import AppendWriter
         from sparklog.log.appending import batches
 

@@ -94,3 +94,36 @@ def test_wrong_usage_ends_with_2(
         stream.arguments(["--source", str(tmp_path), "--checkpoint", str(tmp_path)])
     assert stopped.value.code == 2
     assert "--root" in capsys.readouterr().err
+
+
+def test_an_interrupt_stops_spark_and_is_one_line(
+    tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class FakeSpark:
+        stopped = False
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    class Builder:
+        def appName(self, name: str) -> Builder:  # noqa: N802 - Spark's name
+            return self
+
+        def config(self, name: str, value: str) -> Builder:
+            return self
+
+        def getOrCreate(self) -> FakeSpark:  # noqa: N802 - Spark's name
+            return fake
+
+    def interrupted(spark: object, copy: stream.Copy) -> int:
+        raise KeyboardInterrupt
+
+    fake = FakeSpark()
+    monkeypatch.setattr(stream, "SparkSession", type("FakeSession", (), {"builder": Builder()}))
+    monkeypatch.setattr(stream, "run", interrupted)
+    given = ["stream.py", "--source", str(tmp_path), "--root", str(tmp_path / "root"), "--checkpoint", "c"]
+    monkeypatch.setattr("sys.argv", given)
+    assert stream.main() == 130
+    assert fake.stopped
+    said = capsys.readouterr().err
+    assert said == "stream.py: interrupted; the next run with this checkpoint goes on where it was\n"
