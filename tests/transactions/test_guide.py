@@ -1,0 +1,41 @@
+"""What docs/transactions.md shows is run, and what it says of errors is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from sparklog.datasource.option_names import canonical
+
+GUIDE = Path(__file__).parents[2] / "docs" / "transactions.md"
+
+
+def snippets() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_snippets_without_spark_run_in_order(tmp_path: Path) -> None:
+    program = "\n".join(text for text in snippets() if "spark." not in text)
+    assert program.count('"/data/log"') == 1
+    sparklog.open(tmp_path, create=True)
+    exec(compile(program.replace("/data/log", str(tmp_path)), str(GUIDE), "exec"), {})
+    root = sparklog.open(tmp_path)
+    values = {name: root.topic(name).scan().to_table().column("value").to_pylist() for name in root.topics()}
+    assert values == {"orders": [b"book", b"lamp"], "payments": [b"12.50"], "invoices": [b"book"]}
+
+
+def test_options_are_spelled_as_they_are_taken() -> None:
+    names = re.findall(r'\.option\("([\w.]+)"', "\n".join(snippets()))
+    assert names
+    assert [canonical(name) for name in names] == names
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\(([^)]+)\)", GUIDE.read_text()))
+def test_links_lead_somewhere(target: str) -> None:
+    file, _, section = target.partition("#")
+    text = (GUIDE.parent / file).read_text()
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    assert not section or section in [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
