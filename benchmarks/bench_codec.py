@@ -23,9 +23,10 @@ from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
-from sparklog.format.record_batch import CODECS, scan_headers
+from sparklog.format.record_batch import CODECS
 from sparklog.format.warm import warm_up
 
 BATCH_BYTES = 512 * 1024

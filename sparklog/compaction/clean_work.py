@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from sparklog.compaction.cleanable import Cleanable, cleanable
 from sparklog.compaction.grouping import group_segments
 from sparklog.errors import Conflict, NotFound
-from sparklog.format.record_batch import HEADER_BYTES, begins_with_header, single_header
+from sparklog.format.batch_scan import begins_with_header, single_header
+from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.commit import COMPACT, Edit
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.conflicts import Rewrite

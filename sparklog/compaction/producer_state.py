@@ -22,9 +22,10 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.abort_markers import AbortMarker, fits, united
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
 from sparklog.format.producer_snapshot import ProducerEntry
-from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, scan_headers
+from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
 from sparklog.log.planned import PlannedSlice

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt
-from sparklog.format.record_batch import BatchHeaders, BytesLike, crc_failures, scan_headers
+from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.record_batch import BatchHeaders, BytesLike
 from sparklog.format.rewrite_headers import rewrite_headers
 from sparklog.log.source_slices import SourceSlice
 

@@ -25,9 +25,10 @@ from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, Corrupt, NotFound
 from sparklog.export.plan import PartitionPlan
 from sparklog.format import transaction_index
+from sparklog.format.batch_scan import crc_failures
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.producer_snapshot import snapshot_to_bytes
-from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike, crc_failures
+from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.transaction_index import none
 from sparklog.kafka.import_segment import Batches, offset_index_of, time_index_of
 from sparklog.kafka.view import KafkaView

@@ -7,15 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format.record_batch import (
-    CODECS,
-    HEADER_BYTES,
-    LOG_OVERHEAD,
-    MIN_SIZE_FIELD,
-    BatchHeaders,
-    BytesLike,
-    crc_failures,
-)
+from sparklog.format.batch_scan import crc_failures
+from sparklog.format.record_batch import CODECS, HEADER_BYTES, LOG_OVERHEAD, MIN_SIZE_FIELD, BatchHeaders, BytesLike
 
 MAX_OFFSET = 2**63 - 1
 MIN_LEGACY_BYTES = MIN_SIZE_FIELD + LOG_OVERHEAD

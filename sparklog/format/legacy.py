@@ -38,6 +38,7 @@ from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
 from sparklog.format.record_batch import (
     CODECS,
+    COLUMNS,
     LOG_OVERHEAD,
     MAGIC,
     MAGIC_POSITION,
@@ -170,11 +171,7 @@ def merged(headers: BatchHeaders, found: Sequence[tuple[int, Entries]]) -> Batch
         low = before
     parts.append(headers[low:])
     magic = [np.full(len(part), MAGIC, np.int8) if part.magic is None else part.magic for part in parts]
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in BatchHeaders.__slots__
-        if name not in ("end", "stop", "reason", "magic")
-    }
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
     whole = replace(headers, **columns, magic=np.concatenate(magic))
     packed = whole.is_legacy & (whole.codec != 0)
     if not packed.any():

@@ -46,15 +46,8 @@ import pyarrow as pa
 from sparklog.errors import Corrupt
 from sparklog.format import control
 from sparklog.format.batch_checks import MIN_LEGACY_BYTES, crc_message
-from sparklog.format.record_batch import (
-    CODECS,
-    HEADER_BYTES,
-    LOG_OVERHEAD,
-    BatchHeaders,
-    Int64Array,
-    crc_failures,
-    scan_headers,
-)
+from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.record_batch import CODECS, HEADER_BYTES, LOG_OVERHEAD, BatchHeaders, Int64Array
 from sparklog.inspection.record_facts import RecordFacts
 from sparklog.inspection.runs import PartitionLog, Run, first_open
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from sparklog.format.batch_scan import MIN_SCAN_BYTES, crc_failures, scan_headers, single_header
 from sparklog.format.record_batch import (
     CODECS,
     HEADER_BYTES,
@@ -21,15 +22,11 @@ from sparklog.format.record_batch import (
     MAGIC,
     MAGIC_POSITION,
     MAX_SEQUENCE,
-    MIN_SCAN_BYTES,
     MIN_SIZE_FIELD,
     NO_SEQUENCE,
     BatchHeaders,
     BoolArray,
     Int64Array,
-    crc_failures,
-    scan_headers,
-    single_header,
 )
 from sparklog.inspection.dump_halt import CORRUPT_RECORD, ILLEGAL_ARGUMENT, KAFKA, Halt
 from sparklog.inspection.dump_source import MAX_INT, Source

@@ -14,20 +14,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
 from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.offset_index import parse as parse_offset_index
-from sparklog.format.record_batch import (
-    CRC_START,
-    HEADER_BYTES,
-    MAGIC,
-    MAGIC_POSITION,
-    BatchHeader,
-    BatchHeaders,
-    begins_with_header,
-    least_size,
-    scan_headers,
-    single_header,
-)
+from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader, BatchHeaders
 from sparklog.kafka.file_names import companion
 
 HEADER_WINDOW_BYTES = 256 * 1024

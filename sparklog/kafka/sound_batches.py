@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_checks import MAX_OFFSET, crc_message
+from sparklog.format.batch_scan import crc_failures
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,
@@ -31,7 +32,6 @@ from sparklog.format.record_batch import (
     MAGIC_POSITION,
     BatchHeader,
     BatchHeaders,
-    crc_failures,
 )
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 

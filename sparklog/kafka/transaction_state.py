@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import crc_failures
 from sparklog.format.control import ABORT, COMMIT, control_types
-from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, crc_failures
+from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.lost_markers import ANYBODY, lost_producer, may_be_markers
 from sparklog.kafka.segment_file import Window

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
+from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.offset_index import OffsetIndex
-from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders, crc_failures, scan_headers
+from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
 from sparklog.log.planned import PlannedSlice, PlannedSlices
 from sparklog.log.segment_seek import Entrance, entrance_for_offsets, read_offset_index
 from sparklog.log.view import OffsetRange

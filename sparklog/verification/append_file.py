@@ -9,7 +9,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.append_file import TAIL_BYTES, Footer, SliceEntry, build_index, decode_footer
-from sparklog.format.record_batch import scan_headers
+from sparklog.format.batch_scan import scan_headers
 from sparklog.log.fetch import SPAN_BYTES
 from sparklog.log.slices import SliceFlag
 from sparklog.storage.store import Store

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sparklog as library
-from sparklog.format.record_batch import scan_headers
+from sparklog.format.batch_scan import scan_headers
 from tests.cli.conftest import Sparklog
 
 LinesFile = Callable[[str], Path]

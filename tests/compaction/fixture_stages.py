@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from crc32c import crc32c
 
-from sparklog.format.record_batch import BatchHeaders, scan_headers
+from sparklog.format.batch_scan import scan_headers
+from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.names import append_path, sealed_path
 from sparklog.log.segments import Segment

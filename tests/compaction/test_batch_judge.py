@@ -15,8 +15,9 @@ from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge, Verdicts
 from sparklog.compaction.producer_state import PartitionProducers, Producer, replay
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
-from sparklog.format.record_batch import BatchHeaders, scan_headers
+from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.storage.memory import MemoryStore
 from tests.compaction.fixture_stages import OLD_FORMATS, Pass, all_passes, stored

@@ -19,8 +19,8 @@ from sparklog.compaction.cleaning import plan_cleaning
 from sparklog.compaction.run import compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import Conflict, Corrupt
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.key_hash import HashKey
-from sparklog.format.record_batch import scan_headers
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.conflicts import RewriteIntent
 from sparklog.log.fetch import SPAN_BYTES

@@ -14,8 +14,9 @@ import pytest
 
 from sparklog.compaction.clean_work import CleanDone
 from sparklog.compaction.cleaning import plan_cleaning
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
-from sparklog.format.record_batch import BatchHeaders, scan_headers
+from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import parse
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.conflicts import LogStartIntent, RewriteIntent

@@ -476,7 +476,7 @@ def test_a_read_that_must_be_planned_anew_still_leaves_out_aborted_records(place
 def rewritten(topic: Topic) -> RewriteIntent:
     """Every slice in one segment, as the cleaner writes it where it keeps everything."""
     from sparklog.compaction.segment_writer import SegmentWriter
-    from sparklog.format.record_batch import scan_headers
+    from sparklog.format.batch_scan import scan_headers
     from sparklog.format.transaction_index import concatenate, parse
     from sparklog.log.commit import COMPACT, Edit
     from sparklog.log.conflicts import Rewrite

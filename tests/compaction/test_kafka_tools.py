@@ -18,7 +18,7 @@ import pytest
 from aiokafka.record._crecords.default_records import DefaultRecordBatch as AioBatch
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
-from sparklog.format.record_batch import scan_headers
+from sparklog.format.batch_scan import scan_headers
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.append_writer import WriteOptions
 from sparklog.log.root import open_root

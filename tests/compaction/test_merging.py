@@ -20,8 +20,9 @@ from sparklog.compaction.merge_work import MergeWork
 from sparklog.compaction.merging import plan_merges
 from sparklog.errors import Conflict, Corrupt, Unavailable
 from sparklog.format.append_file import decode_footer
+from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.encode import EncodeOptions, encode
-from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeaders, crc_failures, scan_headers
+from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeaders
 from sparklog.log import append_output, fetch
 from sparklog.log.append_output import AppendOutput
 from sparklog.log.commit_log import Outcome

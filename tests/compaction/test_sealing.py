@@ -24,7 +24,8 @@ from sparklog.compaction.seal_work import SealWork
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format import transaction_index
-from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_TIMESTAMP, BatchHeader, crc_failures, scan_headers
+from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_TIMESTAMP, BatchHeader
 from sparklog.log import fetch
 from sparklog.log.append_output import AppendOutput
 from sparklog.log.commit import ALTER, SEAL

@@ -15,7 +15,8 @@ from sparklog.compaction import segment_writer
 from sparklog.compaction.segment_writer import MAX_SEGMENT_BYTES, SegmentWriter
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.format import offset_index, time_index, transaction_index
-from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeader, BatchHeaders, scan_headers
+from sparklog.format.batch_scan import scan_headers
+from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeader, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.slices import FileSlices, SliceFlag

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import HEADERS_TYPE, RecordColumns, decode
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode
-from sparklog.format.record_batch import BatchHeader, scan_headers
+from sparklog.format.record_batch import BatchHeader
 
 ALL = ("key", "value", "headers", "offset", "timestamp", "timestampType")
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")

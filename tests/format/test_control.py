@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.control import (
     ABORT,
@@ -19,7 +20,7 @@ from sparklog.format.control import (
     parse_control_record,
     parse_control_type,
 )
-from sparklog.format.record_batch import BatchHeader, crc_failures, scan_headers
+from sparklog.format.record_batch import BatchHeader
 from tests.format.batch_samples import GOLDEN_BATCH, decode_all, rows
 
 COMMIT_MARKER = bytes.fromhex(

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.control import control_types
 from sparklog.format.decode import decode
-from sparklog.format.record_batch import BatchHeader, crc_failures, scan_headers
+from sparklog.format.record_batch import BatchHeader
 from tests.format.batch_samples import ALL, CODEC_NAMES, GOLDEN_BATCH, decode_all, encode_sample, rows
 
 
@@ -157,7 +158,8 @@ HOSTILE = """
     import resource, sys
     from dataclasses import replace
     from sparklog.errors import Corrupt
-    from sparklog.format.record_batch import BatchHeader, CODECS, scan_headers
+    from sparklog.format.batch_scan import scan_headers
+    from sparklog.format.record_batch import BatchHeader, CODECS
     from sparklog.format.decode import decode
     from sparklog.format.warm import warm_up
     from tests.format.test_compression import bomb
@@ -212,7 +214,7 @@ GUARDED = """
     import numpy as np, pyarrow as pa
     from sparklog.format.decode import decode
     from sparklog.format.encode import EncodeOptions, encode
-    from sparklog.format.record_batch import scan_headers
+    from sparklog.format.batch_scan import scan_headers
     from tests.format.test_damage import check, damaged, samples
     from tests.format.batch_samples import decode_all, sample, rows
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest
 from sparklog.format import filter_batches as filter_module
+from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.control import end_txn_marker
 from sparklog.format.decode import HEADERS_TYPE, RecordColumns, decode
 from sparklog.format.encode import encode_batch
@@ -27,8 +28,6 @@ from sparklog.format.record_batch import (
     NO_PRODUCER_ID,
     BatchHeader,
     BatchHeaders,
-    crc_failures,
-    scan_headers,
 )
 from sparklog.format.record_fields import record_fields
 from tests.fixture_data import partitions

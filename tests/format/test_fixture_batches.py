@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.encode import encode_batch
-from sparklog.format.record_batch import BatchHeaders, crc_failures, scan_headers
+from sparklog.format.record_batch import BatchHeaders
 from tests.fixture_data import expected_records
 from tests.format.batch_samples import ALL, rows
 

@@ -18,6 +18,7 @@ import pytest
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import group_messages as groups
 from sparklog.format import transaction_messages as transactions
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.group_messages import (
@@ -32,7 +33,6 @@ from sparklog.format.group_messages import (
 from sparklog.format.group_schemas import TYPES
 from sparklog.format.message_schema import Field, Fields, Struct, Value, decode_from, json_fields, json_text
 from sparklog.format.message_schema import encode as encode_message
-from sparklog.format.record_batch import scan_headers
 from sparklog.format.transaction_messages import Status, TransactionKey, TransactionValue, UnknownTransactionKey
 from tests.kafka_tools import KafkaTools
 

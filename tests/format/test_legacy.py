@@ -14,18 +14,11 @@ from kafka.record.legacy_records import LegacyRecordBatch, LegacyRecordBatchBuil
 from kafka.record.memory_records import MemoryRecords
 
 from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import begins_with_header, crc_failures, scan_headers, single_header
 from sparklog.format.decode import decode
 from sparklog.format.filter_batches import filter_batches
 from sparklog.format.payloads import payloads
-from sparklog.format.record_batch import (
-    CODECS,
-    MAGIC_POSITION,
-    BatchHeader,
-    begins_with_header,
-    crc_failures,
-    scan_headers,
-    single_header,
-)
+from sparklog.format.record_batch import CODECS, MAGIC_POSITION, BatchHeader
 from sparklog.format.record_fields import record_fields
 from tests.format.batch_samples import ALL, GOLDEN_BATCH, START_MS, decode_all, rows
 from tests.format.old_messages import LOG_APPEND_TIME, Cell, message, messages, wrapper

@@ -12,8 +12,9 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuil
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as PyBuilder
 
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
-from sparklog.format.record_batch import CODECS, scan_headers
+from sparklog.format.record_batch import CODECS
 from tests.format.batch_samples import CODEC_NAMES, START_MS, decode_all, encode_sample, rows
 
 READERS = {"aiokafka": AioBatch, "aiokafka compiled": AioFastBatch, "kafka-python": PyBatch}

@@ -7,7 +7,8 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.format import record_batch
-from sparklog.format.record_batch import BatchHeader, crc_failures, scan_headers
+from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.record_batch import BatchHeader
 from tests.format.batch_samples import GOLDEN_BATCH, GOLDEN_HEADER, GOLDEN_RECORDS, encode_sample
 
 

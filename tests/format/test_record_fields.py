@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import payloads as payloads_module
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
 from sparklog.format.payloads import Payloads, payloads
-from sparklog.format.record_batch import BatchHeader, BatchHeaders, scan_headers
+from sparklog.format.record_batch import BatchHeader, BatchHeaders
 from sparklog.format.record_fields import RecordFields, record_fields
 from tests.format.batch_samples import (
     ALL,
@@ -244,7 +245,7 @@ GUARDED = """
     from sparklog.format.filter_batches import filter_batches
     from sparklog.format.key_hash import HashKey, key_hashes
     from sparklog.format.payloads import Payloads, payloads
-    from sparklog.format.record_batch import scan_headers
+    from sparklog.format.batch_scan import scan_headers
     from sparklog.format.record_fields import record_fields
     from tests.format.test_damage import damaged, samples
 

@@ -9,10 +9,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.control import end_txn_marker, parse_control_record
 from sparklog.format.decode import HEADERS_TYPE, RecordColumns
 from sparklog.format.encode import EncodeOptions, encode, encode_batch, encode_partitions
-from sparklog.format.record_batch import BatchHeader, crc_failures, scan_headers
+from sparklog.format.record_batch import BatchHeader
 from tests.format.batch_samples import CODEC_NAMES, decode_all, rows
 
 CELL = st.none() | st.binary(max_size=40) | st.integers(60, 70).map(lambda n: b"x" * n) | st.just(b"y" * 9000)

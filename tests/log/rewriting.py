@@ -7,7 +7,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from sparklog.format.append_file import build_index
-from sparklog.format.record_batch import scan_headers
+from sparklog.format.batch_scan import scan_headers
 from sparklog.log.append_output import AppendOutput
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.commit import MERGE, SEAL, Edit, Resolved, Txn

@@ -11,7 +11,8 @@ import pytest
 
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
-from sparklog.format.record_batch import CODECS, scan_headers
+from sparklog.format.batch_scan import scan_headers
+from sparklog.format.record_batch import CODECS
 from sparklog.log.append_writer import AppendWriter, WriteOptions
 from sparklog.log.partitioner import sticky_seed
 from sparklog.log.registry import WriterKey

@@ -252,7 +252,7 @@ def damaged(place: Place, at: int, flip: int = 1) -> str:
 def test_damage_in_a_slice_names_file_position_and_offset(memory: Place) -> None:
     topic = memory.topic(1)
     topic.append(rows(100), options=small(batch_bytes=1000))
-    from sparklog.format.record_batch import scan_headers
+    from sparklog.format.batch_scan import scan_headers
 
     (key,) = memory.append_files()
     headers = scan_headers(memory.inner.get(key), whole=False)
@@ -276,7 +276,7 @@ def test_damage_anywhere_in_a_header_is_found(memory: Place, at: int) -> None:
 
 @pytest.mark.parametrize("at", [0, 7, 9, 11, 16, 17, 30, 80])
 def test_damage_in_a_window_of_a_large_slice_is_found(memory: Place, large: Topic, at: int) -> None:
-    from sparklog.format.record_batch import scan_headers
+    from sparklog.format.batch_scan import scan_headers
 
     (key,) = memory.append_files()
     headers = scan_headers(memory.inner.get(key), whole=False)

@@ -13,8 +13,9 @@ import pytest
 from sparklog.errors import Corrupt
 from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import INDEX_MIN_BYTES
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.offset_index import OffsetIndex
-from sparklog.format.record_batch import BatchHeaders, scan_headers
+from sparklog.format.record_batch import BatchHeaders
 from sparklog.log import fetch
 from sparklog.log.topic import Topic
 from sparklog.log.view import TimestampOffset

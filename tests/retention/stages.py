@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparklog.format.record_batch import scan_headers
+from sparklog.format.batch_scan import scan_headers
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.segments import Segment
 from sparklog.retention.expiry import Expiry, plan_expiry
