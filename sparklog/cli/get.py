@@ -81,6 +81,7 @@ def get(
     sought = parse_key(key, key_format.value)
     place = open_place(root, corrupt_records=corrupt_records.value, on_skipped=say)
     name = place.one_topic(topic)
+    place.view.refresh([name])
     chosen = sorted(place.view.bounds(name)) if all_partitions else None if partition is None else [partition]
     record = latest_record(place.view, name, sought, partitions=chosen, isolation=isolation.value)
     if record is None:

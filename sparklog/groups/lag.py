@@ -148,12 +148,12 @@ def _seconds(root: Root, snapshot: Snapshot, offsets: TopicOffsets, now_ms: int 
         for partition, offset in zip(offsets.partition, offsets.offset, strict=True)
         if partition < head.partitions and offset < head.log_end[partition]
     }
-    topic = root.topic_handle(snapshot.topic)
+    newer = root.topic_handle(snapshot.topic).read_snapshot
     if len(unread) > 1 and getattr(root.store, "parallel_reads", 1) > 1:
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sparklog-lag") as pool:
-            answers = list(pool.map(lambda item: first_records(topic, snapshot, dict([item])), unread.items()))
+            answers = list(pool.map(lambda item: first_records(snapshot, dict([item]), newer=newer), unread.items()))
     else:
-        answers = [first_records(topic, snapshot, unread)]
+        answers = [first_records(snapshot, unread, newer=newer)]
     now = root.env.wall_ms() if now_ms is None else now_ms
     return {
         partition: max(0, now - answer.timestamp) / 1000 if answer.timestamp >= 0 else None

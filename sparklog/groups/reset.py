@@ -132,7 +132,7 @@ def _asked(
     time = scenario.value if scenario.to is To.DATETIME else now_ms - scenario.value
     handle = group.root.topic_handle(topic)
     targets = dict.fromkeys(partitions, max(0, time))
-    found = offsets_for_timestamps(handle, handle.read_snapshot(), targets, READ_UNCOMMITTED)
+    found = offsets_for_timestamps(handle.read_snapshot(), targets, READ_UNCOMMITTED, newer=handle.read_snapshot)
     return {
         partition: end if (answer := found.get(partition)) is None else answer.offset for partition, end in ends.items()
     }

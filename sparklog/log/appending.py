@@ -1,42 +1,39 @@
-"""`Topic.append`: Arrow data in, one commit out, without Spark."""
+"""Arrow data into append files, without Spark: what `Topic.append` commits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
+from sparklog.log.append_target import AppendTarget
 from sparklog.log.append_writer import AppendWriter, WriteOptions
+from sparklog.log.env import Env
 from sparklog.log.partitioner import sticky_seed
+from sparklog.log.registry import WriterKey
 from sparklog.log.rows import ROW_COLUMNS
+from sparklog.log.slices import FileSlices
 
-if TYPE_CHECKING:
-    from sparklog.log.append_target import AppendOutcome
-    from sparklog.log.registry import WriterKey
-    from sparklog.log.topic import Topic
-
-__all__ = ["ArrowData", "append", "batches"]
+__all__ = ["ArrowData", "batches", "write_files"]
 
 ArrowData: TypeAlias = pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch | pa.Table]
 
 
-def append(
-    topic: Topic, data: ArrowData, *, options: WriteOptions | None = None, writer: WriterKey | None = None
-) -> AppendOutcome:
-    """Append rows (columns: `rows.ROW_COLUMNS`) as one commit over all partitions; see `Topic.append`."""
-    target = topic.append_target()
-    seed = sticky_seed(writer.id, writer.batch) if writer is not None else topic.root.env.random.getrandbits(63)
-    sink = AppendWriter(target, options, topic.root.env, seed)
+def write_files(
+    data: ArrowData, target: AppendTarget, env: Env, *, options: WriteOptions | None, writer: WriterKey | None
+) -> list[FileSlices]:
+    """The files of these rows (columns: `rows.ROW_COLUMNS`); nothing is left of them if a row is refused."""
+    seed = sticky_seed(writer.id, writer.batch) if writer is not None else env.random.getrandbits(63)
+    sink = AppendWriter(target, options, env, seed)
     try:
         for batch in batches(data):
             sink.write(batch)
-        files = sink.finish()
+        return sink.finish()
     except BaseException:
         sink.discard()
         raise
-    return topic.commit_append(files, target, writer=writer)
 
 
 def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:

@@ -38,6 +38,7 @@ from sparklog.log.invariants import check_commit
 from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, checkpoint_version
 from sparklog.log.numbered import STALE_MS, Answer, Numbered, pause
 from sparklog.log.slice_table import SliceTable
+from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import Store
 
 CHECKPOINT_COMMITS = 128
@@ -128,6 +129,23 @@ class CommitLog:
         if state is None or self._is_stale(state.seen):
             return self._open()[0]
         return self._forward(state)[0]
+
+    def existing(self, refresh: bool = True) -> LogState:
+        """The newest state there is or, without `refresh`, the newest one known. `NotFound` if there is no topic."""
+        state = self.refresh() if refresh else self.current()
+        if not state.head.exists:
+            raise self._not_found()
+        return state
+
+    def snapshot(self, refresh: bool = True) -> Snapshot:
+        """The same with all slices."""
+        state = self.with_table(self.existing(refresh))
+        if state.table is None or not state.head.exists:
+            raise self._not_found()
+        return Snapshot(self.topic, self.store, state.head, state.table)
+
+    def _not_found(self) -> NotFound:
+        return NotFound(f"topic '{self.topic}' does not exist in {self.store.location}; create it")
 
     def with_table(self, state: LogState) -> LogState:
         """The state with its slice table; a newer one if what it takes to load it is gone."""

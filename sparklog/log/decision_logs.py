@@ -19,14 +19,15 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.clock import ClockGuard
 from sparklog.log.commit import Resolved
+from sparklog.log.commit_log import CommitLog
 from sparklog.log.decision import BY_TIMEOUT, Decisions
 from sparklog.log.decision_log import DecisionLog
-from sparklog.log.env import Env
+from sparklog.log.env import SYSTEM, Env
 from sparklog.log.head import Head, Prepare
 from sparklog.log.names import commit_key
 from sparklog.log.numbered import pause
 from sparklog.log.slice_table import COMMITTED
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.snapshot import Newer, Snapshot
 from sparklog.storage.store import Store
 
 DEFAULT_TIMEOUT_MS = 60_000
@@ -172,6 +173,19 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
         f"{', '.join(sorted(raw))}: a transaction names versions that cannot be seen; try again later (restored or "
         "copied alone, topics that shared transactions fit together no longer)"
     )
+
+
+def read_snapshot(logs: DecisionLogs, log: CommitLog) -> Snapshot:
+    """The newest state of one topic as readers see it. `NotFound` if there is no topic."""
+    seen, _ = settle(logs, {log.topic: log.snapshot()}, lambda name: log.snapshot())
+    return seen.get(log.topic) or log.snapshot()
+
+
+def reader_of(store: Store, topic: str) -> Newer:
+    """The same for a task, which has nothing but the store: what is read once is known at the next call."""
+    guard = ClockGuard(store, SYSTEM)
+    logs, log = DecisionLogs(store, SYSTEM, guard), CommitLog(store, topic, SYSTEM, guard)
+    return lambda: read_snapshot(logs, log)
 
 
 def settled(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,15 +19,13 @@ from sparklog.errors import Conflict
 from sparklog.format.control import end_txn_marker
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.commit import APPEND
+from sparklog.log.commit_log import CommitLog
 from sparklog.log.conflicts import Draft, Nothing, assign, check_floor, check_topic
 from sparklog.log.head import Head
 from sparklog.log.kafka_open import COMMIT, KafkaOpen
 from sparklog.log.names import append_path
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import FileSlices, SliceFlag
-
-if TYPE_CHECKING:
-    from sparklog.log.topic import Topic
 
 __all__ = ["EndKafkaIntent", "end_kafka_transactions"]
 
@@ -37,27 +34,27 @@ TRIES = 10
 
 
 def end_kafka_transactions(
-    topic: Topic, *, producers: Collection[int] | None = None, commit: bool = False
+    log: CommitLog, *, producers: Collection[int] | None = None, commit: bool = False
 ) -> tuple[KafkaOpen, ...]:
     """End the open transactions of these producer ids (None: all) in one commit: as they were decided, else by ABORT
     markers or, with `commit`, by COMMIT markers; those that were ended. None are left open that were asked for, whoever
     ended them.
     """
     for _ in range(TRIES):
-        head = topic.head()
+        head = log.existing().head
         chosen = tuple(each for each in head.kafka_open if producers is None or each.producer in producers)
         if not chosen:
             return ()
-        file = _write_markers(topic, head, chosen, commit)
+        file = _write_markers(log, head, chosen, commit)
         try:
-            outcome = topic.commit(EndKafkaIntent(head.topic_id, file, chosen), head)
+            outcome = log.commit(EndKafkaIntent(head.topic_id, file, chosen), head)
         except Conflict:
             # Somebody ended some of them, or the vacuum passed: what is left is seen anew.
-            if topic.head().topic_id != head.topic_id:
+            if log.existing().head.topic_id != head.topic_id:
                 raise
             continue
         return () if outcome.nothing is not None else chosen
-    raise Conflict(f"the open transactions of topic '{topic.name}' change all the time: try again")
+    raise Conflict(f"the open transactions of topic '{log.topic}' change all the time: try again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +79,14 @@ class EndKafkaIntent:
         return Draft(APPEND, files=files, kafka_ended=tuple(each.ended for each in self.ended))
 
 
-def _write_markers(topic: Topic, head: Head, chosen: Sequence[KafkaOpen], commit: bool) -> FileSlices:
+def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], commit: bool) -> FileSlices:
     """An append file with one slice of markers for each partition."""
     from crc32c import crc32c
 
     from sparklog.log.append_output import AppendOutput
 
-    env = topic.root.env
-    now_ms = env.wall_ms()
-    output = AppendOutput(topic.store, topic.name, append_path(max(head.version, 0), env.new_id()))
+    now_ms = log.env.wall_ms()
+    output = AppendOutput(log.store, log.topic, append_path(max(head.version, 0), log.env.new_id()))
     try:
         for partition in sorted({each.partition for each in chosen}):
             own = [each for each in chosen if each.partition == partition]

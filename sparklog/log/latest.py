@@ -1,4 +1,4 @@
-"""The latest record of a key, looked for backwards from the end of the log. Works on every `LogView`.
+"""The latest record of a key, looked for backwards from the end of the log. Works on every view.
 
 Kafka's default partitioner tells the partition. Its offsets are read in runs from the log end down, a few MiB first and
 more each time, of each run only the keys; the first run that has the key ends the search, and its last record of the
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.view import COLUMNS, READ_COMMITTED, LogView, OffsetRange
+from sparklog.log.view import COLUMNS, READ_COMMITTED, OffsetRange, TakenView
 
 __all__ = ["latest_record", "partition_of_key"]
 
@@ -25,7 +25,7 @@ LARGEST_RUN_BYTES = 256 << 20
 
 
 def latest_record(
-    view: LogView,
+    view: TakenView,
     topic: str,
     key: bytes,
     *,
@@ -37,7 +37,6 @@ def latest_record(
     A tombstone is a row whose value is null. `partitions`: where to look, None: where Kafka's default partitioner puts
     the key. `NotFound` for a partition that is not there.
     """
-    view.refresh([topic])
     there = view.bounds(topic)
     chosen = [partition_of_key(view, topic, key)] if partitions is None else list(dict.fromkeys(partitions))
     newest: pa.RecordBatch | None = None
@@ -54,7 +53,7 @@ def latest_record(
     return newest
 
 
-def partition_of_key(view: LogView, topic: str, key: bytes) -> int:
+def partition_of_key(view: TakenView, topic: str, key: bytes) -> int:
     """Where Kafka's default partitioner puts a key: murmur2 over the number of partitions.
 
     A place that holds a single partition is that partition. `BadRequest` where partitions are missing (a directory of
@@ -73,7 +72,7 @@ def partition_of_key(view: LogView, topic: str, key: bytes) -> int:
     return int(partition_for_key(pa.array([key], pa.binary()), len(there))[0])
 
 
-def _newest_offset(view: LogView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
+def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
     bounds = view.bounds(topic)[partition]
     end, run_bytes = bounds.end(isolation), FIRST_RUN_BYTES
     while end > bounds.log_start:
@@ -85,7 +84,7 @@ def _newest_offset(view: LogView, topic: str, partition: int, key: bytes, isolat
     return None
 
 
-def _start_of_run(view: LogView, rest: OffsetRange, run_bytes: int) -> int:
+def _start_of_run(view: TakenView, rest: OffsetRange, run_bytes: int) -> int:
     """The offset from which about `run_bytes` lie up to the end of `rest`; at least one offset before it."""
     low, high = rest.start, rest.end - 1
     while low < high:
@@ -97,7 +96,7 @@ def _start_of_run(view: LogView, rest: OffsetRange, run_bytes: int) -> int:
     return low
 
 
-def _last_match(view: LogView, wanted: OffsetRange, key: bytes, isolation: str) -> int | None:
+def _last_match(view: TakenView, wanted: OffsetRange, key: bytes, isolation: str) -> int | None:
     """The greatest offset of the range whose record has this key."""
     import pyarrow.compute as pc
 
@@ -111,7 +110,7 @@ def _last_match(view: LogView, wanted: OffsetRange, key: bytes, isolation: str) 
     return found
 
 
-def _record(view: LogView, topic: str, partition: int, offset: int, isolation: str) -> pa.RecordBatch:
+def _record(view: TakenView, topic: str, partition: int, offset: int, isolation: str) -> pa.RecordBatch:
     for part in view.plan([OffsetRange(topic, partition, offset, offset + 1)], isolation):
         for batch in part.read(COLUMNS):
             if batch.num_rows:

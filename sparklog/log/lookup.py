@@ -9,7 +9,6 @@ reads. In a sealed segment the `.timeindex` and the `.index` stand for the foote
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,12 +18,9 @@ from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.planned import PlannedSlice, planned_slices
 from sparklog.log.scan import bounds_of, check_isolation, check_partition
 from sparklog.log.segment_seek import entrance_for_timestamp, read_offset_index, read_time_index
+from sparklog.log.snapshot import Newer, Snapshot
 from sparklog.log.view import READ_UNCOMMITTED, TimestampOffset
 from sparklog.storage.store import Store
-
-if TYPE_CHECKING:
-    from sparklog.log.snapshot import Snapshot
-    from sparklog.log.topic import Topic
 
 __all__ = ["first_records", "offsets_for_timestamps"]
 
@@ -33,29 +29,29 @@ ANY_TIME = -1
 
 
 def offsets_for_timestamps(
-    topic: Topic, snapshot: Snapshot, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
+    snapshot: Snapshot, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
     """Per partition of `targets` (partition -> ms): the record's offset and time, None if none is below the bound.
 
-    A file that is gone is looked for in a newer snapshot. `NotFound` for a partition that does not exist.
+    A file that is gone is looked for in the snapshot that `newer` takes. `NotFound` for a partition that is not there.
     """
-    return _looked_up(topic, snapshot, {partition: (target, 0) for partition, target in targets.items()}, isolation)
+    return _looked_up(snapshot, {partition: (target, 0) for partition, target in targets.items()}, isolation, newer)
 
 
 def first_records(
-    topic: Topic, snapshot: Snapshot, offsets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
+    snapshot: Snapshot, offsets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
     """Per partition of `offsets`, the first record at or above that offset: its offset and time (ms); None: no such.
 
-    Two requests per partition at most. `NotFound` for a partition that does not exist.
+    Two requests per partition at most; `newer` and errors as for `offsets_for_timestamps`.
     """
-    return _looked_up(topic, snapshot, {partition: (ANY_TIME, low) for partition, low in offsets.items()}, isolation)
+    return _looked_up(snapshot, {partition: (ANY_TIME, low) for partition, low in offsets.items()}, isolation, newer)
 
 
 def _looked_up(
-    topic: Topic, snapshot: Snapshot, wanted: Mapping[int, tuple[int, int]], isolation: str
+    snapshot: Snapshot, wanted: Mapping[int, tuple[int, int]], isolation: str, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
-    """`wanted`: partition to (least time, least offset). A file that is gone is looked for in a newer snapshot."""
+    """`wanted`: partition to (least time, least offset)."""
     from sparklog.log.fetch import MissingFile
 
     check_isolation(isolation)
@@ -64,30 +60,28 @@ def _looked_up(
     for partition, (target, low) in wanted.items():
         missed = ""
         while partition not in answers:
-            own = check_partition(topic.name, partition, bounds)
+            own = check_partition(snapshot.topic, partition, bounds)
             start, end = max(low, own.log_start), own.end(isolation)
             try:
-                answers[partition] = _first(topic, snapshot, partition, target, start, end)
+                answers[partition] = _first(snapshot, partition, target, start, end)
             except MissingFile as missing:
                 if missing.file == missed:
                     raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
                 missed = missing.file
-                snapshot = topic.read_snapshot()
+                snapshot = newer()
                 bounds = bounds_of(snapshot)
     return answers
 
 
-def _first(
-    topic: Topic, snapshot: Snapshot, partition: int, target: int, start: int, end: int
-) -> TimestampOffset | None:
+def _first(snapshot: Snapshot, partition: int, target: int, start: int, end: int) -> TimestampOffset | None:
     """The first record in offsets `[start, end)` with a time of at least `target`."""
     if start >= end:
         return None
     found = snapshot.slices.select(partition, start, end)
     # A slice that the start cuts may have its late records below it: then the next candidate is looked at.
     for row in np.flatnonzero(found.max_ts >= target).tolist():
-        one = planned_slices(topic.name, partition, found[row : row + 1]).row(0)
-        answer = _in_slice(topic.store, one, target, start)
+        one = planned_slices(snapshot.topic, partition, found[row : row + 1]).row(0)
+        answer = _in_slice(snapshot.store, one, target, start)
         if answer is not None:
             return answer if answer.offset < end else None
     return None

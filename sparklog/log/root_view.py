@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
 
 from sparklog.errors import NotFound
 from sparklog.log.all_or_none import whole_ends
 from sparklog.log.decision_logs import settle
-from sparklog.log.head import Offsets
 from sparklog.log.lookup import offsets_for_timestamps
 from sparklog.log.root import Root
-from sparklog.log.scan import bounds_of, plan_parts, sizes_of, stored_bytes
+from sparklog.log.scan import sizes_of
 from sparklog.log.snapshot import Snapshot
+from sparklog.log.snapshot_view import SnapshotView
 from sparklog.log.topic import Topic
-from sparklog.log.view import READ_UNCOMMITTED, Bounds, OffsetRange, PartitionSize, ReadPart, TimestampOffset
+from sparklog.log.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
 
 __all__ = ["RootView"]
 
@@ -28,15 +27,14 @@ REMOTE_POLL_MS = 250
 OPEN_AT_ONCE = 32
 
 
-class RootView:
+class RootView(SnapshotView):
     """Implements `sparklog.log.view.LogView` for the topics of `root`. Not safe to share between threads."""
 
     def __init__(self, root: Root) -> None:
+        super().__init__(root.location, {})
         self._root = root
         self._topics: dict[str, Topic] = {}
         self._raw: dict[str, Snapshot] = {}
-        self._snapshots: dict[str, Snapshot] = {}
-        self._ends: dict[str, Offsets] = {}
 
     @property
     def root(self) -> Root:
@@ -44,22 +42,18 @@ class RootView:
         return self._root
 
     @property
-    def location(self) -> str:
-        return self._root.location
-
-    @property
     def poll_interval_ms(self) -> int:
         return REMOTE_POLL_MS if self._is_remote else LOCAL_POLL_MS
 
     @property
     def _is_remote(self) -> bool:
-        return "://" in self._root.location and not self._root.location.startswith("file://")
+        return "://" in self.location and not self.location.startswith("file://")
 
     def topics(self) -> list[str]:
         return sorted(self._root.topics())
 
     def topic_id(self, topic: str) -> str:
-        return str(self._snapshot(topic).head.topic_id)
+        return str(self.snapshot(topic).head.topic_id)
 
     def refresh(self, topics: Sequence[str]) -> None:
         names = list(dict.fromkeys(topics))
@@ -76,30 +70,20 @@ class RootView:
             self._root.topic(name)
 
     def snapshot(self, topic: str) -> Snapshot:
-        """The topic as this view shows it: for who looks into its files."""
-        return self._snapshot(topic)
-
-    def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        snapshot = self._snapshot(topic)
-        return bounds_of(snapshot, self._ends.get(topic))
+        """The topic as this view shows it, taken now if it was not yet."""
+        if topic not in self._snapshots:
+            self.refresh([topic])
+        return self._snapshots[topic]
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
-        snapshot = self._snapshot(topic)
-        return offsets_for_timestamps(self._topics[topic], snapshot, targets, isolation)
-
-    def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
-        return [stored_bytes(self._snapshot(wanted.topic), wanted) for wanted in ranges]
+        snapshot = self.snapshot(topic)
+        newer = self._topics[topic].read_snapshot
+        return offsets_for_timestamps(snapshot, targets, isolation, newer=newer)
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
-        return sizes_of(self._snapshot(topic))
-
-    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
-        parts: list[ReadPart] = []
-        for topic, group in groupby(ranges, lambda wanted: wanted.topic):
-            parts += plan_parts(self._root.store, topic, self._snapshot(topic), list(group), isolation)
-        return parts
+        return sizes_of(self.snapshot(topic))
 
     def _again(self, name: str) -> Snapshot:
         self._topics[name], snapshot = self._take(name)
@@ -115,8 +99,3 @@ class RootView:
             # Deleted, perhaps created again: the name is opened afresh, and says so itself if it is gone.
             topic = self._root.topic(name)
             return topic, topic.snapshot()
-
-    def _snapshot(self, topic: str) -> Snapshot:
-        if topic not in self._snapshots:
-            self.refresh([topic])
-        return self._snapshots[topic]

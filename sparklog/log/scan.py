@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.aborted import aborted_ranges, has_aborted
+from sparklog.log.decision_logs import reader_of
 from sparklog.log.planned import Int64s, PlannedSlices, planned_slices
 from sparklog.log.slice_table import ABORTED, OPEN, Slices
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRange, PartitionSize, ReadPart
@@ -26,8 +27,7 @@ from sparklog.storage.store import Store
 if TYPE_CHECKING:
     from sparklog.format.transaction_index import AbortedTransactions
     from sparklog.log.head import Offsets
-    from sparklog.log.snapshot import Snapshot
-    from sparklog.log.topic import Topic
+    from sparklog.log.snapshot import Newer, Snapshot
 
 __all__ = [
     "NativeReadPart",
@@ -99,11 +99,11 @@ def read_parts(
     results are joined into batches of about `batch_bytes`. Errors: those of `NativeReadPart.read`, `Corrupt` and
     `NotFound` (data loss) among them.
     """
-    topics: dict[tuple[str, str], Topic] = {}
+    opened: dict[tuple[str, str], Newer] = {}
     for native, group in groupby(parts, lambda part: isinstance(part, NativeReadPart)):
         if native:
             yield from _read_native(
-                [part for part in group if isinstance(part, NativeReadPart)], topics, columns, batch_bytes
+                [part for part in group if isinstance(part, NativeReadPart)], opened, columns, batch_bytes
             )
         else:
             for part in group:
@@ -111,30 +111,28 @@ def read_parts(
 
 
 def _read_native(
-    parts: list[NativeReadPart], topics: dict[tuple[str, str], Topic], columns: Sequence[str], batch_bytes: int
+    parts: list[NativeReadPart], opened: dict[tuple[str, str], Newer], columns: Sequence[str], batch_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     from sparklog.log.fetch import Cursor
     from sparklog.log.reading import read_cursors
 
     cursors = [
-        Cursor(part.store, part.range, part.slices, _replanner(part, topics), part.range.start) for part in parts
+        Cursor(part.store, part.range, part.slices, _replanner(part, opened), part.range.start) for part in parts
     ]
     return read_cursors(cursors, columns, batch_bytes)
 
 
 def _replanner(
-    part: NativeReadPart, topics: dict[tuple[str, str], Topic]
+    part: NativeReadPart, opened: dict[tuple[str, str], Newer]
 ) -> Callable[[int], tuple[int, PlannedSlices]]:
-    """How to find a part's remaining offsets when a file has gone. `topics`: those opened for that already."""
+    """How to find a part's remaining offsets when a file has gone. `opened`: what was opened for that already."""
 
     def replan(start: int) -> tuple[int, PlannedSlices]:
-        from sparklog.log.root import open_root
-
         name = part.range.topic
-        topic = topics.get((part.store.location, name))
-        if topic is None:
-            topic = topics[part.store.location, name] = open_root(part.store).topic(name)
-        snapshot = topic.read_snapshot()
+        newer = opened.get((part.store.location, name))
+        if newer is None:
+            newer = opened[part.store.location, name] = reader_of(part.store, name)
+        snapshot = newer()
         head = snapshot.head
         if head.topic_id != part.topic_id:
             raise NotFound(
@@ -149,15 +147,13 @@ def _replanner(
                 )
             start = min(log_start, part.range.end)
         rest = replace(part.range, start=start)
-        return start, _planned(part.store, snapshot, [rest], part.isolation)[0]
+        return start, _planned(snapshot, [rest], part.isolation)[0]
 
     return replan
 
 
-def plan_parts(
-    store: Store, topic: str, snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str
-) -> list[NativeReadPart]:
-    """One part per non-empty range of `topic`, in the order given.
+def plan_parts(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[NativeReadPart]:
+    """One part per non-empty range of the snapshot's topic, in the order given.
 
     `NotFound` for a partition that does not exist, and for offsets below the log start or beyond what `isolation` sees.
     """
@@ -166,18 +162,18 @@ def plan_parts(
     filled = [wanted for wanted in ranges if wanted.start < wanted.end]
     for wanted in filled:
         _check_range(wanted, bounds, isolation)
-    planned = _planned(store, snapshot, filled, isolation)
+    planned = _planned(snapshot, filled, isolation)
     topic_id = snapshot.head.topic_id
     return [
-        NativeReadPart(store, topic_id, wanted, isolation, slices)
+        NativeReadPart(snapshot.store, topic_id, wanted, isolation, slices)
         for wanted, slices in zip(filled, planned, strict=True)
     ]
 
 
-def _planned(store: Store, snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[PlannedSlices]:
+def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[PlannedSlices]:
     """The slices of each range, with what Kafka's aborted transactions hide of them."""
     marked = isolation == READ_COMMITTED and has_aborted(snapshot.slices)
-    hidden = _aborted_by_partition(store, snapshot, ranges) if marked else {}
+    hidden = _aborted_by_partition(snapshot, ranges) if marked else {}
     found = []
     for wanted in ranges:
         slices = _visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
@@ -188,16 +184,14 @@ def _planned(store: Store, snapshot: Snapshot, ranges: Sequence[OffsetRange], is
     return found
 
 
-def _aborted_by_partition(
-    store: Store, snapshot: Snapshot, ranges: Sequence[OffsetRange]
-) -> dict[int, AbortedTransactions]:
+def _aborted_by_partition(snapshot: Snapshot, ranges: Sequence[OffsetRange]) -> dict[int, AbortedTransactions]:
     """Looked for once for all ranges of a partition: a long one may be cut into many."""
     spans: dict[int, tuple[int, int]] = {}
     for wanted in ranges:
         low, high = spans.get(wanted.partition, (wanted.start, wanted.end))
         spans[wanted.partition] = min(low, wanted.start), max(high, wanted.end)
     found = {
-        partition: aborted_ranges(store, snapshot.topic, snapshot.slices, partition, low, high)
+        partition: aborted_ranges(snapshot.store, snapshot.topic, snapshot.slices, partition, low, high)
         for partition, (low, high) in spans.items()
     }
     return {partition: aborted for partition, aborted in found.items() if aborted is not None}

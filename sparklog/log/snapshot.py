@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from sparklog.log.head import Head
 from sparklog.log.slice_table import SliceTable
@@ -21,3 +23,7 @@ class Snapshot:
     @property
     def version(self) -> int:
         return self.head.version
+
+
+Newer: TypeAlias = Callable[[], Snapshot]
+"""Takes the topic's newest state as readers see it: called where a file that a snapshot names is gone."""

@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.append_target import AppendOutcome, AppendTarget, appended
 from sparklog.log.commit import Txn
-from sparklog.log.commit_log import CommitLog, LogState, Outcome
+from sparklog.log.commit_log import CommitLog, Outcome
 from sparklog.log.configs import check_delete_delay
 from sparklog.log.conflicts import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
-from sparklog.log.decision_logs import settle
+from sparklog.log.decision_logs import read_snapshot
 from sparklog.log.description import TopicDescription, describe
 from sparklog.log.head import Head
+from sparklog.log.kafka_end import end_kafka_transactions
 from sparklog.log.kafka_open import COMMIT, KafkaOpen
+from sparklog.log.latest import latest_record
+from sparklog.log.lookup import offsets_for_timestamps
 from sparklog.log.registry import WriterKey
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot
+from sparklog.log.snapshot_view import SnapshotView
+from sparklog.log.topic_scan import Position, Scan, record_at, scan
 from sparklog.log.view import COLUMNS, READ_COMMITTED, TimestampOffset
 from sparklog.storage.store import Store
 
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
     from sparklog.log.append_writer import WriteOptions
     from sparklog.log.appending import ArrowData
     from sparklog.log.root import Root
-    from sparklog.log.topic_scan import Position, Scan
 
 MANY_UNSEALED = 300_000
 _LOG = logging.getLogger("sparklog.log")
@@ -52,28 +56,17 @@ class Topic:
     def store(self) -> Store:
         return self.root.store
 
-    def _state(self, refresh: bool) -> LogState:
-        state = self.log.refresh() if refresh else self.log.current()
-        if state.head.deleted:
-            raise NotFound(f"topic '{self.name}' does not exist in {self.root.location}; create it")
-        return state
-
     def head(self, refresh: bool = True) -> Head:
         """The state without slices; costs one request when nothing changed. `NotFound` if the topic was deleted."""
-        return self._state(refresh).head
+        return self.log.existing(refresh).head
 
     def snapshot(self, refresh: bool = True) -> Snapshot:
         """The state with all slices. `NotFound` if the topic was deleted."""
-        state = self.log.with_table(self._state(refresh))
-        if state.table is None or state.head.deleted:
-            raise NotFound(f"topic '{self.name}' does not exist in {self.root.location}; create it")
-        return Snapshot(self.name, self.store, state.head, state.table)
+        return self.log.snapshot(refresh)
 
     def read_snapshot(self) -> Snapshot:
         """The newest state as readers see it: also what is decided of transactions and not recorded here yet."""
-        raw = {self.name: self.snapshot()}
-        seen, _ = settle(self.root.decisions, raw, lambda name: self.snapshot())
-        return seen.get(self.name) or self.snapshot()
+        return read_snapshot(self.root.decisions, self.log)
 
     def describe(self) -> TopicDescription:
         """Partitions, configs with their sources, sizes, open transactions."""
@@ -172,9 +165,11 @@ class Topic:
         `timestamp` (any timestamp type, or int64 ms; null: now), `partition` (null: by the key). With `writer` a batch
         that was published before is skipped. `BadRequest` for rows that the topic refuses: then nothing is published.
         """
-        from sparklog.log.appending import append
+        from sparklog.log.appending import write_files
 
-        return append(self, data, options=options, writer=writer)
+        target = self.append_target()
+        files = write_files(data, target, self.root.env, options=options, writer=writer)
+        return self.commit_append(files, target, writer=writer)
 
     def scan(
         self,
@@ -191,10 +186,8 @@ class Topic:
         `start` (inclusive) and `end` (exclusive): `earliest`, `latest`, an offset, or these per partition. `columns` of
         `view.COLUMNS`. `NotFound` for a partition or an offset that is not there.
         """
-        from sparklog.log.topic_scan import scan
-
         return scan(
-            self,
+            self.read_snapshot(),
             partitions=partitions,
             start=start,
             end=end,
@@ -207,20 +200,17 @@ class Topic:
         self, timestamp_ms: int, partition: int | None = None, isolation: str = READ_COMMITTED
     ) -> dict[int, TimestampOffset | None]:
         """Per partition (or of one), the first record at or after a time (ms): its offset and time, or None."""
-        from sparklog.log.lookup import offsets_for_timestamps
-
         snapshot = self.read_snapshot()
         chosen = range(snapshot.head.partitions) if partition is None else (partition,)
-        return offsets_for_timestamps(self, snapshot, dict.fromkeys(chosen, timestamp_ms), isolation)
+        targets = dict.fromkeys(chosen, timestamp_ms)
+        return offsets_for_timestamps(snapshot, targets, isolation, newer=self.read_snapshot)
 
     def record_at(self, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:
         """The record at exactly this offset: one row with all columns.
 
         `NotFound` if the offset is out of range or holds no record (compacted away, a marker, aborted).
         """
-        from sparklog.log.topic_scan import record_at
-
-        return record_at(self, partition, offset, isolation)
+        return record_at(self.read_snapshot(), partition, offset, isolation)
 
     def get(
         self,
@@ -236,10 +226,7 @@ class Topic:
         It is looked for where Kafka's default partitioner puts the key, unless `partition` or `all_partitions` is
         given.
         """
-        from sparklog.log.latest import latest_record
-        from sparklog.log.root_view import RootView
-
-        view = RootView(self.root)
+        view = SnapshotView(self.root.location, {self.name: self.read_snapshot()})
         chosen = sorted(view.bounds(self.name)) if all_partitions else None if partition is None else [partition]
         wanted = key.encode() if isinstance(key, str) else key
         return latest_record(view, self.name, wanted, partitions=chosen, isolation=isolation)
@@ -248,7 +235,7 @@ class Topic:
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
         """What tasks need to write files for this topic."""
-        state = self._state(refresh)
+        state = self.log.existing(refresh)
         head = state.head
         if state.checkpoint is not None and state.checkpoint.table.unsealed > MANY_UNSEALED:
             _LOG.warning(
@@ -307,9 +294,8 @@ class Topic:
         """End transactions that Kafka left open in imported partitions, of these producer ids (None: all), by ABORT
         markers or, with `commit`, by COMMIT markers; those that were ended. See `sparklog.log.kafka_end`.
         """
-        from sparklog.log.kafka_end import end_kafka_transactions
-
-        return end_kafka_transactions(self, producers=producers, commit=commit)
+        self.root.ensure_probed()
+        return end_kafka_transactions(self.log, producers=producers, commit=commit)
 
 
 def _reopen(root: Root, name: str) -> Topic:

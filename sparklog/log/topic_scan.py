@@ -1,20 +1,17 @@
-"""`Topic.scan` and `Topic.record_at`: records as Arrow, without Spark."""
+"""The records of a snapshot as Arrow, without Spark: what `Topic.scan` and `Topic.record_at` give."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.all_or_none import whole_ends
 from sparklog.log.scan import NativeReadPart, bounds_of, check_isolation, check_partition, plan_parts, read_parts
+from sparklog.log.snapshot import Snapshot
 from sparklog.log.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Bounds, OffsetRange
-
-if TYPE_CHECKING:
-    from sparklog.log.topic import Topic
 
 __all__ = ["EARLIEST", "LATEST", "Position", "Scan", "record_at", "scan"]
 
@@ -58,7 +55,7 @@ class Scan:
 
 
 def scan(
-    topic: Topic,
+    snapshot: Snapshot,
     *,
     partitions: Sequence[int] | None = None,
     start: Position = EARLIEST,
@@ -67,23 +64,23 @@ def scan(
     columns: Sequence[str] = COLUMNS,
     batch_bytes: int = 4 << 20,
 ) -> Scan:
-    """Plan a scan from a fresh snapshot; see `Topic.scan`."""
+    """Plan a scan; see `Topic.scan`."""
     check_isolation(isolation)
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown or len(set(columns)) != len(columns):
         raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
-    snapshot = topic.read_snapshot()
-    bounds = bounds_of(snapshot, whole_ends({topic.name: snapshot})[topic.name])
+    topic = snapshot.topic
+    bounds = bounds_of(snapshot, whole_ends({topic: snapshot})[topic])
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []
     for partition in chosen:
-        own = check_partition(topic.name, partition, bounds)
+        own = check_partition(topic, partition, bounds)
         low = _offset(start, partition, own, isolation, EARLIEST)
         high = _offset(end, partition, own, isolation, LATEST)
         if low > high and not (isinstance(start, str) or isinstance(end, str)):
             raise BadRequest(f"expected start <= end for partition {partition}, found {low} and {high}")
-        ranges.append(OffsetRange(topic.name, partition, low, high))
-    parts = plan_parts(topic.store, topic.name, snapshot, ranges, isolation)
+        ranges.append(OffsetRange(topic, partition, low, high))
+    parts = plan_parts(snapshot, ranges, isolation)
     return Scan(tuple(parts), tuple(columns), batch_bytes)
 
 
@@ -100,12 +97,10 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
     return position
 
 
-def record_at(topic: Topic, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:
+def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:
     """The record at exactly this offset, as one row with all columns; see `Topic.record_at`."""
-    check_isolation(isolation)
-    wanted = OffsetRange(topic.name, partition, offset, offset + 1)
-    parts = plan_parts(topic.store, topic.name, topic.read_snapshot(), [wanted], isolation)
-    found = list(read_parts(parts, COLUMNS))
+    wanted = OffsetRange(snapshot.topic, partition, offset, offset + 1)
+    found = list(read_parts(plan_parts(snapshot, [wanted], isolation), COLUMNS))
     if not found:
-        raise NotFound(f"no record at offset {offset} of {topic.name}-{partition}: compacted away or aborted")
+        raise NotFound(f"no record at offset {offset} of {snapshot.topic}-{partition}: compacted away or aborted")
     return found[0]

@@ -104,11 +104,27 @@ class ReadPart(Protocol):
         ...
 
 
-class LogView(Protocol):
-    """A set of topics that can be read."""
+class TakenView(Protocol):
+    """Topics as they were seen last: enough to read records of them."""
 
     @property
     def location(self) -> str: ...
+
+    def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        """Of every partition, from the snapshot."""
+        ...
+
+    def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
+        """Estimated stored bytes of each range, from metadata alone."""
+        ...
+
+    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
+        """One part per non-empty range, in the order given."""
+        ...
+
+
+class LogView(TakenView, Protocol):
+    """A set of topics that can be read, looked at again as often as wanted."""
 
     @property
     def poll_interval_ms(self) -> int:
@@ -127,24 +143,12 @@ class LogView(Protocol):
         """Take a new snapshot of these topics (a probe each when nothing changed)."""
         ...
 
-    def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """Of every partition, from the snapshot."""
-        ...
-
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
         """Per partition, the first record below the isolation bound with timestamp >= target (ms); None: no such."""
         ...
 
-    def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
-        """Estimated stored bytes of each range, from metadata alone."""
-        ...
-
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
         """Of every partition, from the snapshot."""
-        ...
-
-    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
-        """One part per non-empty range, in the order given."""
         ...

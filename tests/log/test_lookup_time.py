@@ -107,13 +107,13 @@ def test_the_first_record_at_an_offset_and_its_time(place: Place) -> None:
     topic.append(timed([9, 4]).append_column("partition", pa.array([0, 0], pa.int32())))
     times = [5, 7, 3, 9, 4]
     for offset, time in enumerate(times):
-        found = first_records(topic, topic.read_snapshot(), {0: offset, 1: 0})
+        found = first_records(topic.read_snapshot(), {0: offset, 1: 0}, newer=topic.read_snapshot)
         assert found == {0: TimestampOffset(offset, time), 1: None}
-    assert first_records(topic, topic.read_snapshot(), {0: 5, 1: 7}) == {0: None, 1: None}
+    assert first_records(topic.read_snapshot(), {0: 5, 1: 7}, newer=topic.read_snapshot) == {0: None, 1: None}
     topic.delete_records({0: 2})
-    assert first_records(topic, topic.read_snapshot(), {0: 0}) == {0: TimestampOffset(2, 3)}
+    assert first_records(topic.read_snapshot(), {0: 0}, newer=topic.read_snapshot) == {0: TimestampOffset(2, 3)}
     with pytest.raises(NotFound, match="expected partitions 0 to 1"):
-        first_records(topic, topic.read_snapshot(), {2: 0})
+        first_records(topic.read_snapshot(), {2: 0}, newer=topic.read_snapshot)
 
 
 def test_the_first_record_at_an_offset_costs_two_ranged_reads_at_most(
@@ -123,7 +123,9 @@ def test_the_first_record_at_an_offset_costs_two_ranged_reads_at_most(
     snapshot = topic.read_snapshot()
     for offset in range(0, len(times), 97):
         memory.store.reset()
-        assert first_records(topic, snapshot, {0: offset}) == {0: TimestampOffset(offset, times[offset])}
+        assert first_records(snapshot, {0: offset}, newer=topic.read_snapshot) == {
+            0: TimestampOffset(offset, times[offset])
+        }
         assert len([key for verb, key in memory.store.keys if "/append/" in key]) <= 2
 
 

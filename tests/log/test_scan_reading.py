@@ -41,7 +41,7 @@ def gets(place: Place) -> int:
 
 def part_of(topic: Topic, partition: int, start: int, end: int, isolation: str = READ_COMMITTED) -> NativeReadPart:
     snapshot = topic.snapshot()
-    (part,) = plan_parts(topic.store, topic.name, snapshot, [OffsetRange(topic.name, partition, start, end)], isolation)
+    (part,) = plan_parts(snapshot, [OffsetRange(topic.name, partition, start, end)], isolation)
     return part
 
 
