@@ -1,4 +1,4 @@
-"""The house holds: imports go downwards only, and what Spark's planner imports stays light.
+"""The house holds: imports go downwards only, in packages too, and what Spark's planner imports stays light.
 
 The layers are those of docs/architecture.md. Imports are read from the source with `ast`, those inside functions
 included: a lazy import is still a dependency.
@@ -12,7 +12,8 @@ import json
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,6 +43,9 @@ LAYERS: tuple[frozenset[str], ...] = (
 NEVER = {("format", "storage")}
 # The package itself, its `__main__`, the command line and what Spark finds by name are doors: they may import anything.
 DOORS = frozenset({"", "__main__", "cli", "pyspark_sparklog", "jobs"})
+
+# Named in annotations alone, against the order: a topic knows the root that made it.
+TYPES_ONLY = {("sparklog.log.topic", "sparklog.log.root")}
 
 NO_SPARK = (
     *("errors", "storage", "format", "log", "groups", "transactions", "kafka"),
@@ -123,6 +127,60 @@ def test_imports_go_downwards_only() -> None:
         for module, file in modules(package):
             found += violations(module, file.read_text())
     assert not found, "\n".join(found)
+
+
+class WithoutTypes(ast.NodeTransformer):
+    """Drops what is imported for type checkers alone."""
+
+    def visit_If(self, node: ast.If) -> ast.If | None:
+        return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+
+def circle(sources: Mapping[str, str], *, types: bool) -> list[str]:
+    """Modules of which each imports the next, at module level or in a function, up to the first one again; or none.
+
+    `types`: imports under TYPE_CHECKING count as well, but for `TYPES_ONLY`.
+    """
+    graph: dict[str, set[str]] = {module: set() for module in sources}
+    for module, source in sources.items():
+        counted = source if types else ast.unparse(WithoutTypes().visit(ast.parse(source)))
+        for _, name in imports(counted):
+            target = name
+            while target and target not in sources:
+                target = target.rpartition(".")[0]
+            if target and target != module and not (types and (module, target) in TYPES_ONLY):
+                graph[module].add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+@pytest.mark.parametrize("types", [False, True])
+def test_no_modules_import_one_another_in_a_circle(types: bool) -> None:
+    sources = {module: file.read_text() for module, file in modules("sparklog")}
+    found = circle(sources, types=types)
+    assert not found, " imports ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("back", "running", "with_types"),
+    [
+        ("", [], []),
+        ("import sparklog.a", ["a", "b", "c", "a"], ["a", "b", "c", "a"]),
+        ("def f():\n    from sparklog.a import g", ["a", "b", "c", "a"], ["a", "b", "c", "a"]),
+        ("if TYPE_CHECKING:\n    from sparklog.a import G", [], ["a", "b", "c", "a"]),
+        ("from sparklog import d", [], []),
+    ],
+)
+def test_circles_are_found(back: str, running: list[str], with_types: list[str]) -> None:
+    own = {"a": "from sparklog.b import f", "b": "from sparklog import c", "c": back, "d": ""}
+    sources = {"sparklog": "", **{f"sparklog.{name}": source for name, source in own.items()}}
+    for types, expected in ((False, running), (True, with_types)):
+        found = [name.removeprefix("sparklog.") for name in circle(sources, types=types)]
+        assert sorted(set(found)) == sorted(set(expected))
+        assert "b" not in found or found[found.index("b") + 1] == "c", "each imports the next"
 
 
 def test_every_package_has_a_layer() -> None:
