@@ -141,6 +141,12 @@ def settled_now(folder: str) -> tuple[SegmentName, ...] | None:
     return None if listing is None or listing.swapping else listing.segments
 
 
+def never_there(error: FileNotFoundError) -> Unavailable:
+    """Of a segment that every listing shows, and that is gone whenever it is opened."""
+    path = str(error.filename).removesuffix(".deleted")
+    return Unavailable(f"expected to open {path}, which its folder lists, found it gone each time: try again")
+
+
 def _agreed(folder: str) -> _Listing | None:
     """A listing that the next one confirms."""
     before = _listing(folder)

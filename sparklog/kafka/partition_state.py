@@ -12,7 +12,7 @@ from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE
-from sparklog.kafka.directory import SegmentName, partition_metadata, settled_now, settled_segments
+from sparklog.kafka.directory import SegmentName, never_there, partition_metadata, settled_now, settled_segments
 from sparklog.kafka.file_names import companion
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.segment_state import SegmentState
@@ -85,11 +85,11 @@ class PartitionState:
             self._list(wait=gone or not self.segments)
             try:
                 self._scan()
-            except FileNotFoundError:
+            except FileNotFoundError as error:
                 # A segment went between the listing and its opening: look again, and trust nothing half done.
                 self._changed_at, self._replay, gone = -1, True, True
                 if not tries_left:
-                    raise
+                    raise never_there(error) from None
             else:
                 return
 

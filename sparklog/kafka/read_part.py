@@ -21,7 +21,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.damage import FAIL, SKIP, OnSkipped, Skipped, log_skipped
-from sparklog.kafka.directory import SegmentName, settled_segments
+from sparklog.kafka.directory import SegmentName, never_there, settled_segments
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window, seek
 from sparklog.kafka.sound_batches import Damage, Resumed, resume, sound_windows
 from sparklog.log.arrow_numpy import fixed_array, repeated_text
@@ -132,11 +132,11 @@ class KafkaReadPart:
                 return  # Nothing was kept between here and there.
             try:
                 file = SegmentFile(name.path)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
                 # The cleaner or retention was here: what matters is where the offsets lie now.
                 tries += 1
                 if tries > REPLAN_TRIES:
-                    raise
+                    raise never_there(error) from None
                 names, after = settled_segments(self.folder), -1
                 continue
             passed: list[int] = []

@@ -79,6 +79,19 @@ def test_a_folder_that_never_holds_still_is_unavailable(
         directory.settled_segments(str(folder), env=busy)
 
 
+def test_a_segment_that_is_listed_and_never_there_is_unavailable(folder: Path, env: Env) -> None:
+    segment(folder, 3).write_bytes(SECOND)
+    view = KafkaView(folder.parent, env=env)
+    part = plan(view, 0, 6)
+    segment(folder, 3).unlink()
+    segment(folder, 3).symlink_to(folder / "nowhere")
+    said = rf"expected to open {segment(folder, 3)}, which its folder lists, found it gone each time: try again"
+    with pytest.raises(Unavailable, match=said):
+        list(part.read(("offset",)))
+    with pytest.raises(Unavailable, match=said):
+        KafkaView(folder.parent, env=env).refresh(["t"])
+
+
 def test_a_cleaner_that_has_not_begun_to_swap_is_not_waited_for(folder: Path, env: Env, waits: list[float]) -> None:
     (folder / f"{0:020}.log.cleaned").write_bytes(FIRST[:10])
     view = KafkaView(folder.parent, env=env)
