@@ -30,7 +30,8 @@ from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.producer_snapshot import snapshot_to_bytes
 from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.transaction_index import none
-from sparklog.kafka.import_segment import Batches, offset_index_of, time_index_of
+from sparklog.kafka.import_segment import offset_index_of, time_index_of
+from sparklog.kafka.import_totals import Batches
 from sparklog.kafka.view import KafkaView
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.fetch import MissingFile, read_window

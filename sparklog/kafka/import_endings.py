@@ -13,27 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
-from sparklog.format.record_batch import scan_headers
+from sparklog.kafka.import_totals import Ending, SegmentTotals
 from sparklog.kafka.lost_markers import ANYBODY, lost_markers
 from sparklog.kafka.segment_file import SegmentFile, Window
 from sparklog.kafka.transaction_state import TransactionEvents
 from sparklog.log.kafka_end import MAX_EPOCH
 
-if TYPE_CHECKING:
-    from sparklog.kafka.import_segment import SegmentTotals
-
-__all__ = ["Ending", "Endings", "LeftOut"]
+__all__ = ["Endings", "LeftOut"]
 
 LeftOut: TypeAlias = Callable[[int, int, int, int | None, str], None]
 """Told of damage that is not copied: position, bytes, first offset, offset behind it or None, what was found."""
-
-
-class Ending(Window):
-    """Markers that are not in the file; `start` is where damage was left out there."""
 
 
 @dataclass(slots=True)

@@ -15,17 +15,10 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import scan_headers, single_header
 from sparklog.format.control import ABORT, COMMIT, control_types
 from sparklog.format.flipped_bit import flipped_bit
-from sparklog.format.record_batch import (
-    CRC_START,
-    MAGIC,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
-    BatchHeaders,
-    scan_headers,
-    single_header,
-)
+from sparklog.format.record_batch import CRC_START, MAGIC, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeaders
 from sparklog.kafka.segment_file import SegmentFile
 
 __all__ = ["ANYBODY", "LostMarker", "lost_markers", "lost_producer", "may_be_markers"]
