@@ -34,30 +34,37 @@ if TYPE_CHECKING:
 COMMIT_THEN_DIE = "sparklog_commit_then_die"
 START_SECONDS = 400
 """A driver starts in 5 s, and in a minute where the machine has ten other things to do."""
+LEAD = 6 * BATCH_RECORDS
 
 pytestmark = pytest.mark.timeout(3600)
 
 
 class Feeder(threading.Thread):
-    """Appends to topic `in`, in pieces of random size, while queries come and go."""
+    """Appends to topic `in`, in pieces of random size, while queries come and go.
 
-    def __init__(self, root: str, records: int, seed: int) -> None:
+    Goes on until told to end, and always further than `read` by a few batches: a query never runs dry, however fast
+    it is and however late the test gets round to killing it.
+    """
+
+    def __init__(self, root: str, seed: int) -> None:
         super().__init__(daemon=True)
         self._root = root
-        self._records = records
         self._random = random.Random(seed)
+        self.records = self.read = 0
+        self.over = threading.Event()
         self.failed: BaseException | None = None
         feed(root, "in", range(0), partitions=2)
 
     def run(self) -> None:
         try:
             topic = sparklog.open(self._root).topic("in")
-            at = 0
-            while at < self._records:
-                piece = [str(value) for value in range(at, min(self._records, at + self._random.randrange(1, 80)))]
-                topic.append(pa.table({"key": piece, "value": piece}))
-                at += len(piece)
-                time.sleep(self._random.random() * 0.1)
+            while not self.over.is_set():
+                if self.records < self.read + LEAD:
+                    end = self.records + self._random.randrange(1, 80)
+                    piece = [str(value) for value in range(self.records, end)]
+                    topic.append(pa.table({"key": piece, "value": piece}))
+                    self.records = end
+                self.over.wait(self._random.random() * 0.1)
         except BaseException as error:  # noqa: BLE001  (shown by the test's own thread)
             self.failed = error
 
@@ -120,11 +127,11 @@ def check_group(root: str, written: int, *, done: bool = False) -> None:
 
 def run_with_kills(folder: Path, root: str, kills: int, seed: int, topics: str = "") -> None:
     rng = random.Random(seed)
-    records = 400 + 250 * kills
-    feeder = Feeder(root, records, seed)
+    feeder = Feeder(root, seed)
     feeder.start()
     for number in range(kills):
         done = batches(root)
+        feeder.read = len(check_topics_agree(root, topics or "out"))
         if number % 3 == 1:
             with driver(folder, root, COMMIT_THEN_DIE, kill_at=done + 1, topics=topics) as process:
                 process_end(process, root)
@@ -136,8 +143,10 @@ def run_with_kills(folder: Path, root: str, kills: int, seed: int, topics: str =
             time.sleep(rng.random() * 1.2)
             kill(process)
         check_group(root, len(check_topics_agree(root, topics or "out")))
-    feeder.join(120)
+    feeder.over.set()
+    feeder.join()
     assert feeder.failed is None
+    records = feeder.records
     Path(f"{root}.stop").touch()
     with driver(folder, root, topics=topics) as process:
         wait(process, root, lambda: Path(f"{root}.done").exists())
