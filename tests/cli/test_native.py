@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import sparklog as library
+from sparklog.cli import consume
 from sparklog.format.batch_scan import scan_headers
 from tests.cli.conftest import Sparklog
 
@@ -196,7 +198,29 @@ def test_a_topic_folder_is_a_place(sparklog: Sparklog, lines_file: LinesFile, ro
     assert "is topic t's, not u's" in sparklog("consume", "u", "--root", root / "t", code=2).err
 
 
-def test_follow_begins_at_the_end_and_sees_what_comes(sparklog: Sparklog, lines_file: LinesFile, root: Path) -> None:
+@pytest.fixture
+def while_it_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Takes what happens when a follower is at the end for the first time, however long it took to get there."""
+
+    def happens(event: Callable[[], None]) -> None:
+        left = [event]
+
+        def sleep(seconds: float) -> None:
+            if left:
+                left.pop()()
+            time.sleep(seconds)
+
+        monkeypatch.setattr(consume, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+
+    return happens
+
+
+WhileItWaits = Callable[[Callable[[], None]], None]
+
+
+def test_follow_begins_at_the_end_and_sees_what_comes(
+    sparklog: Sparklog, lines_file: LinesFile, root: Path, while_it_waits: WhileItWaits
+) -> None:
     sparklog("topics", "create", "t", "--partitions", 2)
     sparklog("produce", "t", "-p", 0, "--file", lines_file("before\n"))
     late = lines_file("after\nmore\n")
@@ -207,10 +231,8 @@ def test_follow_begins_at_the_end_and_sees_what_comes(sparklog: Sparklog, lines_
         for partition in (0, 2):
             topic.append(_rows(late.read_text().split(), partition))
 
-    timer = threading.Timer(0.3, later)
-    timer.start()
-    outcome = sparklog("consume", "t", "--follow", "-n", 4, "--timeout-ms", 20_000, "--print-partition")
-    timer.join()
+    while_it_waits(later)
+    outcome = sparklog("consume", "t", "--follow", "-n", 4, "--timeout-ms", 120_000, "--print-partition")
     assert sorted(outcome.lines) == [
         "Partition:0\tafter",
         "Partition:0\tmore",
@@ -225,7 +247,9 @@ def test_follow_from_the_beginning_ends_when_nothing_comes(sparklog: Sparklog, l
     assert sparklog("consume", "t", "--follow", "--from-beginning", "--timeout-ms", 50).lines == ["v"]
 
 
-def test_following_a_topic_that_is_created_again_is_an_error(sparklog: Sparklog, root: Path) -> None:
+def test_following_a_topic_that_is_created_again_is_an_error(
+    sparklog: Sparklog, root: Path, while_it_waits: WhileItWaits
+) -> None:
     sparklog("topics", "create", "t")
 
     def again() -> None:
@@ -233,10 +257,8 @@ def test_following_a_topic_that_is_created_again_is_an_error(sparklog: Sparklog,
         log.delete_topic("t")
         log.create_topic("t")
 
-    timer = threading.Timer(0.3, again)
-    timer.start()
-    outcome = sparklog("consume", "t", "--follow", "--timeout-ms", 20_000, code=1)
-    timer.join()
+    while_it_waits(again)
+    outcome = sparklog("consume", "t", "--follow", "--timeout-ms", 120_000, code=1)
     assert "SPARKLOG_" in outcome.err
     assert "t" in outcome.err
 
