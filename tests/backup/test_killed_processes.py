@@ -118,7 +118,7 @@ def test_killed_and_run_again_while_four_write(tmp_path: Path, seed: int) -> Non
             process.kill()
             process.communicate()
         process = backup_process(source, place)
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=400)
         assert process.returncode == 0, said
     finally:
         over.set()
@@ -131,7 +131,7 @@ def test_killed_and_run_again_while_four_write(tmp_path: Path, seed: int) -> Non
         restore(LocalStore(place), LocalStore(target), Wanted(number=manifest.number))
         check(target, source_now)
     process = backup_process(source, place)
-    assert process.wait(60) == 0
+    assert process.wait(400) == 0
     restore(LocalStore(place), LocalStore(tmp_path / "last"))
     for name in TOPICS:
         assert values(sparklog.open(tmp_path / "last"), name) == values(source_now, name)

@@ -321,7 +321,7 @@ class Distant:
     def __init__(self, inner: Store, together: int, small: int) -> None:
         self.inner = inner
         self.small = small
-        self.arrived = threading.Barrier(together, timeout=30)
+        self.arrived = threading.Barrier(together, timeout=300)
         self.lock = threading.Lock()
         self.under_way: list[int] = []
         self.seen: list[list[int]] = []

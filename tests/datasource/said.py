@@ -29,11 +29,11 @@ class Said:
         self._file = file
         self._start = file.stat().st_size if file.exists() else 0
 
-    def __call__(self, text: str, seconds: float = 20) -> bool:
+    def __call__(self, text: str, seconds: float = 120) -> bool:
         """Whether `text` appears within `seconds`."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if text.encode() in self._file.read_bytes()[self._start :]:
-                return True
+        while text.encode() not in self._file.read_bytes()[self._start :]:
+            if time.monotonic() >= end:
+                return False
             time.sleep(0.05)
-        return False
+        return True

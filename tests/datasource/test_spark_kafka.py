@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.datasource.schema import LARGEST_MS, SMALLEST_MS
 from tests.datasource.said import Said
-from tests.datasource.streams import copy, failure, source
+from tests.datasource.streams import WAIT_SECONDS, copy, failure, source
 from tests.fixture_data import expected_records
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def test_a_stream_over_a_log_dir_reads_the_same_once(spark: SparkSession, fixtur
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(WAIT_SECONDS)
     assert records(spark.table("segments_stream")) == expected(fixtures / "segments", "read_committed")
     assert len(query.recentProgress) > 1
 
@@ -147,7 +147,7 @@ def test_a_stream_goes_on_behind_damage_that_is_skipped(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(WAIT_SECONDS)
     found = sorted(row.offset for row in spark.table("damaged_stream").collect())
     assert found == [offset for offset in undamaged(fixtures) if not 226 <= offset < 232]
     assert said("left out offsets 226 to 231 of damaged-0")

@@ -10,7 +10,7 @@ import pytest
 
 import sparklog
 from tests.datasource.said import Said
-from tests.datasource.streams import copy, failure, feed, finish, source, stored_offset, values, wait_for
+from tests.datasource.streams import WAIT_SECONDS, copy, failure, feed, finish, source, stored_offset, values, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -125,7 +125,7 @@ def test_once_and_starting_timestamp(spark: SparkSession, root: str, tmp_path: P
     feed(root, "in", range(10))
     stream = source(spark, root, subscribe="in", maxOffsetsPerTrigger=1)
     query = copy(stream, root, tmp_path / "c").trigger(once=True).start()
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(WAIT_SECONDS)
     assert values(root, "out") == list(range(10))
     late = spark.readStream.format("sparklog").option("startingTimestamp", str(int(time.time() * 1000) + 60_000))
     late = late.option("startingOffsetsByTimestampStrategy", "latest")

@@ -250,7 +250,7 @@ class Distant(FaultyStore):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         if prefix.startswith("_transactions/"):
-            self.meeting.wait(20)
+            self.meeting.wait(300)
         return super().list(prefix)
 
 
