@@ -19,6 +19,8 @@ KAFKA_VERSION = "4.1.0"
 JARS_VARIABLE = "SPARKLOG_KAFKA_JARS"
 COMPLETE = ".complete"
 RESOLVE_SECONDS = 400
+_missing: dict[Path, str] = {}
+"""What could not be fetched: a network that answers nothing costs a run this long once."""
 ARGUMENT_BYTES = 100_000
 """Of the list of files: Linux takes 128 KiB for one argument."""
 MARKER_BYTES = 34
@@ -166,7 +168,13 @@ def fetched_jars(name: str, ivy: str, proof: str) -> Path:
     above."""
     folder = cache_folder() / name
     if not (folder / COMPLETE).exists():
-        _resolve(find_java(), folder, ivy, proof)
+        if folder in _missing:
+            raise Missing(_missing[folder])
+        try:
+            _resolve(find_java(), folder, ivy, proof)
+        except Missing as reason:
+            _missing[folder] = str(reason)
+            raise
     return folder
 
 

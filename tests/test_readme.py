@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.log.config_table import CONFIGS
+from tests.datasource.spark_session import has_java
 
 REPOSITORY = Path(__file__).parents[1]
 README = REPOSITORY / "README.md"
@@ -55,6 +56,9 @@ def test_every_language_is_one_that_is_run() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.skipif(
+    not has_java(), reason="Spark needs Java 17 or newer: there is no `java` on the PATH and no JAVA_HOME"
+)
 def test_the_python_snippets_run_in_order(tmp_path: Path) -> None:
     program = "\n".join(snippets("python")).replace(DATA, f"{tmp_path}/")
     assert program.count(f"{tmp_path}/") >= 5
