@@ -20,6 +20,11 @@ def test_seeds() -> None:
     assert all(total[what] for what in wanted), total
 
 
+def test_a_seed_is_one_story() -> None:
+    for seed in (2, 4):
+        assert run(seed).world.trace == run(seed).world.trace
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(SEEDS, 400, 30))
 def test_more_seeds(first: int) -> None:

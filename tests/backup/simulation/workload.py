@@ -17,7 +17,10 @@ from sparklog.backup.choosing import Wanted
 from sparklog.backup.place import Place
 from sparklog.backup.pruning import prune
 from sparklog.backup.restoring import restore
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.cleaning import plan_cleaning
+from sparklog.compaction.merging import plan_merges
+from sparklog.compaction.run import Plans, compact_topic
+from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups import Groups
 from sparklog.log import commit_log
@@ -151,14 +154,24 @@ def consumer(story: Story, turns: int) -> Callable[[Actor], None]:
     return body
 
 
+def plans(env: Env) -> Plans:
+    """The planners of a story: ids of what they write are the seed's, too."""
+    return Plans(
+        seal=lambda snapshot, settings, roll: plan_sealing(snapshot.store, snapshot, settings, roll=roll, env=env),
+        merge=lambda snapshot, settings: plan_merges(snapshot.store, snapshot, settings, env=env),
+        clean=lambda snapshot, settings: plan_cleaning(snapshot.store, snapshot, settings, env=env),
+    )
+
+
 def keeper(story: Story, turns: int) -> Callable[[Actor], None]:
     """Compaction and retention of all topics, and a clone now and then."""
 
     def body(actor: Actor) -> None:
         for turn in range(turns):
             root = open_root(actor.store(), env=actor.env)
+            settings, planners = Settings(now_ms=story.world.now_ms), plans(actor.env)
             for name in root.topics():
-                compact_topic(root.topic(name), Settings(now_ms=story.world.now_ms), InProcess(), roll=turn % 2 == 0)
+                compact_topic(root.topic(name), settings, InProcess(), roll=turn % 2 == 0, plans=planners)
             for report in retain_root(root, Settings(now_ms=story.world.now_ms)):
                 if report.vacuum is not None and report.vacuum.objects:
                     story.count("vacuums that deleted")
