@@ -35,6 +35,9 @@ def executed(path: Path, parameters: str | None = None) -> NotebookNode:
         client = NotebookClient(
             notebook,
             timeout=TIMEOUT_SECONDS,
+            startup_timeout=TIMEOUT_SECONDS,
+            # Outputs that take longer than this after a cell's end are dropped without an error.
+            iopub_timeout=TIMEOUT_SECONDS,
             kernel_name="python3",
             record_timing=False,
             resources={"metadata": {"path": str(path.parent)}},
