@@ -3,8 +3,8 @@
 1. Show the run in the place, so that no prune takes away what is found there.
 2. Take a cut of all topics, decisions and groups, then hold the version of each topic, so that the vacuum keeps what it
    names. A version that fell below the upload floor meanwhile is refused: take a new cut.
-3. Copy data files, then commits, a checkpoint of each topic's cut, the entries of decisions and groups. What lies
-   there already is not read again; every byte that is copied is checked.
+3. Copy the entries of decisions and groups, then data files, then commits and a checkpoint of each topic's cut. What
+   lies there already is not read again; every byte that is copied is checked.
 4. Create the manifest: from here on it is a backup. Let go of the holds.
 
 Whatever it is killed at, there is a backup or there is none; the next run finds what was copied. Holds of a dead run
@@ -185,11 +185,12 @@ class _Run:
         before = self.place.manifests()
         cut = self._held_cut(topics)
         self.unread = Unread(self.root.store, strict=topics is None)
+        # Entries first: those of groups may be gone when files have been copied for days, and nothing holds them.
+        decisions = self._all_entries(DECISIONS, cut.decisions, before)
+        groups = self._all_entries(GROUPS, cut.groups, before)
         found = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
         missing = self._copy_files(found)
         items = tuple(self._topic(name, named, missing) for name, named in found.items())
-        decisions = self._all_entries(DECISIONS, cut.decisions, before)
-        groups = self._all_entries(GROUPS, cut.groups, before)
         if self.unread.damage:
             writers = {each for named in found.values() for each in writers_in(named.last.slices)}
             self.unread.check({item.topic: item.topic_id for item in items}, writers, cut.groups.values())
@@ -334,19 +335,22 @@ class _Run:
             (item for each in reversed(before) for item in getattr(each, of) if item.id == state.id),
             None,
         )
-        first, newest = chain.run()
-        if newest < state.number:
+        kept, newest = chain.run()
+        if not kept <= state.number <= newest:
             raise NotFound(f"{kind.title(state.id)} lost its entries while they were read; try again")
         # Always the one before the last, too: a restored log has two entries to be opened from.
-        first = min(first if last is None else max(first, last.number), max(first, state.number - 1))
+        first = min(kept if last is None else max(kept, last.number), max(kept, state.number - 1))
         link: int | None = None
+        since_ms = 0
         for number in range(first, state.number + 1):
             data = self.unread.read(kind, state.id, partial(_entry_data, chain, number, link))
             if data is None:
                 return None
+            if number == first and kept > (0 if last is None else last.number):
+                since_ms = kind.decode(data, commit_key(chain.prefix, number), number).time_ms
             link = crc32c.crc32c(data)
             self._put(commit_key(chain.prefix, number), data)
-        return EntriesBackup(state.id, first, state.number)
+        return EntriesBackup(state.id, first, state.number, since_ms)
 
     def _put(self, key: str, data: bytes) -> None:
         """Create a small object; what lies there already must be the same."""

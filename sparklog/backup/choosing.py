@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from sparklog.backup.copying import listed
@@ -18,7 +19,7 @@ from sparklog.backup.manifest import EntriesBackup, Manifest, TopicBackup
 from sparklog.backup.place import Place
 from sparklog.backup.unread import Unread
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.groups.state import GROUPS
+from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.commit_log import CommitLog
 from sparklog.log.decision import DECISIONS
 from sparklog.log.entry_log import Entry, EntryKind
@@ -105,7 +106,7 @@ def _head(store: Store, topic: str, version: int) -> Head:
 
 
 def _spans(items: Collection[EntriesBackup]) -> dict[str, Span]:
-    return {item.id: Span(item.first, item.number) for item in items}
+    return {item.id: Span(item.first, item.number, item.since_ms > 0) for item in items}
 
 
 def _version_in(place: Place, topic: str, version: int) -> tuple[Manifest, Cut]:
@@ -174,19 +175,48 @@ def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms:
             base = start_at(store, item.topic, History(store, item.topic), item.base)
             topics[item.topic] = (base.head, versions[item.topic])
             committed |= committed_in(base.slices)
+    unread = Unread(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out})
     exact = time_ms is None
     if time_ms is None:
         time_ms = max(_head(store, name, version).time_ms for name, version in versions.items())
+    else:
+        _check_groups(store, _spans(manifest.groups), topics, time_ms, unread)
     return cut_between(
         store,
         topics,
         _spans(manifest.decisions),
         _spans(manifest.groups),
         time_ms,
-        unread=Unread(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out}),
+        unread=unread,
         committed=committed,
         exact=exact,
     )
+
+
+def _check_groups(
+    store: Store, groups: Mapping[str, Span], topics: Collection[str], time_ms: int, unread: Unread
+) -> None:
+    """`NotFound` if it is no longer known how far a group had read one of these topics by a time.
+
+    What it had read later would drag its topics along, away from that time.
+    """
+    for name, span in groups.items():
+        chain = EntryChain(store, GROUPS, name)
+        state = unread.read(GROUPS, name, partial(_first_after, chain, span, time_ms)) if span.cut_off else None
+        if state is not None and _topics_of(state) & set(topics):
+            raise NotFound(
+                f"group '{name}' can be restored as of {shown(state.time_ms)} and later, not of {shown(time_ms)}: its "
+                "offsets of then are gone; choose a later time, or a version of one topic"
+            )
+
+
+def _first_after(chain: EntryChain[E], span: Span, time_ms: int) -> E | None:
+    """The first entry that is kept, if even that is younger than a time."""
+    return chain.at(span.first) if chain.number_at(time_ms, span.first, span.last) < span.first else None
+
+
+def _topics_of(state: GroupState) -> set[str]:
+    return {item.topic for item in [*state.offsets, *(each for waiting in state.pending for each in waiting.offsets)]}
 
 
 # -- from a live root
@@ -214,19 +244,27 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
         base, version = found
         topics[name] = (base.head, version)
         committed |= committed_in(base.slices)
+    groups = {name: _kept(EntryChain(store, GROUPS, name)) for name in unread.ids(GROUPS)}
     time_ms = wanted.time_ms
     if time_ms is None:
         time_ms = max(_head(store, name, version).time_ms for name, (_, version) in topics.items())
+    else:
+        _check_groups(store, groups, topics, time_ms, unread)
     return cut_between(
         store,
         topics,
-        {name: Span(*EntryChain(store, DECISIONS, name).run()) for name in unread.ids(DECISIONS)},
-        {name: Span(*EntryChain(store, GROUPS, name).run()) for name in unread.ids(GROUPS)},
+        {name: _kept(EntryChain(store, DECISIONS, name)) for name in unread.ids(DECISIONS)},
+        groups,
         time_ms,
         unread=unread,
         committed=committed,
         exact=wanted.time_ms is None,
     )
+
+
+def _kept(chain: EntryChain[E]) -> Span:
+    first, last = chain.run()
+    return Span(first, last, first > 0)
 
 
 def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:

@@ -64,10 +64,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Entries of one id that are there to choose from: `first` to `last`."""
+    """Entries of one id that are there to choose from: `first` to `last`; `cut_off`: there were some before these."""
 
     first: int
     last: int
+    cut_off: bool
 
 
 @dataclass

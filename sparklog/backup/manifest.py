@@ -21,7 +21,7 @@
 | completedMs  | when all of it lay here                                                              |
 | objects, bytes | what this run has copied                                                           |
 | topics       | see below                                                                            |
-| decisions    | transactional ids: [{id, first, number}]                                             |
+| decisions    | transactional ids: [{id, first, number, sinceMs}]                                    |
 | groups       | consumer groups: the same                                                            |
 | only         | the topics that were asked for; null: all, and so all ids and groups                 |
 | leftOut      | [{folder, id, damage}]: logs of ids and groups that were left out, and why           |
@@ -41,7 +41,8 @@ A topic of `topics`:
 | sinceMs   | time of that version's commit                                                                        |
 | bytes     | of the files that `version` names                                                                    |
 
-`first` of an id: entries from here to `number` lie in the backup.
+`first` of an id: entries from here to `number` lie in the backup. `sinceMs`: time of entry `first`, if there were some
+before it that no backup has any more; else 0.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ MANIFEST_FIELDS = (
 TOPIC_FIELDS = (
     *("topic", "topicId", "version", "crc", "timeMs", "deleted", "base", "since", "sinceMs", "bytes"),
 )  # fmt: skip
-ENTRIES_FIELDS = ("id", "first", "number")
+ENTRIES_FIELDS = ("id", "first", "number", "sinceMs")
 LEFT_OUT_FIELDS = ("folder", "id", "damage")
 
 
@@ -101,11 +102,12 @@ class TopicBackup:
 
 @dataclass(frozen=True, slots=True)
 class EntriesBackup:
-    """The entries `first` to `number` of one id."""
+    """The entries `first` to `number` of one id; `since_ms`: see the module."""
 
     id: str
     first: int
     number: int
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,9 @@ class Manifest:
 
     @property
     def from_ms(self) -> int:
-        """The time from which on all topics can be restored, up to the cut; 0: from their beginnings on."""
-        return max([0, *(item.since_ms for item in self.topics if not item.from_its_beginning)])
+        """The time from which on all that is in it can be restored, up to the cut; 0: from the beginning on."""
+        entries = (item.since_ms for item in (*self.decisions, *self.groups))
+        return max([0, *(item.since_ms for item in self.topics if not item.from_its_beginning), *entries])
 
 
 def encode_manifest(found: Manifest) -> bytes:
@@ -190,7 +193,7 @@ def encode_manifest(found: Manifest) -> bytes:
 
 
 def _entries_document(item: EntriesBackup) -> dict[str, object]:
-    return {"id": item.id, "first": item.first, "number": item.number}
+    return {"id": item.id, "first": item.first, "number": item.number, "sinceMs": item.since_ms}
 
 
 def left_out_document(items: Collection[LeftOut]) -> list[dict[str, str]]:
@@ -248,4 +251,4 @@ def _topic(item: Fields) -> TopicBackup:
 def _entries(item: Fields) -> EntriesBackup:
     item.only(frozenset(ENTRIES_FIELDS))
     number = item.integer("number", 0)
-    return EntriesBackup(item.text("id"), item.integer("first", 0, number), number)
+    return EntriesBackup(item.text("id"), item.integer("first", 0, number), number, item.integer("sinceMs", 0))

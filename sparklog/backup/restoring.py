@@ -3,9 +3,9 @@
 1. Choose the cut and write it down in the new place, as `_restore.json`, with all that is random: root id, commit ids,
    names, time. Whatever this is killed at, the next run with the same request does the same, byte for byte, and skips
    what it finds.
-2. Copy the data files of the cut, every byte checked.
-3. Write decisions and groups, each as one entry that says everything, and of each topic a checkpoint and one commit
-   (see `restored`).
+2. Write decisions and groups, each as one entry that says everything.
+3. Copy the data files of the cut, every byte checked, and write of each topic a checkpoint and one commit (see
+   `restored`).
 4. Create `_root.json`: from here on it is a root, another one than its source. Remove `_restore.json`.
 
 Topic ids stay: streaming queries and consumer groups go on where they were. A live root is held meanwhile, as for a
@@ -42,7 +42,7 @@ from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
 from sparklog.groups.state import GROUPS
 from sparklog.log import fields as json_fields
 from sparklog.log.commit import decode_commit, encode_commit
-from sparklog.log.decision import DECISIONS
+from sparklog.log.decision import DECISIONS, Decisions
 from sparklog.log.entry_log import Entry, EntryKind
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.fields import FORMAT, Fields
@@ -326,13 +326,15 @@ class _Run:
             # Killed after it was done: only the plan is left.
             found = _snapshots(self.source, versions)
             self.target.delete(RESTORE_KEY)
-            return self._outcome(found, [])
+            return self._outcome(found, [], self._moved(found) if self.plan["exact"] else [])
         holds = self._hold(versions)
         try:
             found = _snapshots(self.source, versions)
             files = [file for name, snapshot in found.items() for file in files_of(self.names[name], snapshot)]
+            # Entries first: nothing holds them while files are copied, maybe for days.
+            decisions, moved = self._write_entries(_heads(found) if self.plan["exact"] else {})
             self._copy(files, holds)
-            self._write_logs(found)
+            self._write_topics(found, decisions)
         finally:
             if holds is not None:
                 holds.release()
@@ -344,12 +346,15 @@ class _Run:
         }
         self._put(ROOT_KEY, json_fields.encode(document))
         self.target.delete(RESTORE_KEY)
-        return self._outcome(found, files)
+        return self._outcome(found, files, moved)
 
-    def _outcome(self, found: Mapping[str, Snapshot], files: list[DataFile]) -> Restored:
-        moved: list[MovedOffset] = []
-        for name, number in self.plan["groups"].items() if self.plan["exact"] else ():
-            moved += at_the_end(self._entry(GROUPS, name, number), _heads(found))[1]
+    def _moved(self, found: Mapping[str, Snapshot]) -> list[MovedOffset]:
+        """Offsets that an earlier run has set to the ends of topics, as far as the source still has them."""
+        chains = [(EntryChain(self.source, GROUPS, name), number) for name, number in self.plan["groups"].items()]
+        states = [state for chain, number in chains if (state := chain.at(number)) is not None]
+        return [item for state in states for item in at_the_end(state, _heads(found))[1]]
+
+    def _outcome(self, found: Mapping[str, Snapshot], files: list[DataFile], moved: list[MovedOffset]) -> Restored:
         return _restored(
             self.plan["backup"], self.plan["rootId"], found, self.names, self.plan, files, self.copied, moved
         )
@@ -382,17 +387,25 @@ class _Run:
 
         self.copied += copy_all(self.source, self.target, files, there, link=self.link, at_once=self.at_once, tick=tick)
 
-    def _write_logs(self, found: Mapping[str, Snapshot]) -> None:
+    def _write_entries(self, heads: Mapping[str, Head]) -> tuple[dict[str, Decisions], list[MovedOffset]]:
+        """Write decisions and groups; the decisions as they are in the source, and offsets that were set to ends.
+
+        `heads`: of the topics, where groups may be beyond them.
+        """
         ids, groups = self.plan["decisions"], self.plan["groups"]
-        decisions = {}
+        decisions: dict[str, Decisions] = {}
+        moved: list[MovedOffset] = []
         for name, number in ids.items():
             state = self._entry(DECISIONS, name, number)
             decisions[name] = state
             self._put_entries(DECISIONS, state, lambda each: decisions_of(each, self.names, groups))
-        heads = _heads(found) if self.plan["exact"] else {}
         for name, number in groups.items():
             group = self._entry(GROUPS, name, number)
             self._put_entries(GROUPS, group, lambda each: group_of(at_the_end(each, heads)[0], self.names, ids))
+            moved += at_the_end(group, heads)[1]
+        return decisions, moved
+
+    def _write_topics(self, found: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
         for name, snapshot in found.items():
             item = self.plan["topics"][name]
             alone, last_of_source = self._stand_alone(name, snapshot)

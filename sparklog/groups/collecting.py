@@ -17,9 +17,13 @@ from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.entry_collect import collect_entries, ids_of
 from sparklog.log.root import Root
 
-__all__ = ["OFFSETS_RETENTION_MS", "CollectedGroups", "collect_groups"]
+__all__ = ["OFFSETS_RETENTION_MS", "CollectedGroups", "collect_groups", "kept_entries_ms"]
 
 OFFSETS_RETENTION_MS = 7 * 86_400_000
+LEAST_ENTRIES_MS = 86_400_000
+"""A day, as no session and no open transaction lasts longer: what is asked of an older entry has one answer."""
+MARGIN_MS = 3_600_000
+"""For the backup that begins later than the one of the day before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,27 @@ class CollectedGroups:
     failures: tuple[SparklogError, ...] = ()
 
 
+def kept_entries_ms(delay_ms: int) -> int:
+    """How long entries stay at least, for the longest `file.delete.delay.ms` of the topics.
+
+    Each carries all offsets, so they go sooner than commits do; but a group is there as of each time as of which its
+    topics can be restored.
+    """
+    return max(LEAST_ENTRIES_MS, delay_ms) + MARGIN_MS
+
+
 def collect_groups(
-    root: Root, *, retention_ms: int = OFFSETS_RETENTION_MS, now_ms: int | None = None, dry_run: bool = False
+    root: Root,
+    *,
+    retention_ms: int = OFFSETS_RETENTION_MS,
+    keep_ms: int = LEAST_ENTRIES_MS + MARGIN_MS,
+    now_ms: int | None = None,
+    dry_run: bool = False,
 ) -> CollectedGroups:
     """Do what the module says to all groups. `now_ms`: the store's clock, which is asked if it is not given.
 
-    An entry goes when it lies below the second newest checkpoint that can be read, and the store has had it for seven
-    days; checkpoints below that one go too.
+    An entry goes when it lies below the second newest checkpoint that can be read, and a newer one has been there for
+    `keep_ms`; checkpoints below that one go too. The entry that offsets expire by stays.
     """
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     failures: list[SparklogError] = []
@@ -54,7 +72,8 @@ def collect_groups(
                 group.settle()
             if _expire(group, retention_ms, now_ms, gone, dry_run):
                 expired.append(name)
-            collected = collect_entries(group.log, now_ms, dry_run=dry_run)
+            needed = group.log.current().touched
+            collected = collect_entries(group.log, now_ms, keep_ms=keep_ms, needed=needed, dry_run=dry_run)
             objects, nbytes = objects + collected[0], nbytes + collected[1]
         except SparklogError as error:
             failures.append(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TypeVar
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
@@ -13,7 +14,7 @@ from sparklog.storage.store import Store
 __all__ = ["KEEP_MS", "collect_entries", "collect_log", "id_under", "ids_of"]
 
 KEEP_MS = 7 * 86_400_000
-"""An entry stays as long as a commit does: who slept for less finds its number taken."""
+"""An entry stays as long as a commit does, unless its kind says something else."""
 
 E = TypeVar("E", bound=Entry)
 
@@ -71,10 +72,13 @@ def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, i
     return len(found), sum(info.size for info in found)
 
 
-def collect_entries(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Delete entries and checkpoints below the second newest sound checkpoint, a week old; objects and bytes.
+def collect_entries(
+    log: EntryLog[E], now_ms: int, *, keep_ms: int = KEEP_MS, needed: int | None = None, dry_run: bool
+) -> tuple[int, int]:
+    """Delete entries and checkpoints below the second newest sound checkpoint; objects and bytes.
 
-    `now_ms` is the store's clock, and a week is one by it.
+    Each goes `keep_ms` after the one behind it came, by the store's clock (`now_ms`): what was the newest at any time
+    since then is there. Entries from `needed` on stay.
     """
     sound: list[int] = []
     for number in reversed(log.checkpoints()):
@@ -85,16 +89,17 @@ def collect_entries(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[in
     if len(sound) < 2:
         return 0, 0
     lowest = sound[1]
+    first = lowest if needed is None else min(lowest, needed)
     objects = nbytes = 0
     for prefix, limit in (
         # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
-        (f"{log.prefix}/_log/0", commit_key(log.prefix, lowest)),
+        (f"{log.prefix}/_log/0", commit_key(log.prefix, first)),
         (checkpoint_prefix(log.prefix), checkpoint_key(log.prefix, lowest)),
     ):
-        for info in log.store.list(prefix):
+        for info, newer in pairwise(log.store.list(prefix)):
             if info.key >= limit:
                 break
-            if now_ms - info.modified_ms >= KEEP_MS:
+            if now_ms - newer.modified_ms >= keep_ms:
                 objects, nbytes = objects + 1, nbytes + info.size
                 if not dry_run:
                     log.store.delete(info.key)

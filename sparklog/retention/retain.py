@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, NotFound, SparklogError
-from sparklog.groups.collecting import collect_groups
+from sparklog.groups.collecting import collect_groups, kept_entries_ms
 from sparklog.log.commit import RETAIN
 from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.log.conflicts import LogStartIntent
@@ -40,7 +40,8 @@ __all__ = ["PartitionExpiry", "RetainReport", "plan_topic", "retain_root", "reta
 
 ROOT_FILES = "(root)"
 """Stands for a topic in the report of what lies in the root's own folder."""
-OLD_ENTRY = "older than 7 days, and a checkpoint has what is left of it"
+OLD_DECISION = "older than 7 days, and a checkpoint has what is left of it"
+OLD_OFFSETS = "replaced more than {hours:,} hours ago, and a checkpoint has what is left of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +241,18 @@ def retain_root(
         if on_done is not None:
             on_done(report)
     if chosen and not topics:
-        reports += _own_folder(root, settings, dry_run)
+        heads = [topic.log.known() for topic in chosen]
+        configs = [settings.configs_of(head.configs) for head in heads if head is not None and head.exists]
+        keep_ms = kept_entries_ms(max((each.file_delete_delay_ms for each in configs), default=0))
+        reports += _own_folder(root, settings, keep_ms, dry_run)
     return sorted(reports, key=lambda report: report.topic)
 
 
-def _own_folder(root: Root, settings: Settings, dry_run: bool) -> list[RetainReport]:
-    """What is no topic's: temporary files in the root's own folder, offsets of groups and decisions nobody needs."""
+def _own_folder(root: Root, settings: Settings, keep_ms: int, dry_run: bool) -> list[RetainReport]:
+    """What is no topic's: temporary files in the root's own folder, offsets of groups and decisions nobody needs.
+
+    `keep_ms`: how long entries of groups stay at least.
+    """
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS
@@ -258,7 +265,7 @@ def _own_folder(root: Root, settings: Settings, dry_run: bool) -> list[RetainRep
                 own.append(
                     _decisions(root, store_ms, dry_run)
                     if name == TRANSACTIONS_FOLDER
-                    else _groups(root, settings.offsets_retention_ms, store_ms, dry_run)
+                    else _groups(root, settings.offsets_retention_ms, keep_ms, store_ms, dry_run)
                 )
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]
@@ -273,15 +280,16 @@ def _own_folder(root: Root, settings: Settings, dry_run: bool) -> list[RetainRep
     return [RetainReport(ROOT_FILES, vacuum=found, failures=_failures(ROOT_FILES, found))]
 
 
-def _groups(root: Root, retention_ms: int, store_ms: int, dry_run: bool) -> VacuumReport:
-    found = collect_groups(root, retention_ms=retention_ms, now_ms=store_ms, dry_run=dry_run)
-    gone = Removed("group entry", OLD_ENTRY, found.objects, found.nbytes)
+def _groups(root: Root, retention_ms: int, keep_ms: int, store_ms: int, dry_run: bool) -> VacuumReport:
+    found = collect_groups(root, retention_ms=retention_ms, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
+    reason = OLD_OFFSETS.format(hours=keep_ms // 3_600_000)
+    gone = Removed("group entry", reason, found.objects, found.nbytes)
     removed = (gone,) if found.objects else ()
     return VacuumReport(ROOT_FILES, dry_run, 0, 0, removed, expired_groups=found.expired, failures=found.failures)
 
 
 def _decisions(root: Root, store_ms: int, dry_run: bool) -> VacuumReport:
     found = collect(root, now_ms=store_ms, dry_run=dry_run)
-    gone = Removed("decision", OLD_ENTRY, found.objects, found.nbytes)
+    gone = Removed("decision", OLD_DECISION, found.objects, found.nbytes)
     removed = (gone,) if found.objects else ()
     return VacuumReport(ROOT_FILES, dry_run, 0, 0, removed, failures=found.failures)

@@ -18,7 +18,8 @@ from sparklog.retention.retain import retain_root
 from sparklog.transactions.completion import collect, forget_recorded
 from tests.transactions.house import START_MS, House, rows
 
-DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 WEEK_MS = 7 * DAY_MS
 
 
@@ -132,23 +133,90 @@ def test_a_commit_stays_until_its_groups_have_recorded_it() -> None:
     assert offsets(house) == {("a", 0): 5}
 
 
-def test_entries_below_the_second_newest_checkpoint_go_after_a_week(monkeypatch: pytest.MonkeyPatch) -> None:
+def entries(house: House, name: str = "g") -> list[int]:
+    """Numbers of the entries that are there."""
+    return [int(info.key[-25:-5]) for info in house.store.list(f"{groups_prefix(name)}/_log/0")]
+
+
+def test_entries_below_the_second_newest_checkpoint_go_after_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
     house = House()
     member = group(house).join("one")
     for offset in range(13):
         member.commit({"a": {0: offset}})
     assert group(house).log.checkpoints() == [3, 7, 11]
-    house.now_ms += WEEK_MS
+    house.now_ms += DAY_MS + HOUR_MS - 1
+    assert collect_groups(house.root()).objects == 0
+    house.now_ms += 1
     member.commit({"a": {0: 99}})
     dry = collect_groups(house.root(), dry_run=True)
     found = collect_groups(house.root())
     assert (found.objects, found.nbytes) == (dry.objects, dry.nbytes) == (8, found.nbytes)
-    keys = [info.key for info in house.store.list(f"{groups_prefix('g')}/_log/0")]
-    assert keys[0] == commit_key(groups_prefix("g"), 7)
+    assert entries(house) == list(range(7, 15))
+    assert group(house).log.checkpoints() == [7, 11]
     assert offsets(house) == {("a", 0): 99}
     member.commit({"a": {0: 100}})
     assert offsets(house) == {("a", 0): 100}
+
+
+def test_what_was_the_newest_entry_within_the_day_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
+    house = House()
+    member = group(house).join("one")
+    for offset in range(10):
+        member.commit({"a": {0: offset}})
+    house.now_ms += 2 * DAY_MS
+    for offset in range(10):
+        member.commit({"a": {0: offset}})
+    assert group(house).log.checkpoints() == [3, 7, 11, 15, 19]
+    # Ten seconds ago entry 10 said how far the group was, though it is two days old itself.
+    house.now_ms += 10_000
+    collect_groups(house.root())
+    assert entries(house)[0] == 10
+    house.now_ms += DAY_MS + HOUR_MS
+    collect_groups(house.root())
+    assert entries(house)[0] == 15
+
+
+def test_the_entry_that_offsets_expire_by_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance alone has written since: by the age of the offsets they would go too early."""
+    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 2)
+    house = House()
+    member = group(house).join("one", session_timeout_ms=1)
+    names = [f"old{number}" for number in range(6)]
+    for name in names:
+        house.root().create_topic(name)
+    member.commit({name: {0: 0} for name in ["a", *names]})
+    house.now_ms += 5 * DAY_MS
+    member.heartbeat()
+    for name in names:
+        house.root().delete_topic(name)
+        assert collect_groups(house.root()).expired == ("g",)
+    assert group(house).log.checkpoints() == [1, 3, 5, 7]
+    for _ in range(6):
+        house.now_ms += DAY_MS
+        assert collect_groups(house.root()).expired == ()
+    assert entries(house)[0] == 2
+    assert offsets(house) == {("a", 0): 0}
+    house.now_ms += DAY_MS + 1
+    assert collect_groups(house.root()).expired == ("g",)
+
+
+def test_entries_stay_as_long_as_versions_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
+    house = House()
+    member = group(house).join("one")
+    for offset in range(13):
+        member.commit({"a": {0: offset}})
+    house.topic("b").alter(configs={"file.delete.delay.ms": str(3 * DAY_MS)})
+    house.now_ms += 3 * DAY_MS
+    retain_root(house.root(), Settings(house.now_ms))
+    assert entries(house)[0] == 0
+    house.now_ms += HOUR_MS
+    said = summary(retain_root(house.root(), Settings(house.now_ms)))
+    assert entries(house)[0] == 7
+    assert "group entry" in said
+    assert "replaced more than 73 hours ago" in said
 
 
 def test_a_damaged_group_is_reported_and_the_others_are_done() -> None:
