@@ -4,17 +4,25 @@ Offsets expire as in Kafka, by `offsets.retention.minutes` (default: a week) aft
 session timeout after the newest entry that its member or an operator wrote, by the store's clock; all of a group at
 once. Offsets of a topic that was deleted go at once, those of one that never was here stay: it may be imported yet.
 Each time that is an entry which says so, never a reader's clock.
+
+Where the topic has another id now, one of the two is newer, and a cache of this host may hide it: the topic's log, as it
+is read here, may end before the offsets' topic was created. So they go once the group has had them for longer than
+caches last: a topic of which an entry said so by then has been created for everybody, and is gone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from sparklog.errors import SparklogError
 from sparklog.groups import state as steps
 from sparklog.groups.group import Group
 from sparklog.groups.state import GROUPS, GroupState
-from sparklog.log.entry_collect import collect_entries, ids_of
+from sparklog.log.entry_collect import collect_entries, entry_before, ids_of
+from sparklog.log.head import Head
+from sparklog.log.numbered import SETTLE_MS
 from sparklog.log.root import Root
 
 __all__ = ["OFFSETS_RETENTION_MS", "CollectedGroups", "collect_groups", "kept_entries_ms"]
@@ -63,14 +71,14 @@ def collect_groups(
     failures: list[SparklogError] = []
     expired: list[str] = []
     groups = objects = nbytes = 0
-    gone: dict[tuple[str, str], bool] = {}
+    heads: dict[str, Head] = {}
     for name in ids_of(root.store, GROUPS, failures):
         groups += 1
         group = Group(root, name)
         try:
             if not dry_run:
                 group.settle()
-            if _expire(group, retention_ms, now_ms, gone, dry_run):
+            if _expire(group, retention_ms, now_ms, heads, dry_run):
                 expired.append(name)
             needed = group.log.current().touched
             collected = collect_entries(group.log, now_ms, keep_ms=keep_ms, needed=needed, dry_run=dry_run)
@@ -80,13 +88,13 @@ def collect_groups(
     return CollectedGroups(groups, tuple(sorted(expired)), objects, nbytes, tuple(failures))
 
 
-def _expire(group: Group, retention_ms: int, now_ms: int, gone: dict[tuple[str, str], bool], dry_run: bool) -> bool:
-    """Whether something expired (or would)."""
+def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head], dry_run: bool) -> bool:
+    """Whether something expired (or would). `heads`: of topics that were looked at since `now_ms`."""
     state = group.log.refresh()
     for item in state.offsets:
-        if item.place not in gone:
-            gone[item.place] = _is_gone(group.root, *item.place)
-    lost = {place for place, is_gone in gone.items() if is_gone}
+        if item.topic not in heads:
+            heads[item.topic] = group.root.topic_handle(item.topic).log.refresh().head
+    lost = _lost(group, state, heads, now_ms)
     everything = state.exists and now_ms - _empty_since_ms(group, state) >= retention_ms
 
     def step(base: GroupState) -> GroupState | None:
@@ -98,10 +106,15 @@ def _expire(group: Group, retention_ms: int, now_ms: int, gone: dict[tuple[str, 
     return planned is not None
 
 
-def _is_gone(root: Root, topic: str, topic_id: str) -> bool:
-    """Whether a topic was here and was deleted, or created again."""
-    head = root.topic_handle(topic).log.refresh().head
-    return head.version >= 0 and (head.deleted or head.topic_id != topic_id)
+def _lost(group: Group, state: GroupState, heads: Mapping[str, Head], now_ms: int) -> AbstractSet[tuple[str, str]]:
+    """Topics and ids that were deleted, of those that the group has offsets of."""
+    ids = {item.place: heads[item.topic] for item in state.offsets}
+    deleted = {place for place, head in ids.items() if head.deleted and head.topic_id == place[1]}
+    others = {place for place, head in ids.items() if head.version >= 0 and head.topic_id != place[1]}
+    if not others:
+        return deleted
+    before = entry_before(group.log, now_ms - SETTLE_MS)
+    return deleted if before is None else deleted | others & {item.place for item in before.offsets}
 
 
 def _empty_since_ms(group: Group, state: GroupState) -> int:

@@ -11,7 +11,7 @@ from sparklog.log.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
 from sparklog.storage.store import Store
 
-__all__ = ["KEEP_MS", "collect_entries", "collect_log", "id_under", "ids_of"]
+__all__ = ["KEEP_MS", "collect_entries", "collect_log", "entry_before", "id_under", "ids_of"]
 
 KEEP_MS = 7 * 86_400_000
 """An entry stays as long as a commit does, unless its kind says something else."""
@@ -56,6 +56,22 @@ def id_under(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
     if damage is not None:
         raise damage
     return None
+
+
+def entry_before(log: EntryLog[E], time_ms: int) -> E | None:
+    """The newest entry that the store has had since a time, by its clock; None if there is none, or none any more."""
+    found: int | None = None
+    for info in log.store.list(f"{log.prefix}/_log/0"):
+        if info.modified_ms > time_ms:
+            break
+        found = checkpoint_version(info.key)
+    if found is None:
+        return None
+    key = log.key(found)
+    try:
+        return log.kind.decode(log.store.get(key), key, found)
+    except NotFound:
+        return None
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:

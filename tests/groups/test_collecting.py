@@ -11,10 +11,12 @@ from sparklog.groups import CommittedOffset, Group, Groups
 from sparklog.groups.collecting import collect_groups
 from sparklog.log import entry_log
 from sparklog.log.names import commit_key, groups_prefix
+from sparklog.log.numbered import SETTLE_MS
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import retain_root
+from sparklog.storage.faulty import Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import collect, forget_recorded
 from tests.transactions.house import START_MS, House, rows
 
@@ -86,11 +88,37 @@ def test_offsets_of_topics_that_are_gone_go_at_once_and_those_of_unknown_topics_
     house.root().delete_topic("a")
     house.root().delete_topic("b")
     house.root().create_topic("b")
+    house.now_ms += SETTLE_MS
     assert collect_groups(house.root()).expired == ("g",)
     left = [(item.topic, item.offset) for item in group(house).log.refresh().offsets]
     assert left == [("c", (7,)), ("imported-later", (9,))]
     member.commit({"c": {0: 8}})
     assert collect_groups(house.root()).expired == ()
+
+
+def test_a_host_that_does_not_see_the_new_topic_yet_leaves_its_offsets() -> None:
+    """Its caches end before the topic was created again, and it sees what the group has committed since."""
+    house = House()
+    member = group(house).join("one")
+    member.commit({"a": {0: 5}, "b": {0: 6}})
+    last = house.topic("b").head().version
+    house.root().delete_topic("b")
+    house.root().create_topic("b")
+    new = group(house).join("two")
+    new.commit({"b": {0: 0}})
+    for seen in (last, last + 1):
+        hidden = {commit_key("b", version) for version in range(seen + 1, seen + 9)}
+        stale = FaultyStore(
+            house.store,
+            lambda call, hidden=hidden: Fault(FaultKind.ABSENT) if call.key in hidden else None,  # type: ignore[misc]
+            lambda seconds: None,
+        )
+        assert collect_groups(house.root(stale)).expired == (() if seen == last else ("g",))
+        assert offsets(house) == {("a", 0): 5, ("b", 0): 0}
+    house.now_ms += SETTLE_MS
+    collect_groups(house.root())
+    assert offsets(house) == {("a", 0): 5, ("b", 0): 0}
+    assert len(group(house).log.refresh().offsets) == 2
 
 
 def test_outcomes_are_recorded_in_quiet_groups_and_decisions_forgotten_then() -> None:
