@@ -4,7 +4,8 @@
 |-----------|-----------------------------------------------------------------------------|
 | 0         | done; also when the reader of a pipe left first (`sparklog consume ... | head`) |
 | 1         | a sparklog error, as one line on stderr that ends in its code; of a command |
-|           | about all topics a line per topic that cannot be read, the others are shown |
+|           | about all topics (groups, transactional ids) a line for each that cannot be |
+|           | read, the others are shown                                                  |
 | 2         | wrong usage, as one line on stderr                                          |
 | 3         | `sparklog get`: the key was deleted                                         |
 | 130       | interrupted (Ctrl-C)                                                        |

@@ -48,12 +48,13 @@ def list_(
     found = _found(root)
     names = found.names()
     if state:
-        _show_states([found.description(name) for name in names], as_json)
+        _show_states(found.descriptions(names, found.failures), as_json)
     elif as_json:
         print(json.dumps(names))
     else:
         for name in names:
             print(printable(name))
+    complain(found.failures)
 
 
 @app.command(epilog=example("sparklog groups describe billing --root /data/log"))
@@ -74,15 +75,14 @@ def describe(
 
     place = _found(root)
     chosen = _chosen(place, names, all_groups)
-    found = [place.description(name) for name in chosen]
+    found = place.descriptions(chosen, place.failures if all_groups else None)
     missing = [item.id for item in found if item.state == "Dead"]
     if missing:
         raise NotFound(f"group '{missing[0]}' does not exist in {place.location}; `sparklog groups list` has all")
+    rows = [] if state else place.lag([item.id for item in found])
     if state:
         _show_states(found, as_json)
-        return
-    rows = place.lag(chosen)
-    if as_json:
+    elif as_json:
         print_json(rows)
     else:
         for item in found:
@@ -226,7 +226,7 @@ class _Found(Protocol):
     @property
     def failures(self) -> list[SparklogError]: ...
     def names(self) -> list[str]: ...
-    def description(self, name: str) -> GroupDescription: ...
+    def descriptions(self, names: Sequence[str], failures: list[SparklogError] | None) -> list[GroupDescription]: ...
     def lag(self, names: Sequence[str]) -> list[Lag]: ...
 
 
@@ -237,10 +237,10 @@ class _InRoot:
         self.failures: list[SparklogError] = []
 
     def names(self) -> list[str]:
-        return self._groups.names()
+        return self._groups.names(self.failures)
 
-    def description(self, name: str) -> GroupDescription:
-        return self._groups.group(name).description()
+    def descriptions(self, names: Sequence[str], failures: list[SparklogError] | None) -> list[GroupDescription]:
+        return list(self._groups.descriptions(names, failures).values())
 
     def lag(self, names: Sequence[str]) -> list[Lag]:
         from sparklog.groups.lag import lag

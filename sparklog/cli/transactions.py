@@ -10,10 +10,11 @@ import typer
 
 from sparklog.cli.options import JsonOption, RootOption, example
 from sparklog.cli.tables import print_table
-from sparklog.cli.terminal import printable
+from sparklog.cli.terminal import complain, printable
 from sparklog.log.iso_time import iso_time
 
 if TYPE_CHECKING:
+    from sparklog.errors import SparklogError
     from sparklog.log.kafka_open import KafkaOpen
     from sparklog.transactions.kafka import KafkaHeld
     from sparklog.transactions.listing import Standing
@@ -33,13 +34,15 @@ def list_(
     from sparklog.cli.places import open_root
     from sparklog.transactions.listing import list_transactions
 
-    found = [item for item in list_transactions(open_root(root)) if item.held or item.kafka or not open_only]
+    failures: list[SparklogError] = []
+    everything = list_transactions(open_root(root), failures)
+    found = [item for item in everything if item.held or item.kafka or not open_only]
+    rows = [(item.id, _newest(item), item.state, ",".join(_topics(item)) or "-") for item in found]
     if as_json:
         print(json.dumps([document(item) for item in found]))
-        return
-    rows = [(item.id, _newest(item), item.state, ",".join(_topics(item)) or "-") for item in found]
-    if rows:
+    elif rows:
         print_table(("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"), rows)
+    complain(failures)
 
 
 @app.command(epilog=example("sparklog transactions describe orders-job --root /data/log"))

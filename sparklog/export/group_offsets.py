@@ -88,17 +88,17 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
     """What groups have committed for topics, given with their ids; `groups` may be `"all"`, which leaves out those
     that have nothing there.
 
-    `NotFound` for a group that does not exist, or has no offset of these topics.
+    `NotFound` for a group that does not exist, or has no offset of these topics; `Corrupt` for one that is damaged.
     """
     from sparklog.groups import Groups
 
     known = Groups(root)
-    names = known.names()
     everyone = isinstance(groups, str) and groups == ALL_GROUPS
+    names = known.names(None if everyone else [])
     chosen = names if everyone else [groups] if isinstance(groups, str) else list(dict.fromkeys(groups))
     found = []
     for name in chosen:
-        if name not in names:
+        if name not in names and not known.group(name).log.refresh().exists:
             raise NotFound(f"there is no group '{name}' in {root.location}{did_you_mean(name, names)}")
         group = known.group(name)
         mine = [each for each in group.committed().values() if topic_ids.get(each.topic) == each.topic_id]

@@ -5,9 +5,8 @@ session timeout after the newest entry that its member or an operator wrote, by 
 once. Offsets of a topic that was deleted go at once, those of one that never was here stay: it may be imported yet.
 Each time that is an entry which says so, never a reader's clock.
 
-Where the topic has another id now, one of the two is newer, and a cache of this host may hide it: the topic's log, as it
-is read here, may end before the offsets' topic was created. So they go once the group has had them for longer than
-caches last: a topic of which an entry said so by then has been created for everybody, and is gone.
+Where a topic has another id than its offsets, these may be the newer ones: a cache of this host may hide the end of the
+topic's log, and with it the topic that they are of. So they go once the group has had them for longer than caches last.
 """
 
 from __future__ import annotations

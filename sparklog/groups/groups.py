@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from sparklog.errors import SparklogError
-from sparklog.groups.group import Group
-from sparklog.groups.state import GROUPS
+from sparklog.groups.group import Group, GroupDescription
+from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.entry_collect import ids_of
 from sparklog.log.root import Root, open_root
+from sparklog.storage.at_once import ask_each
 from sparklog.storage.store import Store
 
 __all__ = ["Groups"]
 
-_LOG = logging.getLogger("sparklog.groups")
+T = TypeVar("T")
 
 
 class Groups:
@@ -26,21 +28,44 @@ class Groups:
     def __repr__(self) -> str:
         return f"Groups({self.root.location!r})"
 
-    def names(self) -> list[str]:
-        """Names of all groups, sorted. Costs a few requests per group; one that cannot be read is warned of."""
-        damaged: list[SparklogError] = []
-        found = [name for name in ids_of(self.root.store, GROUPS, damaged) if self._exists(name, damaged)]
-        for error in damaged:
-            _LOG.warning("a group cannot be read: %s", error)
-        return sorted(found)
+    def names(self, failures: list[SparklogError] | None = None) -> list[str]:
+        """Names of all groups, sorted. Costs a few requests per group.
+
+        One that cannot be read is left out and its error put into `failures`, or raised.
+        """
+        names = sorted(ids_of(self.root.store, GROUPS, failures))
+        states = self._each(names, lambda name: self.root.entries(GROUPS, name).refresh(), failures)
+        return [name for name, state in states.items() if state.exists]
+
+    def descriptions(
+        self, names: Sequence[str], failures: list[SparklogError] | None = None
+    ) -> dict[str, GroupDescription]:
+        """How these groups stand, by name; `failures`: see `names`."""
+        return self._each(names, lambda name: self.group(name).description(), failures)
+
+    def states(self, names: Sequence[str], failures: list[SparklogError] | None = None) -> dict[str, GroupState]:
+        """The states of these groups as readers see them, by name; `failures`: see `names`."""
+        return self._each(names, lambda name: self.group(name).state(), failures)
 
     def group(self, name: str) -> Group:
         """The group of this name, which may not exist yet; `BadRequest` for no name."""
         return Group(self.root, name)
 
-    def _exists(self, name: str, damaged: list[SparklogError]) -> bool:
-        try:
-            return self.root.entries(GROUPS, name).refresh().exists
-        except SparklogError as error:
-            damaged.append(error)
-            return False
+    def _each(
+        self, names: Sequence[str], look: Callable[[str], T], failures: list[SparklogError] | None
+    ) -> dict[str, T]:
+        def answer(name: str) -> T | SparklogError:
+            try:
+                return look(name)
+            except SparklogError as error:
+                return error
+
+        found: dict[str, T] = {}
+        for name, one in zip(names, ask_each(self.root.store, answer, names), strict=True):
+            if not isinstance(one, SparklogError):
+                found[name] = one
+            elif failures is None:
+                raise one
+            else:
+                failures.append(one)
+        return found

@@ -11,8 +11,7 @@ where there is none. That costs up to two requests per partition that lags.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +24,9 @@ from sparklog.log.lookup import first_records
 from sparklog.log.root import Root
 from sparklog.log.root_view import RootView
 from sparklog.log.snapshot import Snapshot
+from sparklog.storage.at_once import ask_each
 
 __all__ = ["Lag", "lag"]
-
-AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +61,43 @@ def lag(
 
     `all_partitions`: also those of the group's topics for which nothing is committed (None: if the group is active).
     `now_ms`: what seconds are counted from (default: the clock). A group that does not exist has no rows.
-    A topic that cannot be read has none, one whose unread records cannot be has no seconds, and the error is put into
-    `failures`, or raised.
+    A group or a topic that cannot be read has none, one whose unread records cannot be has no seconds, and the error is
+    put into `failures`, or raised.
     """
     opened = root.root if isinstance(root, RootView) else root
-    names = Groups(opened).names() if groups is None else list(groups)
+    names = Groups(opened).names(failures) if groups is None else list(dict.fromkeys(groups))
     found: list[Lag] = []
-    taken: dict[str, Snapshot | None] = {}
     # Topics are looked at after the offsets: what is committed meanwhile would seem to lie beyond their ends.
-    groups_now = [(group, group.state()) for group in (Group(opened, name) for name in names)]
-    for group, state in groups_now:
-        description = group.description(state=state)
+    states = Groups(opened).states(names, failures)
+    taken = _snapshots(opened, {each.topic for state in states.values() for each in state.offsets}, failures)
+    for name, state in states.items():
+        description = Group(opened, name).description(state=state)
         every = description.state == STABLE if all_partitions is None else all_partitions
         for offsets in state.offsets:
-            if offsets.topic not in taken:
-                taken[offsets.topic] = _snapshot(opened, offsets.topic, failures)
-            snapshot = taken[offsets.topic]
+            snapshot = taken.get(offsets.topic)
             if snapshot is not None and snapshot.head.topic_id == offsets.topic_id:
                 waits = _waits(opened, snapshot, offsets, now_ms, failures) if seconds else None
                 found += _rows(description, snapshot, offsets, waits, every)
     return found
 
 
-def _snapshot(root: Root, topic: str, failures: list[SparklogError] | None) -> Snapshot | None:
-    try:
-        return root.topic_handle(topic).read_snapshot()
-    except NotFound:
-        return None
-    except SparklogError as error:
-        if failures is None:
-            raise
-        failures.append(error)
-        return None
+def _snapshots(root: Root, topics: Collection[str], failures: list[SparklogError] | None) -> dict[str, Snapshot]:
+    def look(topic: str) -> Snapshot | SparklogError:
+        try:
+            return root.topic_handle(topic).read_snapshot()
+        except SparklogError as error:
+            return error
+
+    found: dict[str, Snapshot] = {}
+    names = sorted(topics)
+    for name, one in zip(names, ask_each(root.store, look, names), strict=True):
+        if isinstance(one, Snapshot):
+            found[name] = one
+        elif not isinstance(one, NotFound):
+            if failures is None:
+                raise one
+            failures.append(one)
+    return found
 
 
 def _rows(
@@ -149,9 +152,9 @@ def _seconds(root: Root, snapshot: Snapshot, offsets: TopicOffsets, now_ms: int 
         if partition < head.partitions and offset < head.log_end[partition]
     }
     newer = root.topic_handle(snapshot.topic).read_snapshot
-    if len(unread) > 1 and getattr(root.store, "parallel_reads", 1) > 1:
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sparklog-lag") as pool:
-            answers = list(pool.map(lambda item: first_records(snapshot, dict([item]), newer=newer), unread.items()))
+    if getattr(root.store, "parallel_reads", 1) > 1:
+        each = [{partition: offset} for partition, offset in unread.items()]
+        answers = list(ask_each(root.store, lambda one: first_records(snapshot, one, newer=newer), each))
     else:
         answers = [first_records(snapshot, unread, newer=newer)]
     now = root.env.wall_ms() if now_ms is None else now_ms

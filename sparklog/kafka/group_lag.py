@@ -59,8 +59,11 @@ class KafkaGroups:
         """Names of all groups, sorted."""
         return sorted(self._groups)
 
-    def description(self, name: str) -> GroupDescription:
-        """What the directory says of a group itself; its time is that of the newest offset."""
+    def descriptions(self, names: Iterable[str], failures: list[SparklogError] | None = None) -> list[GroupDescription]:
+        """What the directory says of groups themselves; their time is that of the newest offset."""
+        return [self._description(name) for name in names]
+
+    def _description(self, name: str) -> GroupDescription:
         group = self._groups.get(name)
         if group is None:
             return GroupDescription(name, DEAD, 0, None, None, 0)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,6 +24,7 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.planned import PlannedSlice, planned_slices
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import SliceFlag
+from sparklog.storage.at_once import ask_each
 from sparklog.storage.store import Store
 
 __all__ = ["Aborted", "aborted_of", "aborted_ranges", "has_aborted"]
@@ -112,12 +112,7 @@ def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[A
     """What each slice says, from the cache or from its file."""
     known = {i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None}
     missing = [i for i in range(len(slices)) if i not in known]
-    at_once = min(getattr(store, "parallel_reads", 1), len(missing))
-    if at_once > 1:
-        with ThreadPoolExecutor(at_once) as pool:
-            answers = list(pool.map(lambda i: aborted_of(store, slices[i]), missing))
-    else:
-        answers = [aborted_of(store, slices[i]) for i in missing]
+    answers = ask_each(store, lambda i: aborted_of(store, slices[i]), missing)
     for i, entries in zip(missing, answers, strict=True):
         cache.put((slices[i].file, slices[i].position), entries)
         known[i] = entries

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +27,7 @@ from sparklog.log.names import commit_key
 from sparklog.log.numbered import pause
 from sparklog.log.slice_table import COMMITTED
 from sparklog.log.snapshot import Newer, Snapshot
+from sparklog.storage.at_once import ask_each
 from sparklog.storage.store import Store
 
 DEFAULT_TIMEOUT_MS = 60_000
@@ -98,12 +98,7 @@ class DecisionLogs:
             except (SparklogError, OSError) as error:
                 return error
 
-        at_once = min(getattr(self._store, "parallel_reads", 1), len({name for name, _ in wanted}))
-        if at_once <= 1:
-            yield from map(look, wanted)
-            return
-        with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
-            yield from pool.map(look, wanted)
+        return ask_each(self._store, look, wanted)
 
     def overdue(self, topic: str, prepares: Sequence[Prepare]) -> bool:
         """Whether one of these prepares is older than its timeout, by the store's clock alone."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
+from sparklog.storage.at_once import ask_each
 from sparklog.storage.store import Store
 
 __all__ = ["KEEP_MS", "collect_entries", "collect_log", "entry_before", "id_under", "ids_of"]
@@ -24,15 +25,21 @@ def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | Non
 
     A folder without an entry is left over from one that was collected, or is nobody's.
     """
-    for folder in store.list_folders(f"{kind.folder}/"):
+
+    def look(folder: str) -> str | SparklogError | None:
         try:
-            found = id_under(store, kind, f"{kind.folder}/{folder}")
+            return id_under(store, kind, f"{kind.folder}/{folder}")
         except SparklogError as error:
             if failures is None:
                 raise
-            failures.append(error)
-            continue
-        if found is not None and id_folder(found) == folder:
+            return error
+
+    folders = list(store.list_folders(f"{kind.folder}/"))
+    for folder, found in zip(folders, ask_each(store, look, folders), strict=True):
+        if isinstance(found, SparklogError):
+            if failures is not None:
+                failures.append(found)
+        elif found is not None and id_folder(found) == folder:
             yield found
 
 

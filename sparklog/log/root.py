@@ -23,6 +23,7 @@ from sparklog.log.head import Head
 from sparklog.log.names import check_topic_name, is_topic_name, nearest
 from sparklog.log.root_id import create_root_id, read_root_id
 from sparklog.log.topic import Topic
+from sparklog.storage.at_once import ask_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -69,15 +70,21 @@ class Root:
         One that cannot be read is left out and its error put into `failures`, or raised.
         """
         found = []
-        for name in sorted(self._folders()):
-            try:
-                if self.topic_handle(name).log.refresh().head.exists:
-                    found.append(name)
-            except SparklogError as error:
-                if failures is None:
-                    raise
-                failures.append(error)
+        folders = sorted(self._folders())
+        for name, there in zip(folders, ask_each(self.store, self._exists, folders), strict=True):
+            if isinstance(there, bool):
+                found += [name] if there else []
+            elif failures is None:
+                raise there
+            else:
+                failures.append(there)
         return found
+
+    def _exists(self, name: str) -> bool | SparklogError:
+        try:
+            return self.topic_handle(name).log.refresh().head.exists
+        except SparklogError as error:
+            return error
 
     def topic(self, name: str) -> Topic:
         """The topic of this name. `NotFound`, naming similar ones, if there is none; `BadRequest` for no name."""

@@ -11,15 +11,14 @@ from dataclasses import replace
 
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.groups.group import DEAD, Group, GroupDescription
+from sparklog.groups.group import DEAD
+from sparklog.groups.groups import Groups
 from sparklog.groups.lag import Lag, lag
-from sparklog.groups.state import GROUPS
 from sparklog.kafka.directory import is_internal
 from sparklog.kafka.group_lag import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.internal_topics import CONSUMER_OFFSETS
 from sparklog.kafka.view import KafkaView
 from sparklog.log.decision_logs import timeout_of
-from sparklog.log.entry_collect import ids_of
 from sparklog.log.history import History
 from sparklog.log.names import is_topic_name
 from sparklog.log.root import Root
@@ -189,15 +188,9 @@ def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note])
     """All groups, or those that read one of the topics that were chosen; what cannot be read becomes a note."""
     damaged: list[SparklogError] = []
     hidden: list[SparklogError] = []
-    found: dict[str, GroupDescription] = {}
-    for name in sorted(ids_of(root.store, GROUPS, damaged)):
-        try:
-            described = Group(root, name).description()
-        except SparklogError as error:
-            damaged.append(error)
-            continue
-        if described.state != DEAD:
-            found[name] = described
+    groups = Groups(root)
+    there = groups.descriptions(groups.names(damaged), damaged)
+    found = {name: each for name, each in there.items() if each.state != DEAD}
     behind: dict[str, list[GroupPartition]] = {name: [] for name in found}
     # All at once: each topic is looked at once, however many groups read it.
     for row in lag(root, found, now_ms=now_ms, failures=hidden):

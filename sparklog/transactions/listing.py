@@ -14,6 +14,7 @@ from sparklog.log.decision_logs import open_transactions, timeout_of
 from sparklog.log.head import Head
 from sparklog.log.names import check_id, nearest
 from sparklog.log.root import Root
+from sparklog.storage.at_once import ask_each
 from sparklog.transactions import kafka
 from sparklog.transactions.completion import resolve_topic, transactional_ids
 from sparklog.transactions.kafka import KafkaHeld
@@ -122,27 +123,34 @@ class Aborted:
     kafka: tuple[KafkaHeld, ...]
 
 
-def list_transactions(root: Root) -> list[Standing]:
+def list_transactions(root: Root, failures: list[SparklogError] | None = None) -> list[Standing]:
     """All ids that have decisions, or something open in a topic or a group, in order.
 
-    Costs a few requests per id, topic and group. One whose decisions are damaged is shown as such, with a warning that
-    names the file.
+    Costs a few requests per id, topic and group. The error of what cannot be read is put into `failures`, or raised: of
+    a topic or a group, what it holds open is not known; an id whose decisions are damaged is in the list as such.
     """
-    open_now = _Open.of(root)
-    damaged: list[SparklogError] = []
-    ids = set(transactional_ids(root.store, damaged))
-    for error in damaged:
-        _LOG.warning("a transactional id cannot be read: %s", error)
+    open_now = _Open.of(root, failures)
+    ids = set(transactional_ids(root.store, failures))
     ids.update(item.txn.id for head in open_now.heads.values() for item in head.open)
     ids.update(item.txn for state in open_now.groups.values() for item in state.pending)
     ids |= kafka.owners(open_now.heads)
-    return [_listed(root, name, open_now) for name in sorted(ids)]
+    found = []
+    for standing, error in ask_each(root.store, lambda name: _listed(root, name, open_now), sorted(ids)):
+        found.append(standing)
+        if error is not None:
+            if failures is None:
+                raise error
+            failures.append(error)
+    return found
 
 
 def describe_transaction(root: Root, transactional_id: str) -> Standing:
     """One id; `NotFound`, naming similar ones, if it was never used."""
     check_id(transactional_id, "transactional id")
-    open_now = _Open.of(root)
+    damaged: list[SparklogError] = []
+    open_now = _Open.of(root, damaged)
+    for error in damaged:
+        _LOG.warning("what is held open there cannot be told: %s", error)
     found = _standing(root, open_now, root.decisions.log(transactional_id).refresh())
     if found.state == EMPTY and not found.time_ms:
         similar = nearest(transactional_id, [*transactional_ids(root.store), *sorted(kafka.owners(open_now.heads))])
@@ -186,29 +194,27 @@ def _abort_own(root: Root, standing: Standing, number: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """The newest states of all topics and groups: what transactions hold open is in them."""
+    """The newest states of the topics and groups in which transactions hold something open."""
 
     heads: dict[str, Head]
     groups: dict[str, GroupState]
 
     @staticmethod
-    def of(root: Root) -> _Open:
-        groups, damaged = Groups(root), list[SparklogError]()
-        topics = root.topics(damaged)
-        for error in damaged:
-            _LOG.warning("what a topic holds open cannot be told: %s", error)
+    def of(root: Root, failures: list[SparklogError] | None) -> _Open:
+        groups = Groups(root)
+        heads = {name: root.topic_handle(name).head(refresh=False) for name in root.topics(failures)}
+        states = {name: groups.group(name).log.current() for name in groups.names(failures)}
         return _Open(
-            {name: root.topic_handle(name).head(refresh=False) for name in topics},
-            {name: groups.group(name).log.current() for name in groups.names()},
+            {name: head for name, head in heads.items() if head.open or head.kafka_open},
+            {name: state for name, state in states.items() if state.pending},
         )
 
 
-def _listed(root: Root, name: str, open_now: _Open) -> Standing:
+def _listed(root: Root, name: str, open_now: _Open) -> tuple[Standing, SparklogError | None]:
     try:
-        return _standing(root, open_now, root.decisions.log(name).refresh())
+        return _standing(root, open_now, root.decisions.log(name).refresh()), None
     except Corrupt as error:
-        _LOG.warning("the decisions of '%s' cannot be read: %s", name, error)
-        return replace(_standing(root, open_now, Decisions(name)), state=DAMAGED)
+        return replace(_standing(root, open_now, Decisions(name)), state=DAMAGED), error
 
 
 def _standing(root: Root, open_now: _Open, state: Decisions) -> Standing:

@@ -53,7 +53,7 @@ def test_groups_and_transactions_are_shown_without_it(damaged: Path, sparklog: S
     said = sparklog("groups", "describe", "g", "--json", code=1)
     assert [(row["topic"], row["lag"]) for row in json.loads(said.out)] == [("a", 2), ("c", 3)]
     assert said.err.count(COMMIT) == 1
-    said = sparklog("transactions", "list", "--json")
+    said = sparklog("transactions", "list", "--json", code=1)
     assert [row["id"] for row in json.loads(said.out)] == ["job"]
     assert COMMIT in said.err
 
@@ -108,3 +108,23 @@ def test_partitions_that_are_none(root: Path, sparklog: Sparklog, tmp_path: Path
     said = sparklog("export", "t", "--to", tmp_path / "out", "--partitions", partitions, code=2)
     assert said.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_damaged_groups_and_ids_hide_no_others(damaged: Path, sparklog: Sparklog) -> None:
+    for name in ("bad", "good"):
+        Groups(damaged).group(name).alter({"a": {0: 1}})
+        with package.transactional(damaged, name).begin() as transaction:
+            transaction.append("a", pa.table({"value": [b"v"]}))
+    group, decisions = (f"{folder}/bad/_log/00000000000000000000.json" for folder in ("_groups", "_transactions"))
+    flip(damaged / group, 200)
+    flip(damaged / decisions, 200)
+    for command in (("groups", "list"), ("groups", "list", "--state"), ("groups", "describe", "--all-groups")):
+        said = sparklog(*command, code=1)
+        assert (group in said.err, "bad" in said.out, "good" in said.out) == (True, False, True), command
+    assert json.loads(sparklog("groups", "list", "--json", code=1).out) == ["g", "good"]
+    assert [row["group"] for row in json.loads(sparklog("groups", "describe", "good", "--json").out)] == ["good"]
+    assert sparklog("groups", "describe", "good", "bad", code=1).out == ""
+    said = sparklog("transactions", "list", "--json", code=1)
+    assert [row["id"] for row in json.loads(said.out)] == ["good"]
+    assert decisions in said.err
+    assert decisions in sparklog("transactions", "list", "--open", code=1).err

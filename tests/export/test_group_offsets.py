@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.export import ExportedTopic, export_topics, exporting
 from sparklog.export.group_offsets import GROUPS_FILE, OFFSETS_TOPIC, GroupOffsets, group_partition, group_records
 from sparklog.format.group_messages import (
@@ -24,7 +24,8 @@ from sparklog.format.group_messages import (
 )
 from sparklog.groups import CommittedOffset, Groups, OffsetAndMetadata
 from sparklog.kafka import KafkaView
-from sparklog.log.root import Root
+from sparklog.log.names import commit_key, groups_prefix
+from sparklog.log.root import Root, open_root
 from sparklog.log.snapshot import Snapshot
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import read
@@ -248,3 +249,13 @@ def test_what_is_committed_during_an_export_is_not_beyond_its_end(
     monkeypatch.setattr(exporting, "_snapshot", busy)
     exported(root, tmp_path / "busy", "b", groups="busy")
     assert offsets_in_part(tmp_path / "busy") == {("busy", "b", 0): end}
+
+
+def test_a_damaged_group_ends_an_export_that_would_leave_it_out(root: Root, tmp_path: Path) -> None:
+    key = commit_key(groups_prefix("elsewhere"), 0)
+    root.store.replace(key, b"damaged")  # type: ignore[attr-defined]
+    fresh = open_root(root.store, env=root.env)
+    for wanted in ("all", "elsewhere", ["billing", "elsewhere"]):
+        with pytest.raises(Corrupt, match="elsewhere"):
+            export_topics(fresh, tmp_path / "no", ["a"], groups=wanted, durable=False)
+    assert exported(fresh, tmp_path / "out", "a", groups=["billing"]).topic == OFFSETS_TOPIC

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.compaction.run import compact_root
-from sparklog.errors import BadRequest, Corrupt
+from sparklog.errors import BadRequest, Corrupt, SparklogError
 from sparklog.log import entry_log
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.names import commit_key
@@ -133,7 +133,12 @@ def test_what_fails_is_reported_and_the_rest_is_done() -> None:
     assert [str(error).split("/")[1] for error in found.failures] == ["bad", "worse"]
     reports = retain_root(house.root(), Settings(house.now_ms))
     assert [(report.topic, len(report.failures)) for report in reports if report.failed] == [("(root)", 2)]
-    listed = [(item.id, item.state, [held.topic for held in item.held]) for item in list_transactions(house.root())]
+    failures: list[SparklogError] = []
+    standings = list_transactions(house.root(), failures)
+    listed = [(item.id, item.state, [held.topic for held in item.held]) for item in standings]
+    assert sorted({str(error).split("/")[1] for error in failures}) == ["bad", "worse"]
+    with pytest.raises(Corrupt, match="_transactions/"):
+        list_transactions(house.root())
     assert listed == [("bad", "Corrupt", []), ("good", "CompleteCommit", []), ("worse", "Corrupt", ["a"])]
     with pytest.raises(Corrupt, match=r"_transactions/worse"):
         describe_transaction(house.root(), "worse")

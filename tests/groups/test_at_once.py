@@ -1,0 +1,69 @@
+"""Lists of groups and of transactional ids ask a distant store for all of them at once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sparklog.groups import Groups
+from sparklog.groups.lag import lag
+from sparklog.storage.at_once import ask_each
+from sparklog.storage.faulty import FaultyStore
+from sparklog.storage.memory import MemoryStore
+from sparklog.transactions.listing import list_transactions
+from tests.transactions.house import House, rows
+
+FIRST = "/_log/00000000000000000000.json"
+WAIT_SECONDS = 120
+
+
+class Distant(FaultyStore):
+    """Answers for the first objects of logs below `folder` only when three of them are asked for at once."""
+
+    parallel_reads = 8
+
+    def __init__(self, inner: MemoryStore, folder: str) -> None:
+        super().__init__(inner, lambda call: None)
+        self.folder = folder
+        self.meeting = threading.Barrier(3)
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if key.startswith(self.folder) and key.endswith(FIRST):
+            self.meeting.wait(WAIT_SECONDS)
+        return super().get(key, start, length)
+
+
+@pytest.fixture
+def house() -> House:
+    house = House()
+    for name in ("x", "y", "z"):
+        Groups(house.root()).group(name).alter({"a": {0: 0}})
+        with house.producer(name).begin() as transaction:
+            transaction.append("b", rows(name))
+    return house
+
+
+def test_groups(house: House) -> None:
+    distant = Groups(house.root(Distant(house.store, "_groups/")))  # type: ignore[arg-type]
+    assert distant.names() == ["x", "y", "z"]
+    distant = Groups(house.root(Distant(house.store, "_groups/")))  # type: ignore[arg-type]
+    assert [each.state for each in distant.descriptions(["x", "y", "z"]).values()] == ["Empty"] * 3
+    found = lag(house.root(Distant(house.store, "_groups/")), ["z", "x", "y"])  # type: ignore[arg-type]
+    assert [row.group for row in found] == ["z", "x", "y"]
+
+
+def test_transactional_ids(house: House) -> None:
+    found = list_transactions(house.root(Distant(house.store, "_transactions/")))  # type: ignore[arg-type]
+    assert [(item.id, item.state) for item in found] == [(name, "CompleteCommit") for name in ("x", "y", "z")]
+
+
+def test_topics(house: House) -> None:
+    assert house.root(Distant(house.store, "")).topics() == ["a", "b", "c"]  # type: ignore[arg-type]
+
+
+def test_a_store_that_is_near_is_asked_no_sooner_than_needed() -> None:
+    asked: list[int] = []
+    answers = ask_each(MemoryStore(lambda: 0), lambda item: asked.append(item) or item, [1, 2, 3])
+    assert next(answers) == 1
+    assert asked == [1]
