@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sparklog.errors import Fenced
+from sparklog.errors import Corrupt, Fenced, SparklogError
 from sparklog.groups import CommittedOffset, Group, Groups
 from sparklog.groups.collecting import collect_groups
 from sparklog.log import entry_log
@@ -256,7 +256,10 @@ def test_a_damaged_group_is_reported_and_the_others_are_done() -> None:
     house.now_ms += WEEK_MS
     found = collect_groups(house.root())
     assert (found.expired, len(found.failures)) == (("good",), 1)
-    assert Groups(house.root()).names() == []
+    failures: list[SparklogError] = []
+    assert (Groups(house.root()).names(failures), len(failures)) == ([], 1)
+    with pytest.raises(Corrupt, match="_groups/bad"):
+        Groups(house.root()).names()
 
 
 def test_the_retention_job_does_all_this() -> None:
