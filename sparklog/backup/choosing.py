@@ -106,7 +106,7 @@ def _head(store: Store, topic: str, version: int) -> Head:
 
 
 def _spans(items: Collection[EntriesBackup]) -> dict[str, Span]:
-    return {item.id: Span(item.first, item.number, item.since_ms > 0) for item in items}
+    return {item.id: Span(item.first, item.number) for item in items}
 
 
 def _version_in(place: Place, topic: str, version: int) -> tuple[Manifest, Cut]:
@@ -202,11 +202,11 @@ def _check_groups(
     """
     for name, span in groups.items():
         chain = EntryChain(store, GROUPS, name)
-        state = unread.read(GROUPS, name, partial(_first_after, chain, span, time_ms)) if span.cut_off else None
+        state = unread.read(GROUPS, name, partial(_first_after, chain, span, time_ms)) if span.first > 0 else None
         if state is not None and _topics_of(state) & set(topics):
             raise NotFound(
-                f"group '{name}' can be restored as of {shown(state.time_ms)} and later, not of {shown(time_ms)}: its "
-                "offsets of then are gone; choose a later time, or a version of one topic"
+                f"group '{name}' can be restored as of {shown(state.time_ms)} and later, not of {shown(time_ms)}: what "
+                "its offsets were is no longer kept; choose a later time, or a version of one topic"
             )
 
 
@@ -244,7 +244,7 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
         base, version = found
         topics[name] = (base.head, version)
         committed |= committed_in(base.slices)
-    groups = {name: _kept(EntryChain(store, GROUPS, name)) for name in unread.ids(GROUPS)}
+    groups = {name: Span(*EntryChain(store, GROUPS, name).run()) for name in unread.ids(GROUPS)}
     time_ms = wanted.time_ms
     if time_ms is None:
         time_ms = max(_head(store, name, version).time_ms for name, (_, version) in topics.items())
@@ -253,18 +253,13 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
     return cut_between(
         store,
         topics,
-        {name: _kept(EntryChain(store, DECISIONS, name)) for name in unread.ids(DECISIONS)},
+        {name: Span(*EntryChain(store, DECISIONS, name).run()) for name in unread.ids(DECISIONS)},
         groups,
         time_ms,
         unread=unread,
         committed=committed,
         exact=wanted.time_ms is None,
     )
-
-
-def _kept(chain: EntryChain[E]) -> Span:
-    first, last = chain.run()
-    return Span(first, last, first > 0)
 
 
 def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:

@@ -64,11 +64,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Entries of one id that are there to choose from: `first` to `last`; `cut_off`: there were some before these."""
+    """Entries of one id that are there to choose from: `first` to `last`."""
 
     first: int
     last: int
-    cut_off: bool
 
 
 @dataclass
