@@ -205,8 +205,8 @@ def _check_groups(
         state = unread.read(GROUPS, name, partial(_first_after, chain, span, time_ms)) if span.first > 0 else None
         if state is not None and _topics_of(state) & set(topics):
             raise NotFound(
-                f"group '{name}' can be restored as of {shown(state.time_ms)} and later, not of {shown(time_ms)}: what "
-                "its offsets were is no longer kept; choose a later time, or a version of one topic"
+                f"group '{name}' can be restored as of {iso_time(state.time_ms)} and later, not of {iso_time(time_ms)}"
+                ": what its offsets were is no longer kept; choose a later time, or a version of one topic"
             )
 
 
