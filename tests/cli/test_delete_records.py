@@ -38,7 +38,7 @@ def entry(topic: str, partition: int, offset: int) -> dict[str, object]:
     return {"topic": topic, "partition": partition, "offset": offset}
 
 
-def test_kafkas_file(sparklog: Sparklog, log: Root, tmp_path: Path) -> None:
+def test_kafkas_offset_file_is_taken_whole(sparklog: Sparklog, log: Root, tmp_path: Path) -> None:
     file = offsets_file(tmp_path, {"partitions": [entry("b", 0, -1), entry("a", 0, 4)], "version": 1})
     dry = sparklog("delete-records", "--offset-json-file", file, "--dry-run").lines
     assert dry[1:] == ["partition: a-0\tlow_watermark: 4", "partition: b-0\tlow_watermark: 10"]

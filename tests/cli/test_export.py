@@ -27,7 +27,7 @@ def orders(root: Path) -> Path:
     return root
 
 
-def test_a_topic(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+def test_a_topic_goes_out_and_a_table_says_what_did(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
     said = sparklog("export", "orders", "--to", tmp_path / "out")
     topic = package.open(orders).topic("orders")
     assert said.lines[0] == (
@@ -54,7 +54,7 @@ def test_parts_as_json(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None
     assert [part["logStart"] for part in said["partitions"]] == [3, 3, 3]
 
 
-def test_groups(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+def test_groups_go_out_as_the_offsets_topic_and_as_a_file(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
     package.open(orders).create_topic("clicks")
     groups = Groups(package.open(orders))
     groups.group("billing").alter({"orders": {0: 5, 2: 7}})

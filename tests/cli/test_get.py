@@ -89,7 +89,7 @@ def test_a_key_in_another_partition_and_after_partitions_were_added(sparklog: Sp
     assert topic.get("a") is None
 
 
-def test_isolation(log: Root) -> None:
+def test_the_isolation_level_decides_which_record_is_the_latest(log: Root) -> None:
     topic = log.topic("t")
     transaction = transactional(log, "x").begin()
     transaction.append("t", rows((b"a", b"aborted")))
@@ -103,7 +103,7 @@ def test_isolation(log: Root) -> None:
     assert seen.column("value")[0].as_py() == b"aborted"
 
 
-def test_key_formats(sparklog: Sparklog, log: Root) -> None:
+def test_keys_are_given_as_text_bytes_or_numbers(sparklog: Sparklog, log: Root) -> None:
     assert tuple(KeyFormat.__members__) == KEY_FORMATS
     number = struct.pack(">q", 7)
     log.topic("t").append(rows((number, b"seven")))

@@ -34,7 +34,7 @@ def committed(root: Path, group: str) -> dict[tuple[str, int], int]:
     return {place: item.offset for place, item in Groups(root).group(group).committed().items()}
 
 
-def test_list(sparklog: Sparklog, member: Membership) -> None:
+def test_list_names_the_groups_and_with_state_how_they_stand(sparklog: Sparklog, member: Membership) -> None:
     assert sparklog("groups", "list").lines == ["audit", "billing"]
     assert json.loads(sparklog("groups", "list", "--json").out) == ["audit", "billing"]
     heading, *rows = [line.split() for line in sparklog("groups", "list", "--state").lines]
@@ -42,7 +42,7 @@ def test_list(sparklog: Sparklog, member: Membership) -> None:
     assert rows == [["audit", "Stable", "1", "two", "45000", "0"], ["billing", "Empty", "1", "-", "45000", "0"]]
 
 
-def test_describe(sparklog: Sparklog, member: Membership) -> None:
+def test_describe_shows_offsets_and_lag(sparklog: Sparklog, member: Membership) -> None:
     found = sparklog("groups", "describe", "billing")
     heading, first, second = [line.split() for line in found.lines]
     assert heading == OFFSETS
@@ -124,7 +124,7 @@ def test_an_active_group_is_left_alone(sparklog: Sparklog, root: Path, member: M
     assert committed(root, "audit") == {("a", 1): 0}
 
 
-def test_delete(sparklog: Sparklog, root: Path, member: Membership) -> None:
+def test_offsets_and_then_the_group_are_deleted(sparklog: Sparklog, root: Path, member: Membership) -> None:
     assert sparklog("groups", "delete", "billing", "--dry-run").out == "Would delete group billing.\n"
     planned = json.loads(sparklog("groups", "delete-offsets", "billing", "--topic", "a:0", "--dry-run", "--json").out)
     assert planned == {"group": "billing", "deleted": {"a": [0]}, "dryRun": True}
@@ -151,7 +151,9 @@ def test_delete(sparklog: Sparklog, root: Path, member: Membership) -> None:
         (("delete-offsets", "billing"), "name at least one --topic"),
     ],
 )
-def test_wrong_usage(sparklog: Sparklog, member: Membership, arguments: tuple[str, ...], complaint: str) -> None:
+def test_wrong_usage_is_said(
+    sparklog: Sparklog, member: Membership, arguments: tuple[str, ...], complaint: str
+) -> None:
     assert complaint in sparklog("groups", *arguments, code=2).err
 
 

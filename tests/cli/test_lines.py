@@ -108,11 +108,11 @@ def test_an_interrupt_gives_the_whole_lines_that_are_held() -> None:
         ("2026-01-31", 1_769_817_600_000),
     ],
 )
-def test_times(text: str, millis: int) -> None:
+def test_a_time_is_milliseconds_or_iso_8601(text: str, millis: int) -> None:
     assert parse_time(text) == millis
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-5", "1960-01-01", "1.5", str(2**63)])
-def test_times_that_are_none(text: str) -> None:
+def test_other_texts_are_no_times(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="expected"):
         parse_time(text)

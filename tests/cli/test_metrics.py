@@ -45,7 +45,7 @@ def filled(root: Path) -> Path:
     return root
 
 
-def test_figures(sparklog: Sparklog, filled: Path) -> None:
+def test_figures_are_those_of_the_root(sparklog: Sparklog, filled: Path) -> None:
     found = samples(sparklog("metrics").out)
 
     def value(name: str, **labels: object) -> float:

@@ -18,7 +18,7 @@ from tests.cli.conftest import Sparklog
 LinesFile = Callable[[str], Path]
 
 
-def test_a_topics_life(sparklog: Sparklog) -> None:
+def test_a_topic_is_created_altered_and_deleted(sparklog: Sparklog) -> None:
     assert sparklog("topics", "create", "orders", "--partitions", 3, "-c", "retention.ms=1000").out == (
         "Created topic orders.\n"
     )
@@ -160,7 +160,7 @@ def test_a_bad_line_says_what_was_appended_before_it(sparklog: Sparklog, lines_f
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_compression(sparklog: Sparklog, lines_file: LinesFile, root: Path, codec: str) -> None:
+def test_each_codec_is_written_and_read(sparklog: Sparklog, lines_file: LinesFile, root: Path, codec: str) -> None:
     sparklog("topics", "create", "t")
     sparklog("produce", "t", "--compression", codec, "--file", lines_file("a long line, " * 9 + "\n"))
     file = next((root / "t" / "append").iterdir())

@@ -31,7 +31,9 @@ def held(root: Path) -> Transaction:
     return transaction
 
 
-def test_list(sparklog: Sparklog, held: Transaction) -> None:
+def test_list_shows_the_newest_transaction_of_each_id_and_what_it_holds_back(
+    sparklog: Sparklog, held: Transaction
+) -> None:
     heading, *lines = [line.split() for line in sparklog("transactions", "list").lines]
     assert heading == ["TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"]
     assert lines == [["done", "0", "commit", "CompleteCommit", "-"], ["etl/orders", "-", "Ongoing", "a,b"]]
@@ -43,7 +45,7 @@ def test_list(sparklog: Sparklog, held: Transaction) -> None:
     ]
 
 
-def test_describe(sparklog: Sparklog, held: Transaction) -> None:
+def test_describe_shows_what_is_held_open_and_pending(sparklog: Sparklog, held: Transaction) -> None:
     title, heading, first, second = sparklog("transactions", "describe", "etl/orders").lines
     assert title.startswith("TransactionalId: etl/orders\tState: Ongoing\tNewest: -\tInstance: ")
     assert heading.split() == ["TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"]
@@ -65,7 +67,7 @@ def test_describe(sparklog: Sparklog, held: Transaction) -> None:
     assert "did you mean 'done'?" in sparklog("transactions", "describe", "donne", code=1).err
 
 
-def test_abort(sparklog: Sparklog, held: Transaction) -> None:
+def test_abort_lets_readers_go_on_and_the_owners_commit_fails(sparklog: Sparklog, held: Transaction) -> None:
     assert "Held back by open transactions: etl/orders" in sparklog("topics", "describe", "a").out
     assert "found decisions up to -1" in sparklog("transactions", "abort", "etl/orders", "--n", 3, code=1).err
     assert sparklog("transactions", "abort", "etl/orders").out == (

@@ -28,7 +28,7 @@ def only(folder: Path, pattern: str) -> Path:
     return found
 
 
-def test_a_sound_root(sparklog: Sparklog, log: Path) -> None:
+def test_of_a_sound_root_every_byte_is_accounted_for(sparklog: Sparklog, log: Path) -> None:
     (line,) = sparklog("verify").lines
     assert line.startswith("every byte accounted for: 2 topics, 4 commits, 3 files, 2 slices, 2 batches, 4 records, ")
     (quick,) = sparklog("verify", "--quick").lines

@@ -84,7 +84,7 @@ def test_the_question_is_answered_by_a_real_python() -> None:
         ("The operation couldn't be completed.", FAIL, "does not say its version"),
     ],
 )
-def test_java(said: str, status: str, says: str) -> None:
+def test_a_java_is_judged_by_the_version_it_prints(said: str, status: str, says: str) -> None:
     finding = check_java(machine({"/bin/java": Answer(0, said)}), spark=True)
     assert finding.status == status
     assert says in finding.found
@@ -115,7 +115,7 @@ def test_java_that_is_not_there() -> None:
         ("1", "", False),
     ],
 )
-def test_ranges(version: str, wanted: str, outside: bool) -> None:
+def test_a_version_is_held_against_its_range(version: str, wanted: str, outside: bool) -> None:
     assert out_of_range(version, wanted) is outside
 
 
@@ -128,7 +128,7 @@ def test_requirements_as_metadata_has_them() -> None:
     ]
 
 
-def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     have = {"numpy": "1.20", "pyspark": "4.2.1"}
 
     def version(name: str) -> str:
@@ -155,7 +155,9 @@ def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.status for each in check_packages()] == [WARN]
 
 
-def test_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kernels_that_are_not_compiled_or_cannot_be_kept_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from sparklog.format import _kernels_memory
 
     assert warm.warm_up() == _kernels_memory.CACHE_DIRECTORY

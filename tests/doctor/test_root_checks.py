@@ -88,7 +88,9 @@ def test_clocks_that_differ(tmp_path: Path, behind_ms: int, status: str) -> None
         ("/dev/shm (tmpfs)", WARN, "is memory"),
     ],
 )
-def test_file_systems(monkeypatch: pytest.MonkeyPatch, mount: str, status: str, says: str) -> None:
+def test_a_file_system_is_judged_by_its_kind(
+    monkeypatch: pytest.MonkeyPatch, mount: str, status: str, says: str
+) -> None:
     monkeypatch.setattr(store_checks, "mount_of", lambda path: mount)
     finding = check_disk(HEALTHY, "/x")[0]
     assert finding.status == status
@@ -99,11 +101,11 @@ def test_file_systems(monkeypatch: pytest.MonkeyPatch, mount: str, status: str, 
     ("free", "status"),
     [((50 * GIB, 100 * GIB), OK), ((4 * GIB, 100 * GIB), WARN), ((GIB // 2, GIB), WARN), ((9, 9), FAIL)],
 )
-def test_space(free: tuple[int, int], status: str) -> None:
+def test_little_space_is_a_warning_and_none_a_failure(free: tuple[int, int], status: str) -> None:
     assert check_disk(machine({}, free=free), "/")[1].status == status
 
 
-def test_a_sound_root(log: Root) -> None:
+def test_of_a_sound_root_there_is_one_finding(log: Root) -> None:
     log.topic("t").append(ROWS)
     assert check_root(log) == [Finding("topics", OK, f"1 in {log.location}, all of them open")]
 
@@ -215,7 +217,7 @@ def run(*arguments: str, **environ: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def test_the_command(log: Root, tmp_path: Path) -> None:
+def test_the_command_prints_findings_and_fails_if_one_does(log: Root, tmp_path: Path) -> None:
     code, out = run("--json", "--root", log.location)
     found = json.loads(out)
     assert {item["status"] for item in found} <= {OK, WARN, FAIL}

@@ -139,7 +139,7 @@ def test_records_are_those_of_kafkas_coordinator(fixtures: Path) -> None:
     assert (states, offsets) >= (1, 20)
 
 
-def test_all_groups(root: Root, tmp_path: Path, kafka_tools: KafkaTools) -> None:
+def test_all_groups_go_out_as_kafkas_tool_reads_them(root: Root, tmp_path: Path, kafka_tools: KafkaTools) -> None:
     found = exported(root, tmp_path / "out", "a", "b", groups="all")
     assert (found.version, found.partition_count, found.groups) == (None, 50, ("billing", 'odd, "name"', "old"))
     assert offsets_in(tmp_path / "out") == {

@@ -214,7 +214,7 @@ def test_commits_by_hand(place: Place) -> None:
         consumer.poll()
 
 
-def test_seeking(place: Place) -> None:
+def test_a_seek_drops_what_was_read_and_goes_on_from_there(place: Place) -> None:
     append(place, "a", 0, "1", "2", "3")
     consumer = place.consumer(max_poll_records=2)
     assert values(consumer.poll()) == ["1", "2"]

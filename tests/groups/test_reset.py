@@ -63,7 +63,9 @@ def planned(group: Group, scenario: Scenario, topics: object = ALL, now_ms: int 
         (Scenario(To.FILE, offsets={("a", 1): 1, ("a", 0): 3}), [3, 1]),
     ],
 )
-def test_scenarios(group: Group, scenario: Scenario, expected: list[int]) -> None:
+def test_each_scenario_plans_its_offsets_and_changes_nothing(
+    group: Group, scenario: Scenario, expected: list[int]
+) -> None:
     before = group.committed()
     assert planned(group, scenario) == expected
     assert group.committed() == before
@@ -112,12 +114,12 @@ def test_durations_are_java_s(text: str, ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "10s", "P1M", "P1Y", "1d", "PT1H1D"])
-def test_no_duration(text: str) -> None:
+def test_other_texts_are_no_durations(text: str) -> None:
     with pytest.raises(BadRequest, match="a duration is written as P1DT2H30M or PT10S"):
         parse_duration(text)
 
 
-def test_offset_files() -> None:
+def test_an_offsets_file_has_lines_with_or_without_a_group() -> None:
     assert parse_offsets_file("a,0,4\n\n a , 1 , 5\n", "f") == {None: {("a", 0): 4, ("a", 1): 5}}
     assert parse_offsets_file('"g,1",a,0,4\nh,a,0,5\n', "f") == {"g,1": {("a", 0): 4}, "h": {("a", 0): 5}}
 

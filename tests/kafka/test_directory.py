@@ -17,7 +17,7 @@ from tests.kafka.logs import batch, write_partition
 LOG = batch(0, [b"a"])
 
 
-def test_layouts(tmp_path: Path) -> None:
+def test_a_folder_is_told_by_what_it_holds(tmp_path: Path) -> None:
     write_partition(tmp_path / "logs", "orders-0", {0: LOG})
     write_partition(tmp_path, "sealed-run", {})
     (tmp_path / "file").write_bytes(b"")

@@ -78,7 +78,7 @@ def test_any_range_of_offsets(
 
 
 @pytest.mark.parametrize("column", ["offset", "timestampType", "timestamp", "key"])
-def test_columns_alone(fixtures: Path, root: Root, column: str) -> None:
+def test_a_column_read_alone_is_the_same_as_among_all(fixtures: Path, root: Root, column: str) -> None:
     import_log_dir(root, fixtures / "legacy/builder-mixed/data")
     topic = root.topic("built")
     whole = topic.scan(columns=COLUMNS).to_table()

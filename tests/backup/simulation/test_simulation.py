@@ -12,7 +12,7 @@ from tests.backup.simulation.workload import run
 SEEDS = 10
 
 
-def test_seeds() -> None:
+def test_whatever_the_seed_what_is_restored_is_consistent() -> None:
     total: Counter[str] = Counter()
     for seed in range(SEEDS):
         total.update(run(seed).counters)

@@ -35,7 +35,7 @@ def check(seed: int) -> Run:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_seeds(first: int) -> None:
+def test_whatever_the_seed_readers_see_all_of_a_transaction_or_none(first: int) -> None:
     found: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
         found.update(check(seed).counters)
