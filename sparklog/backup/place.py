@@ -144,7 +144,7 @@ class Place:
     def _finished(self) -> list[Manifest]:
         found = self.manifests()
         if not found:
-            raise NotFound(f"there is no finished backup in {self.store.location} yet")
+            raise NotFound(f"there is no finished backup in {self.store.location} yet; run sparklog backup")
         return found
 
     def chosen(self, number: int | None, topics: Collection[str] | None = None) -> Manifest:

@@ -159,7 +159,7 @@ def import_log_dir(
         (link, LINK_CHOICES, "link"),
     ):
         if value not in choices:
-            raise BadRequest(f"expected {what} to be one of {', '.join(choices)}, not {value}")
+            raise BadRequest(f"expected {what} to be one of {', '.join(choices)}, found {value!r}")
     checked = _configs(configs, force)
     chosen = _Choices(checked, force, corrupt_records, on_skipped, open_transactions, link == AUTO, on_progress)
     place = os.path.abspath(os.fspath(path))

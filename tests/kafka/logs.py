@@ -66,15 +66,30 @@ def offsets(found: Sequence[ExpectedRecord]) -> list[int]:
 
 
 def batch(base: int, values: Sequence[bytes], *, producer: int = -1, timestamp: int = HOUR_MS) -> bytes:
-    """A batch of uncompressed records without keys; transactional if it has a producer. Values of up to 50 bytes."""
+    """A batch of uncompressed records without keys; transactional if it has a producer."""
+    return keyed_batch(base, [(None, value) for value in values], producer=producer, timestamp=timestamp)
+
+
+def keyed_batch(
+    base: int,
+    items: Sequence[tuple[bytes | None, bytes | None]],
+    *,
+    producer: int = -1,
+    timestamp: int = HOUR_MS,
+) -> bytes:
+    """The same of records with these keys and values."""
+
+    def field(data: bytes | None) -> bytes:
+        return varint(-1) if data is None else varint(len(data)) + data
+
     body = b""
-    for delta, value in enumerate(values):
-        record = bytes((0, 0)) + varint(delta) + varint(-1) + varint(len(value)) + value + varint(0)
+    for delta, (key, value) in enumerate(items):
+        record = bytes((0, 0)) + varint(delta) + field(key) + field(value) + varint(0)
         body += varint(len(record)) + record
     header = BatchHeader(
         base_offset=base,
-        last_offset_delta=len(values) - 1,
-        count=len(values),
+        last_offset_delta=len(items) - 1,
+        count=len(items),
         base_timestamp=timestamp,
         max_timestamp=timestamp,
         attributes=TRANSACTIONAL_BIT if producer >= 0 else 0,

@@ -335,7 +335,7 @@ def test_names_that_are_kept(root: Root, tmp_path: Path) -> None:
 
 def test_choices_that_are_none(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST})
-    refused(root, tmp_path, BadRequest, "expected link to be one of auto, never, not soft", link="soft")
+    refused(root, tmp_path, BadRequest, "expected link to be one of auto, never, found .soft.", link="soft")
     refused(root, tmp_path, BadRequest, "open transactions to be one of keep, abort, refuse", open_transactions="?")
 
 

@@ -23,7 +23,6 @@ from sparklog.format.group_messages import (
     encode_offset_key,
     encode_offset_value,
 )
-from sparklog.format.record_batch import TRANSACTIONAL_BIT, BatchHeader
 from sparklog.format.transaction_messages import (
     Status,
     TransactionKey,
@@ -39,7 +38,7 @@ from sparklog.log.root import Root, open_root
 from sparklog.log.view import READ_COMMITTED
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
-from tests.kafka.logs import FIRST, HOUR_MS, batch, marker, varint, write_partition
+from tests.kafka.logs import FIRST, HOUR_MS, batch, keyed_batch, marker, write_partition
 from tests.log.data_plane import Clock
 
 TRANSACTIONS = ("transactions", "transactions-tv0")
@@ -122,25 +121,8 @@ def messages(
     base: int, items: Mapping[bytes, bytes | None] | list[tuple[bytes, bytes | None]], producer: int = -1
 ) -> bytes:
     """A batch of records with these keys and values."""
-    body = b""
-    pairs = list(items.items()) if isinstance(items, Mapping) else items
-    for delta, (key, value) in enumerate(pairs):
-        text = varint(-1) if value is None else varint(len(value)) + value
-        record = bytes((0, 0)) + varint(delta) + varint(len(key)) + key + text + varint(0)
-        body += varint(len(record)) + record
-    header = BatchHeader(
-        base_offset=base,
-        last_offset_delta=len(pairs) - 1,
-        count=len(pairs),
-        base_timestamp=HOUR_MS,
-        max_timestamp=HOUR_MS,
-        attributes=TRANSACTIONAL_BIT if producer >= 0 else 0,
-        leader_epoch=0,
-        producer_id=producer,
-        producer_epoch=0 if producer >= 0 else -1,
-        base_sequence=-1,
-    )
-    return header.pack(body)
+    pairs = items.items() if isinstance(items, Mapping) else items
+    return keyed_batch(base, list(pairs), producer=producer)
 
 
 def key(topic: str = "t", group: str = "g", partition: int = 0) -> bytes:
