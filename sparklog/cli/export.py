@@ -111,6 +111,18 @@ def export(
         str | None,
         typer.Option("--end", metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole."),
     ] = None,
+    from_timestamp: Annotated[
+        str | None,
+        typer.Option(
+            "--from-timestamp",
+            metavar="TIME",
+            help="From the first record not older, in each partition: milliseconds, or as for --as-of.",
+        ),
+    ] = None,
+    to_timestamp: Annotated[
+        str | None,
+        typer.Option("--to-timestamp", metavar="TIME", help="Up to the first record that is not older."),
+    ] = None,
     topic_id: TopicIdOption = None,
     groups: GroupsOption = None,
     offsets_partitions: OffsetsPartitionsOption = 50,
@@ -120,7 +132,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     from sparklog.cli.places import open_root
-    from sparklog.cli.times import parse_as_of
+    from sparklog.cli.times import parse_as_of, parse_time
     from sparklog.export import export_topics
 
     version, time_ms = parse_as_of(as_of)
@@ -138,6 +150,8 @@ def export(
         partitions=chosen,
         starts=_offsets(start, "--start", named or []),
         ends=_offsets(end, "--end", named or []),
+        start_ms=None if from_timestamp is None else parse_time(from_timestamp),
+        end_ms=None if to_timestamp is None else parse_time(to_timestamp, "--to-timestamp"),
         version=version,
         time_ms=time_ms,
         topic_id=_topic_ids(topic_id or [], topics),

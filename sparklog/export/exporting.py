@@ -31,7 +31,7 @@ from sparklog.export.group_offsets import (
     offsets_topic,
     within,
 )
-from sparklog.export.plan import ExportRange, PartitionPlan, plan_export
+from sparklog.export.plan import ExportRange, PartitionPlan, plan_export, stable_ends
 from sparklog.export.properties import properties_file, properties_name
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
@@ -52,6 +52,7 @@ from sparklog.log.history import History
 from sparklog.log.names import check_topic_name
 from sparklog.log.root import Root
 from sparklog.log.snapshot import Snapshot
+from sparklog.log.view import READ_UNCOMMITTED
 from sparklog.maintenance.work import Progress, silent
 from sparklog.storage import local_path
 from sparklog.storage.local import LocalStore, sync_folder
@@ -108,6 +109,8 @@ def export_topics(
     partitions: Sequence[int] | None = None,
     starts: Mapping[int, int] | None = None,
     ends: Mapping[int, int] | None = None,
+    start_ms: int | None = None,
+    end_ms: int | None = None,
     version: int | None = None,
     time_ms: int | None = None,
     topic_id: str | Mapping[str, str] | None = None,
@@ -121,6 +124,8 @@ def export_topics(
 
     * `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes
       out whole): apply to each topic
+    * `start_ms`, `end_ms`: the same by time: each partition from the first record on that is not older, and up to the
+      first one that is not older
     * `version` or `time_ms` (since the epoch): export the topics as they were then
     * `topic_id`: the id under which the broker knows the topic, by topic if there are several; default: the id that
       Kafka gave an imported topic, else its own
@@ -136,6 +141,7 @@ def export_topics(
     """
     if version is not None and time_ms is not None:
         raise BadRequest("an export is of a version or of a time: give one of both")
+    _check_times(starts, ends, start_ms, end_ms)
     if not topics or len(set(topics)) < len(topics):
         raise BadRequest(f"expected one or more different topics to export, found {', '.join(topics) or 'none'}")
     given_ids = _topic_ids(topic_id, topics, groups is not None)
@@ -147,7 +153,7 @@ def export_topics(
         ids = {name: root.topic(name).head(refresh=False).topic_id for name in topics}
         offsets = committed_offsets(root, groups, ids)
     snapshots = [_snapshot(root, name, version, time_ms) for name in topics]
-    plans = [plan_export(snapshot, wanted) for snapshot in snapshots]
+    plans = [plan_export(each, _by_time(root, each, wanted, start_ms, end_ms)) for each in snapshots]
     stage = _Stage(place, root.env, durable)
     try:
         older = version is not None or time_ms is not None
@@ -166,6 +172,35 @@ def export_topics(
 def topic_id_for_brokers(head: Head) -> str:
     """The id under which a broker may know the topic: Kafka's own where it was imported and had one."""
     return head.kafka_source.topic_id if head.kafka_source and head.kafka_source.topic_id else head.topic_id
+
+
+def _check_times(
+    starts: Mapping[int, int] | None, ends: Mapping[int, int] | None, start_ms: int | None, end_ms: int | None
+) -> None:
+    if (starts and start_ms is not None) or (ends and end_ms is not None):
+        raise BadRequest("an export begins, and ends, at offsets or at a time: give one of both")
+    if start_ms is not None and end_ms is not None and end_ms < start_ms:
+        raise BadRequest(f"an export from {start_ms} ms to {end_ms} ms ends before it begins: exchange them")
+
+
+def _by_time(
+    root: Root, snapshot: Snapshot, wanted: ExportRange, start_ms: int | None, end_ms: int | None
+) -> ExportRange:
+    """What is wanted of this topic, times as offsets. Behind the last record of a partition is its end."""
+    if start_ms is None and end_ms is None:
+        return wanted
+    from sparklog.log.lookup import offsets_for_timestamps
+
+    stable = stable_ends(snapshot)
+    chosen = [p for p in wanted.partitions or range(len(stable)) if p < len(stable)]
+
+    def offsets(time_ms: int) -> dict[int, int]:
+        newer = root.topic_handle(snapshot.topic).read_snapshot
+        found = offsets_for_timestamps(snapshot, dict.fromkeys(chosen, time_ms), READ_UNCOMMITTED, newer=newer)
+        return {p: stable[p] if at is None else min(at.offset, stable[p]) for p, at in found.items()}
+
+    starts = wanted.starts if start_ms is None else offsets(start_ms)
+    return replace(wanted, starts=starts, ends=wanted.ends if end_ms is None else offsets(end_ms))
 
 
 def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], groups: bool) -> Mapping[str, str]:

@@ -23,7 +23,7 @@ from sparklog.log.slices import SliceFlag
 from sparklog.log.snapshot import Snapshot
 from sparklog.log.source_slices import SourceSlice, SourceSlices, source_slices
 
-__all__ = ["ExportRange", "PartitionPlan", "plan_export"]
+__all__ = ["ExportRange", "PartitionPlan", "plan_export", "stable_ends"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,18 @@ def plan_export(snapshot: Snapshot, wanted: ExportRange) -> list[PartitionPlan]:
             raise NotFound(f"topic '{snapshot.topic}' has partitions 0 to {len(known) - 1}, found {partition}")
         if partition not in named:
             raise NotFound(f"offsets are given for partition {partition}, which is not among those to export")
-    return [_planned(snapshot, partition, *_bounds(snapshot, partition, wanted)) for partition in named]
+    stable = stable_ends(snapshot)
+    return [_planned(snapshot, each, *_bounds(snapshot, each, wanted, stable[each])) for each in named]
 
 
-def _bounds(snapshot: Snapshot, partition: int, wanted: ExportRange) -> tuple[int, int]:
-    head = snapshot.head
+def stable_ends(snapshot: Snapshot) -> list[int]:
+    """By partition, the offset behind what may go out."""
     # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
-    stable = int(replace(head, kafka_open=()).last_stable()[partition])
+    return [int(offset) for offset in replace(snapshot.head, kafka_open=()).last_stable()]
+
+
+def _bounds(snapshot: Snapshot, partition: int, wanted: ExportRange, stable: int) -> tuple[int, int]:
+    head = snapshot.head
     log_start = int(head.log_start[partition])
     start, end = wanted.starts.get(partition, log_start), wanted.ends.get(partition, stable)
     if not log_start <= start <= end <= stable:

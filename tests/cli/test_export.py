@@ -14,6 +14,7 @@ from sparklog.kafka import KafkaView
 from tests.cli.conftest import Sparklog
 from tests.compaction.test_kafka_tools import some_rows
 from tests.kafka.logs import read
+from tests.log.data_plane import START_MS
 
 
 @pytest.fixture
@@ -52,6 +53,12 @@ def test_parts_as_json(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None
     assert f"topic_id: {identity}" in (tmp_path / "out" / "orders-2" / "partition.metadata").read_text()
     (said,) = json.loads(sparklog("export", "orders", "--to", tmp_path / "every", "--start", "3", "--json").out)
     assert [part["logStart"] for part in said["partitions"]] == [3, 3, 3]
+    times = ("--from-timestamp", str(START_MS + 2000), "--to-timestamp", "2100-01-01T00:00:00Z")
+    (said,) = json.loads(sparklog("export", "orders", "--to", tmp_path / "late", *times, "--json").out)
+    topic = package.open(orders).topic("orders")
+    found = topic.offset_for_timestamp(START_MS + 2000).values()
+    assert [part["logStart"] for part in said["partitions"]] == [at.offset for at in found if at is not None]
+    assert [part["logEnd"] for part in said["partitions"]] == topic.head().log_end.tolist()
 
 
 def test_groups_go_out_as_the_offsets_topic_and_as_a_file(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:

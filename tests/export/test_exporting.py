@@ -38,7 +38,7 @@ from tests.compaction.test_kafka_tools import PEERS, fill, parsed, some_rows
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import batch, marker, read, records, write_partition
 from tests.kafka_tools import KafkaTools
-from tests.log.data_plane import Clock, Place
+from tests.log.data_plane import START_MS, Clock, Place
 from tests.log.rewriting import prepared, resolve
 
 DAY_MS = 86_400_000
@@ -434,6 +434,39 @@ def test_a_store_that_fails_leaves_nothing(tmp_path: Path) -> None:
 )
 def test_leader_epochs(noted: list[tuple[int, int]], log_start: int, expected: list[tuple[int, int]]) -> None:
     assert leader_epochs(noted, log_start) == [LeaderEpoch(epoch, start) for epoch, start in expected]
+
+
+def test_from_and_to_a_time(place: Place, tmp_path: Path) -> None:
+    topic = place.topic(3, SMALL, "orders")
+    for seed in range(6):
+        topic.append(some_rows(90, seed), options=WriteOptions(batch_bytes=2000))
+        if seed == 2:
+            compacted(topic, place.clock.now_ms, seal_only=True, roll=True)
+    start_ms, end_ms = START_MS + 2500, START_MS + 4500
+    found = export(topic, tmp_path / "out", start_ms=start_ms, end_ms=end_ms)
+    view = KafkaView(tmp_path / "out")
+    for part in found.partitions:
+        everything = scanned(topic, part.partition)
+        first = next(r.offset for r in everything if r.timestamp >= start_ms)
+        behind = next(r.offset for r in everything if r.timestamp >= end_ms)
+        assert 0 < part.log_start == first < behind <= part.log_end < len(everything)
+        assert read(view, "orders", part.partition) == everything[first : part.log_end]
+    (late,) = export_topics(place.root, tmp_path / "late", ["orders"], start_ms=START_MS + 10**6, durable=False)
+    assert [part.log_start for part in late.partitions] == topic.head().log_end.tolist()
+    (only,) = export_topics(place.root, tmp_path / "only", ["orders"], partitions=[1], end_ms=0, durable=False)
+    assert [(part.partition, part.log_start, part.log_end) for part in only.partitions] == [(1, 0, 0)]
+    for wrong in ({"starts": {0: 1}, "start_ms": 5}, {"ends": {0: 1}, "end_ms": 5}, {"start_ms": 5, "end_ms": 4}):
+        with pytest.raises(BadRequest, match="an export"):
+            export(topic, tmp_path / "wrong", **wrong)
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_by_time_what_is_open_stays_here(place: Place, tmp_path: Path) -> None:
+    topic = place.topic(1, SMALL, "orders")
+    topic.append(some_rows(10, 0))
+    prepared(place, topic, some_rows(10, 5), "tx", 0)
+    (part,) = export(topic, tmp_path / "out", start_ms=START_MS + 5000).partitions
+    assert (part.log_start, part.log_end) == (10, 10)
 
 
 def test_the_properties_file_says_what_brokers_refuse() -> None:
