@@ -34,6 +34,7 @@ __all__ = ["check_append_file"]
 
 
 def check_append_file(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
+    """Check an append file whole; what is found and counted goes into `checked`. `CutOff` if it is too short."""
     footer = _footer(store, file, checked)
     claims = list(file.claims)
     entries: dict[int, SliceEntry] = {}

@@ -1,4 +1,4 @@
-"""What checking a data file is made of: exact reads, single batches, and a slice that is walked window by window."""
+"""Parts of checking a data file: exact reads, single batches, and a slice that is walked window by window."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class CutOff(Exception):  # noqa: N818
 
 
 def read(store: Store, key: str, start: int, length: int) -> bytes:
-    """Exactly these bytes."""
+    """`length` bytes of an object from byte `start` on. `CutOff` if it ends before that."""
     data = store.get(key, start, length)
     if len(data) != length:
         data = store.get(key, start, length)
@@ -95,7 +95,11 @@ def disorder(
     position: int,
     legacy: bool,
 ) -> list[Finding]:
-    """What is wrong with single batches; int64 arrays, `row_of` for each batch, the others for each slice."""
+    """Batches of a window whose checksum, header or offsets are wrong.
+
+    int64 arrays: `row_of` (per batch) says in which slice it lies; `shift`, `base`, `end` (per slice) are as claimed.
+    `position`: of the window in the file; `legacy`: messages of formats v0 and v1 may be there.
+    """
     least, after = base[row_of], headers.next_offset + shift[row_of]
     least[1:] = np.where(row_of[1:] == row_of[:-1], np.maximum(least[1:], after[:-1]), least[1:])
     found = wrong_batches(data, headers, least, end[row_of], shift[row_of], file=file.key, position=position)
@@ -115,7 +119,10 @@ def count(
     position: int,
     checked: Checked,
 ) -> Counts:
-    """Decode, and compare with what is said of each slice. Of what only the footer names it is no loss to anybody."""
+    """Decode a window and compare what it holds with the claims of its slices (`run`); findings go into `checked`.
+
+    `row_of` (per batch) and `shift` (per slice) as in `disorder`.
+    """
     try:
         totals = count_batches(data, headers, row_of, len(run), shift, file=file.key, position=position)
     except Corrupt as error:
@@ -129,36 +136,28 @@ def count(
 
 
 def unframed(file: DataFile, claim: Claim, headers: BatchHeaders, position: int) -> Finding:
+    """That no whole batch follows the last one of `headers`, in a window that begins at byte `position`."""
     following = int(headers.next_offset[-1]) + claim.shift if len(headers) else claim.base
     message = f"expected whole record batches: {headers.reason}"
     return Finding(CONTENT, file.key, message, position=position + headers.end, offset=following)
 
 
 def check_crc(file: DataFile, claim: Claim, data: memoryview, checked: Checked, before: int) -> None:
-    """The slice's own checksum: where a single bit has flipped it names the place, better than anything above."""
+    """Compare the CRC-32C of a slice's bytes with the claim.
+
+    Where one flipped bit explains it, that replaces the findings of the slice, which begin at index `before`.
+    """
     from crc32c import crc32c
 
-    from sparklog.format.flipped_bit import flipped_bit
-
     found = crc32c(data)
-    if found == claim.crc:
-        return
-    at = flipped_bit(len(data), found, claim.crc)
-    if at is not None:
-        del checked.findings[before:]
-        checked.findings.append(_flipped(file, claim, at))
-    elif len(checked.findings) == before:
-        checked.findings.append(Finding(CHECKSUM, file.key, CRC_MESSAGE, position=claim.position, offset=claim.base))
-
-
-def _flipped(file: DataFile, claim: Claim, at: tuple[int, int]) -> Finding:
-    return Finding(CHECKSUM, file.key, CRC_MESSAGE, position=claim.position + at[0], offset=claim.base, bit=at[1])
+    if found != claim.crc:
+        _wrong_crc(file, claim, found, checked, before)
 
 
 def walk(
     store: Store, file: DataFile, claim: Claim, batches: Batches, checked: Checked, progress: Progress
 ) -> Counts | None:
-    """A slice in windows of whole batches. None if it is not made of whole batches, or its checksum is wrong."""
+    """Check a slice in windows of whole batches, which are collected in `batches`. None if something is wrong."""
     from crc32c import crc32c
 
     shift, base, end = (np.array([getattr(claim, name)], np.int64) for name in RANGE)
@@ -199,7 +198,7 @@ def walk(
         progress(int(headers.count.sum()), len(data))
     if crc != claim.crc:
         sound = False
-        _name_flip(file, claim, crc, checked, before)
+        _wrong_crc(file, claim, crc, checked, before)
     if not sound or len(checked.findings) > before:
         return None
     checked.findings += disagreements(claim, totals, 0, file=file.key)
@@ -216,12 +215,14 @@ def _rest(store: Store, file: DataFile, claim: Claim, low: int, crc: int) -> int
     return crc
 
 
-def _name_flip(file: DataFile, claim: Claim, crc: int, checked: Checked, before: int) -> None:
+def _wrong_crc(file: DataFile, claim: Claim, crc: int, checked: Checked, before: int) -> None:
+    """As `check_crc`, where the checksum is `crc` and not that of the claim."""
     from sparklog.format.flipped_bit import flipped_bit
 
     at = flipped_bit(claim.size, crc, claim.crc)
     if at is not None:
         del checked.findings[before:]
-        checked.findings.append(_flipped(file, claim, at))
+        place = claim.position + at[0]
+        checked.findings.append(Finding(CHECKSUM, file.key, CRC_MESSAGE, position=place, offset=claim.base, bit=at[1]))
     elif len(checked.findings) == before:
         checked.findings.append(Finding(CHECKSUM, file.key, CRC_MESSAGE, position=claim.position, offset=claim.base))

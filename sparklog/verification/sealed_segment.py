@@ -23,7 +23,7 @@ __all__ = ["check_segment"]
 
 
 def check_segment(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
-    """A sealed segment and the index files beside it."""
+    """Check a sealed segment and the index files beside it; what is found and counted goes into `checked`."""
     if store.get(file.key, file.size, 1):
         checked.findings.append(
             Finding(SIZE, file.key, f"expected {file.size} bytes, found more behind them", position=file.size)
