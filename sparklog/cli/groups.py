@@ -113,7 +113,7 @@ def reset(
     group: GroupArgument,
     root: RootOption,
     topic: TopicOption = None,
-    all_topics: Annotated[bool, typer.Option("--all-topics", help="All topics the group has offsets of.")] = False,
+    all_topics: Annotated[bool, typer.Option("--all-topics", help="All partitions the group has offsets of.")] = False,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The log start.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="The log end.")] = False,
     to_current: Annotated[bool, typer.Option("--to-current", help="Where it is, else the log end.")] = False,

@@ -75,9 +75,9 @@ def plan_reset(
 ) -> list[NewOffset]:
     """What a reset would do, in the order of topics and partitions.
 
-    `topics`: which, each with its partitions (None: all); None as a whole: all topics the group has offsets of, or
-    those of the file. `NotFound` for a topic that does not exist, `BadRequest` for a partition that does not, or where
-    nothing is named.
+    `topics`: which, each with its partitions (None: all); None as a whole: all partitions the group has offsets of, as
+    Kafka's --all-topics, or those of the file. `NotFound` for a topic that does not exist, `BadRequest` for a partition
+    that does not, or where nothing is named.
     """
     current = {place: item.offset for place, item in group.committed().items()}
     if scenario.offsets is not None:
@@ -85,7 +85,7 @@ def plan_reset(
     elif topics is None:
         if not current:
             raise BadRequest(f"group '{group.id}' has no offsets, so there is nothing to reset; name topics")
-        topics = {topic: None for topic, _ in current}
+        topics = by_topic(current)
     found = []
     for topic, partitions in sorted(topics.items()):
         head = group.root.topic(topic).head(refresh=False)

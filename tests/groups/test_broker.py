@@ -12,6 +12,7 @@ import sparklog
 from sparklog.errors import Conflict
 from sparklog.groups import Groups
 from sparklog.groups.lag import lag
+from sparklog.groups.reset import Scenario, To, plan_reset
 from sparklog.log.root import Root
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
@@ -99,6 +100,12 @@ def test_the_same_steps_in_both(tmp_path: Path) -> None:
         theirs.close()
         own.close()
         assert described(broker) == ours(root) == expected[:2]
+        for scope, topics in (("--all-topics", None), ("--topic=t", {"t": None})):
+            table = broker.groups("--reset-offsets", "--group", GROUP, scope, "--to-earliest", "--dry-run")
+            told = [line.split()[1:4] for line in table if line.split()[:1] == [GROUP]]
+            plan = plan_reset(Groups(root).group(GROUP), Scenario(To.EARLIEST), topics, now_ms=0)
+            assert sorted(told) == [[item.topic, str(item.partition), str(item.new)] for item in plan]
+            assert len(plan) == (2 if topics is None else 3)
         broker.groups("--reset-offsets", "--group", GROUP, "--topic", "t:0", "--to-offset", "1", "--execute")
         Groups(root).group(GROUP).alter({"t": {0: 1}})
         assert described(broker) == ours(root) == [["t", "0", "1", "5", "4"], ["t", "1", "2", "2", "0"]]

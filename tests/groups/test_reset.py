@@ -19,7 +19,7 @@ from sparklog.groups.reset import (
 from tests.transactions.house import START_MS, House
 
 HOUR = 3_600_000
-ALL = None
+ALL = {"a": None}
 
 
 @pytest.fixture
@@ -89,10 +89,12 @@ def test_shifts_need_an_offset_and_stay_inside(group: Group) -> None:
 def test_what_is_reset(group: Group) -> None:
     assert planned(group, Scenario(To.EARLIEST), {"a": {1}}) == [0]
     assert planned(group, Scenario(To.EARLIEST), {"b": None}) == [0, 0]
+    # Without names, as with Kafka's --all-topics: where it has committed, and nowhere else.
+    assert plan_reset(group, Scenario(To.SHIFT, 1), None, now_ms=0) == [NewOffset("a", 0, 4, 5)]
     other = Groups(group.root).group("new")
     assert planned(other, Scenario(To.LATEST), {"a": None}) == [6, 1]
     with pytest.raises(BadRequest, match="group 'new' has no offsets, so there is nothing to reset; name topics"):
-        planned(other, Scenario(To.LATEST))
+        planned(other, Scenario(To.LATEST), None)
     with pytest.raises(BadRequest, match="topic 'a' has partitions 0 to 1, found 2, 7"):
         planned(group, Scenario(To.LATEST), {"a": {2, 7, 0}})
     with pytest.raises(NotFound, match="topic 'none' does not exist"):
