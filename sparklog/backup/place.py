@@ -36,6 +36,7 @@ __all__ = [
     "Mark",
     "Place",
     "backup_key",
+    "backup_numbers",
     "first_key",
     "is_place",
     "refuse_inside",
@@ -50,6 +51,16 @@ BACKUP, PRUNE = "backup", "prune"
 def backup_key(number: int) -> str:
     """The key of a backup's manifest."""
     return f"{BACKUPS_FOLDER}/{number:020d}.json"
+
+
+def backup_numbers(store: Store) -> list[int]:
+    """Numbers of the backups that lie in a store, in order."""
+    found = []
+    for info in store.list(f"{BACKUPS_FOLDER}/0"):
+        digits, _, suffix = info.key.rsplit("/", 1)[-1].partition(".")
+        if suffix == "json" and digits.isdigit() and len(digits) == VERSION_DIGITS:
+            found.append(int(digits))
+    return found
 
 
 def is_place(store: Store) -> bool:
@@ -123,10 +134,12 @@ class Place:
     def manifests(self) -> list[Manifest]:
         """All backups, oldest first. `Corrupt` if one is damaged."""
         found = []
-        for info in self.store.list(f"{BACKUPS_FOLDER}/0"):
-            digits, _, suffix = info.key.rsplit("/", 1)[-1].partition(".")
-            if suffix == "json" and digits.isdigit() and len(digits) == VERSION_DIGITS:
-                found.append(self._manifest(info.key, int(digits)))
+        for number in backup_numbers(self.store):
+            try:
+                found.append(self._manifest(backup_key(number), number))
+            except NotFound:
+                # Dropped since it was listed.
+                continue
         return found
 
     def _manifest(self, key: str, number: int) -> Manifest:

@@ -27,7 +27,7 @@ from sparklog.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
 from sparklog.backup.cut import Cut
 from sparklog.backup.entries import EntryChain
 from sparklog.backup.manifest import LeftOut, decode_left_out, left_out_document
-from sparklog.backup.place import Place, first_key, is_place, refuse_inside
+from sparklog.backup.place import Place, backup_numbers, first_key, is_place, refuse_inside
 from sparklog.backup.restored import (
     MovedOffset,
     at_the_end,
@@ -38,7 +38,7 @@ from sparklog.backup.restored import (
     group_of,
     stand_alone,
 )
-from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.groups.state import GROUPS
 from sparklog.log import fields as json_fields
 from sparklog.log.commit import decode_commit, encode_commit
@@ -194,9 +194,21 @@ def restore(
     wanted = wanted or Wanted()
     request = _request(source, wanted, rename or {})
     plan = _read_plan(target, request)
-    if plan is None or not plan.get("rootId"):
-        plan = _write_plan(source, target, wanted, rename or {}, request, env)
-    return _Run(source, target, plan, link, at_once, progress, env).make()
+    numbers = set(backup_numbers(source))
+    try:
+        if plan is None or not plan.get("rootId"):
+            plan = _write_plan(source, target, wanted, rename or {}, request, env)
+        return _Run(source, target, plan, link, at_once, progress, env).make()
+    except (NotFound, Corrupt) as error:
+        used = set() if plan is None or plan["backup"] is None else {plan["backup"]}
+        gone = (numbers | used) - set(backup_numbers(source))
+        if not gone:
+            raise
+        numbers_gone = ", ".join(map(str, sorted(gone)))
+        raise NotFound(
+            f"backups were dropped from {source.location} before one was restored ({numbers_gone}); empty "
+            f"{target.location} and restore again"
+        ) from error
 
 
 def _request(source: Store, wanted: Wanted, rename: Mapping[str, str]) -> str:

@@ -55,12 +55,11 @@ def backup(
     from sparklog.backup.place import Place
     from sparklog.backup.pruning import prune as drop
     from sparklog.backup.unread import shown_left_out
-    from sparklog.cli.places import open_root
+    from sparklog.cli.places import open_folder, root_to_copy
     from sparklog.datasource.location import refuse_inside
-    from sparklog.storage import open_store
 
     refuse_inside(to)
-    target = open_store(to)
+    target = open_folder(to)
     if list_:
         _show(Place.open(target).manifests(), as_json)
         return
@@ -70,7 +69,7 @@ def backup(
         return
     if root is None:
         raise typer.BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
-    opened = open_root(root)
+    opened = root_to_copy(root)
     if dry_run:
         plan = plan_backup(opened, target, topics=topic)
         if as_json:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sparklog.log.root import Root
     from sparklog.log.view import LogView
     from sparklog.maintenance.work import Settings
+    from sparklog.storage import Store
 
 T = TypeVar("T")
 
@@ -121,6 +122,32 @@ def open_root(root: str, *, create: bool = False) -> Root:
     from sparklog.datasource.location import open_log, resolve
 
     return open_log(resolve(root), create=create)
+
+
+def open_folder(path: str) -> Store:
+    """The store of a folder that need not be there; `~` is the home directory, as in `--root`."""
+    from sparklog.datasource.location import absolute
+    from sparklog.storage import open_store
+
+    return open_store(path if not path or path.startswith("file:") else absolute(path))
+
+
+def root_to_copy(path: str) -> Root:
+    """A sparklog root, to be copied. Raises BadRequest for one topic's folder and for Kafka's directories."""
+    from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, open_log, resolve
+    from sparklog.errors import BadRequest
+
+    location = resolve(path)
+    if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        raise BadRequest(
+            f"{location.path} is a {location.kind}, expected a sparklog root: `sparklog import` makes one of it"
+        )
+    if location.kind == TOPIC:
+        raise BadRequest(
+            f"{location.path} is the folder of one topic: give --root {location.root}, "
+            f"with --topic {location.topic} for that one alone"
+        )
+    return open_log(location)
 
 
 def root_if_there(root: str) -> Root | None:

@@ -55,17 +55,17 @@ def restore(
     from sparklog.backup.restoring import plan_restore
     from sparklog.backup.restoring import restore as make
     from sparklog.backup.unread import shown_left_out
+    from sparklog.cli.places import open_folder
     from sparklog.datasource.location import refuse_inside
-    from sparklog.storage import open_store
 
     wanted = _wanted(as_of, number, topic)
     names = _renamed(rename)
     refuse_inside(to)
-    store = open_store(source)
+    store = open_folder(source)
     if dry_run:
         found = plan_restore(store, wanted, rename=names)
     else:
-        found = make(store, open_store(to), wanted, rename=names, link=link, progress=copy_progress("restored"))
+        found = make(store, open_folder(to), wanted, rename=names, link=link, progress=copy_progress("restored"))
     if as_json:
         print_json(named(found, dryRun=dry_run))
     else:

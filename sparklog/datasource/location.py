@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.names import is_topic_name
+from sparklog.log.names import PLACE_KEY, is_topic_name
 
 if TYPE_CHECKING:
     from sparklog.log.root import Root
@@ -153,16 +153,21 @@ def refuse_inside(path: str) -> None:
 
 
 def _refuse_inside(location: Location) -> None:
-    """A root inside a topic's folder would lie among files that maintenance takes for its own, and no broker starts
-    with a folder in its log directory that is no partition's. Raises BadRequest."""
+    """A root inside a topic's folder would lie among files that maintenance takes for its own, one among backups would
+    be taken for a part of them, and no broker starts with a folder in its log directory that is no partition's. Raises
+    BadRequest."""
     from sparklog.kafka.directory import kafka_layout
 
     above = "" if is_url(location.root) else os.path.dirname(location.root)
     while above and above != os.path.dirname(above):
         if os.path.isfile(os.path.join(above, ROOT_FILE)):
             raise BadRequest(
-                f"The path {location.path} lies inside the root {above}, where no other root can be made: give the "
+                f"The path {location.path} lies inside the root {above}, where nothing else can be made: give the "
                 "root, one of its topic folders, or a path outside of it"
+            )
+        if os.path.isfile(os.path.join(above, PLACE_KEY)):
+            raise BadRequest(
+                f"The path {location.path} lies inside {above}, where backups lie: give a path outside of it"
             )
         if kafka_layout(above) is not None:
             raise BadRequest(

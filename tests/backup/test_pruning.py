@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from sparklog.backup.backing_up import back_up
 from sparklog.backup.choosing import Wanted
 from sparklog.backup.place import BACKUP, PRUNE, Mark, Place
 from sparklog.backup.pruning import named_keys, prune
+from sparklog.backup.restoring import restore
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.storage.faulty import Crash, FaultyStore
+from sparklog.log.names import RESTORE_KEY, ROOT_KEY
+from sparklog.storage.faulty import Call, Crash, FaultyStore
 from tests.backup.lab import DAY, HOUR, Dying, Rows, batch, contents
 from tests.backup.test_restoring import House
 
@@ -125,6 +129,37 @@ def test_killed_at_any_request_a_prune_leaves_whole_backups() -> None:
             assert contents(house.restore(wanted=Wanted(number=manifest.number)))["a"] == rows[manifest.number - 1]
     house.lab.now_ms += DAY + HOUR
     assert prune(house.place, keep=2, env=house.lab.env()).kept == (4, 5)
+
+
+def test_backups_that_are_dropped_while_one_is_restored() -> None:
+    """At whatever moment: it is whole, or there is no root, and it is said what happened."""
+    house = House()
+    rows = five_days(house)
+    full = house.place.snapshot()
+    counted = FaultyStore(house.place, lambda call: None)
+    restore(counted, house.lab.another("counted"), Wanted(number=1), at_once=1, env=house.lab.env())
+    outcomes = Counter[str]()
+    for moment in range(0, sum(counted.calls.values()), 3):
+        house.place.restore(full)
+        target = house.lab.another("target")
+
+        def drop(call: Call, at: int = moment) -> None:
+            if call.number == at:
+                prune(house.place, keep=1, env=house.lab.env())
+
+        try:
+            restore(FaultyStore(house.place, drop), target, Wanted(number=1), at_once=1, env=house.lab.env())
+        except NotFound as error:
+            outcomes[str(error).partition(" in memory")[0].partition(" from memory")[0]] += 1
+            assert ROOT_KEY not in target.snapshot()
+            if RESTORE_KEY in target.snapshot():
+                with pytest.raises(NotFound, match=r"dropped from .* \(1\); empty"):
+                    house.said(None, target, Wanted(number=1))
+        else:
+            outcomes["restored"] += 1
+            assert contents(house.lab.root(target))["a"] == rows[0]
+    assert outcomes.keys() == {"restored", "backups were dropped", "there is no backup 1"}
+    assert contents(house.restore())["a"] == rows[-1]
 
 
 def test_what_no_backup_has_written_stays() -> None:

@@ -73,6 +73,22 @@ def test_linked_and_pruned(sparklog: Sparklog, filled: Path, tmp_path: Path) -> 
     assert consumed(sparklog, new) == ["a", "b"]
 
 
+def test_a_directory_of_kafka_and_the_home_directory(
+    sparklog: Sparklog, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "kafka" / "t-0"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020d}.log").touch()
+    for path in (folder, folder.parent):
+        outcome = sparklog("backup", "--root", path, "--to", tmp_path / "new", code=1)
+        assert "expected a sparklog root: `sparklog import` makes one of it" in outcome.err
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sparklog("backup", "--to", "~/backups")
+    sparklog("restore", "~/backups", "--to", "~/again")
+    assert consumed(sparklog, tmp_path / "again") == ["a", "b"]
+
+
 def test_damage_that_has_nothing_to_do_with_the_topics_is_left_out_and_said(
     sparklog: Sparklog, filled: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +141,14 @@ def test_a_group_beyond_the_version_is_set_to_the_end(
     ("arguments", "code", "says"),
     [
         (("backup", "--to", "{root}"), 1, "is a root"),
+        (
+            ("backup", "--to", "{new}", "--root", "{root}/orders"),
+            1,
+            "is the folder of one topic: give --root {root}, with",
+        ),
+        (("backup", "--to", "{root}/orders/place"), 1, "lies inside the root {root}, where nothing else can be made"),
+        (("restore", "{root}", "--to", "{place}/new"), 1, "lies inside {place}, where backups lie"),
+        (("topics", "create", "t", "--root", "{place}/new"), 1, "lies inside {place}, where backups lie"),
         (("backup", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
         (("backup", "--to", "{new}", "--list"), 1, "no backups lie in"),
         (("backup", "--to", "{new}", "--prune"), 1, "no backups lie in"),
@@ -153,7 +177,7 @@ def test_wrong_input_is_one_line_and_changes_nothing(
         path: path.stat().st_mtime_ns for folder in (place, filled) for path in folder.rglob("*") if path.is_file()
     }
     outcome = sparklog(*(text.format(root=filled, place=place, new=new) for text in arguments), code=code)
-    assert says in outcome.err
+    assert says.format(root=filled, place=place, new=new) in outcome.err
     assert outcome.err.count("\n") == 1
     after = {
         path: path.stat().st_mtime_ns for folder in (place, filled) for path in folder.rglob("*") if path.is_file()
