@@ -51,38 +51,13 @@ def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption
     from sparklog.cli.places import open_root
     from sparklog.transactions.listing import describe_transaction
 
-    found = describe_transaction(open_root(root), transactional_id)
+    failures: list[SparklogError] = []
+    found = describe_transaction(open_root(root), transactional_id, failures)
     if as_json:
         print(json.dumps(document(found)))
-        return
-    reason = f" ({printable(found.reason)})" if found.reason else ""
-    batch = "" if found.batch is None else f"\tBatch: {found.batch}"
-    print(
-        f"TransactionalId: {printable(found.id)}\tState: {found.state}\tNewest: {_newest(found)}{reason}{batch}"
-        f"\tInstance: {printable(found.instance or '-')}"
-    )
-    if found.held:
-        rows = [
-            (held.topic, held.partition, held.n, held.first, held.end, _seconds(held.age_ms), _seconds(held.timeout_ms))
-            for held in found.held
-        ]
-        print_table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
-    if found.kafka:
-        print("Kafka's, left open in what was imported:")
-        of_kafka = [
-            (each.topic, each.open.partition, each.open.producer, each.open.first, each.open.end, *_known(each.open))
-            for each in found.kafka
-        ]
-        print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), of_kafka)
-    for waiting in found.waiting:
-        print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by jobs/retain.py")
-    if found.pending:
-        pending = [
-            (item.group, topic, partition, offset, item.n, _outcome(item.committed), _seconds(item.age_ms))
-            for item in found.pending
-            for topic, partition, offset in item.offsets
-        ]
-        print_table(("GROUP", "TOPIC", "PARTITION", "OFFSET", "N", "STATE", "AGE"), pending)
+    else:
+        _show(found)
+    complain(failures)
 
 
 @app.command(epilog=example("sparklog transactions abort orders-job --root /data/log"))
@@ -112,6 +87,37 @@ def abort(
     for each in found.kafka:
         how = "Committed, as Kafka had decided," if each.open.decided == "commit" else "Aborted"
         print(f"{how} Kafka's transaction of {printable(transactional_id)} in {each.topic}-{each.open.partition}.")
+
+
+def _show(found: Standing) -> None:
+    reason = f" ({printable(found.reason)})" if found.reason else ""
+    batch = "" if found.batch is None else f"\tBatch: {found.batch}"
+    print(
+        f"TransactionalId: {printable(found.id)}\tState: {found.state}\tNewest: {_newest(found)}{reason}{batch}"
+        f"\tInstance: {printable(found.instance or '-')}"
+    )
+    if found.held:
+        rows = [
+            (held.topic, held.partition, held.n, held.first, held.end, _seconds(held.age_ms), _seconds(held.timeout_ms))
+            for held in found.held
+        ]
+        print_table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
+    if found.kafka:
+        print("Kafka's, left open in what was imported:")
+        of_kafka = [
+            (each.topic, each.open.partition, each.open.producer, each.open.first, each.open.end, *_known(each.open))
+            for each in found.kafka
+        ]
+        print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), of_kafka)
+    for waiting in found.waiting:
+        print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by jobs/retain.py")
+    if found.pending:
+        pending = [
+            (item.group, topic, partition, offset, item.n, _outcome(item.committed), _seconds(item.age_ms))
+            for item in found.pending
+            for topic, partition, offset in item.offsets
+        ]
+        print_table(("GROUP", "TOPIC", "PARTITION", "OFFSET", "N", "STATE", "AGE"), pending)
 
 
 def document(found: Standing) -> dict[str, object]:

@@ -144,16 +144,17 @@ def list_transactions(root: Root, failures: list[SparklogError] | None = None) -
     return found
 
 
-def describe_transaction(root: Root, transactional_id: str) -> Standing:
-    """One id; `NotFound`, naming similar ones, if it was never used."""
+def describe_transaction(root: Root, transactional_id: str, failures: list[SparklogError]) -> Standing:
+    """One id; `NotFound`, naming similar ones, if it was never used.
+
+    The errors of topics and groups of which it cannot be told what they hold open are put into `failures`.
+    """
     check_id(transactional_id, "transactional id")
-    damaged: list[SparklogError] = []
-    open_now = _Open.of(root, damaged)
-    for error in damaged:
-        _LOG.warning("what is held open there cannot be told: %s", error)
+    open_now = _Open.of(root, failures)
     found = _standing(root, open_now, root.decisions.log(transactional_id).refresh())
     if found.state == EMPTY and not found.time_ms:
-        similar = nearest(transactional_id, [*transactional_ids(root.store), *sorted(kafka.owners(open_now.heads))])
+        known = transactional_ids(root.store, [])
+        similar = nearest(transactional_id, [*known, *sorted(kafka.owners(open_now.heads))])
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
         raise NotFound(f"transactional id '{transactional_id}' was never used in {root.location}{hint}")
     return found
@@ -166,7 +167,10 @@ def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -
     by an ABORT marker; no import can go on with these topics then. `n`: only the root's own transaction, and only if
     that is its number. `Conflict` if nothing is open.
     """
-    standing = describe_transaction(root, transactional_id)
+    damaged: list[SparklogError] = []
+    standing = describe_transaction(root, transactional_id, damaged)
+    for error in damaged:
+        _LOG.warning("what is held open there cannot be told: %s", error)
     number = standing.newest + 1
     if n is not None and n != number:
         raise Conflict(

@@ -128,3 +128,5 @@ def test_damaged_groups_and_ids_hide_no_others(damaged: Path, sparklog: Sparklog
     assert [row["id"] for row in json.loads(said.out)] == ["good"]
     assert decisions in said.err
     assert decisions in sparklog("transactions", "list", "--open", code=1).err
+    said = sparklog("transactions", "describe", "good", code=1)
+    assert (said.lines[0].startswith("TransactionalId: good"), group in said.err, COMMIT in said.err) == (True,) * 3

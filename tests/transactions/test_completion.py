@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.compaction.run import compact_root
-from sparklog.errors import BadRequest, Corrupt, SparklogError
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.log import entry_log
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.names import commit_key
@@ -141,7 +141,9 @@ def test_what_fails_is_reported_and_the_rest_is_done() -> None:
         list_transactions(house.root())
     assert listed == [("bad", "Corrupt", []), ("good", "CompleteCommit", []), ("worse", "Corrupt", ["a"])]
     with pytest.raises(Corrupt, match=r"_transactions/worse"):
-        describe_transaction(house.root(), "worse")
+        describe_transaction(house.root(), "worse", [])
+    with pytest.raises(NotFound, match="did you mean 'good'"):
+        describe_transaction(house.root(), "goodd", [])
 
 
 def test_the_retention_job_records_and_times_out() -> None:
