@@ -577,6 +577,32 @@ def test_closed_segments_below_the_high_watermark_are_linked(on_disk: Root, tmp_
     assert [record.offset for record in read(on_disk.topic("t"))] == list(range(8))
 
 
+@pytest.mark.parametrize("written", [0, 1, 2])
+@pytest.mark.parametrize("copied", [False, True])
+def test_after_an_unclean_election_a_link_is_corrupt_and_a_copy_whole(
+    on_disk: Root, tmp_path: Path, written: int, copied: bool
+) -> None:
+    """The broker cuts the log below its high watermark, where segments are linked, and writes what the leader has."""
+    parts = [batch(at, [b"%d" % at]) for at in range(3)]
+    folder = write_partition(tmp_path / "kafka", "t-0", {0: b"".join(parts), 3: batch(3, [b"3"]), 4: b""})
+    (tmp_path / "kafka" / "replication-offset-checkpoint").write_bytes(offsets_to_bytes({("t", 0): 4}))
+    import_log_dir(on_disk, tmp_path / "kafka", link="never" if copied else "auto")
+    before = None if not copied else read(on_disk.topic("t"))
+    for base in (3, 4):
+        (folder / f"{base:020}.log").unlink()
+    with (folder / f"{0:020}.log").open("r+b") as file:
+        file.truncate(len(parts[0]))
+        file.seek(0, 2)
+        file.write(b"".join([batch(1, [b"x"]), batch(2, [b"y"])][:written]))
+    if copied:
+        assert read(on_disk.topic("t")) == before
+    else:
+        with pytest.raises(Corrupt):
+            read(on_disk.topic("t"))
+    with pytest.raises(Conflict, match="its log was cut"):
+        import_log_dir(on_disk, tmp_path / "kafka")
+
+
 def test_damaged_segments_are_no_links(on_disk: Root, tmp_path: Path) -> None:
     place = tmp_path / "kafka"
     folder = write_partition(place, "t-0", {0: FIRST + b"\0" * 30, 3: SECOND, 6: b""})
