@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import TypeAlias
 
 from sparklog.errors import Corrupt, Unavailable
 from sparklog.format import transaction_index
@@ -53,6 +53,8 @@ from sparklog.storage.store import ObjectWriter, Store
 
 __all__ = ["FRESH", "CoordinatorEntry", "Known", "PartitionSource", "Target", "copy_partition"]
 
+_LeftOut: TypeAlias = tuple[int | None, int, int, int | None, str]
+"""Position, bytes, first offset, offset behind it, reason: as in `Skipped`."""
 PIECE_BYTES = 1 << 30
 """A piece is ended by the first segment that takes it to this."""
 
@@ -305,6 +307,7 @@ class _Copies:
 
     def _copy_to(self, path: str, name: SegmentName, after: SegmentName | None) -> CopiedSegment:
         target = self._target
+        told: list[_LeftOut] = []
         try:
             with SegmentFile(name.path) as file:
                 linked = target.linked_writer(file, path) if self._may_link(name, after, path) else None
@@ -320,8 +323,8 @@ class _Copies:
                     since=self._since_in(name),
                     limit=None if after is None else after.base,
                     policy=target.policy,
-                    left_out=partial(self.leave_out, name),
-                    endings=self._endings(name) if target.policy == SKIP else None,
+                    left_out=lambda *what: told.append(what),
+                    endings=self._endings(told) if target.policy == SKIP else None,
                     progress=target.progress,
                 )
         except FileNotFoundError:
@@ -329,19 +332,27 @@ class _Copies:
                 f"{name.path} is gone: expected a log that nobody cleans or expires while it is imported; try again,"
                 " or stop the broker first"
             ) from None
+        except OldMessages:
+            told.clear()  # What is copied again is told then.
+            raise
+        finally:
+            for what in told:
+                self.leave_out(name, *what)
         if copied.file is not None:
             target.copied += 0 if linked else copied.nbytes
             target.linked += copied.nbytes if linked else 0
         return copied
 
-    def _endings(self, name: SegmentName) -> Endings:
+    def _endings(self, told: list[_LeftOut]) -> Endings:
         def open_after(events: TransactionEvents) -> dict[int, int]:
             state = TransactionState(dict(self._transactions.open))
             state.apply(events.triples)
             return state.open
 
-        told = partial(self.leave_out, name, None, 0)
-        return Endings(open_after, self._epochs, self.leader_epoch, told)
+        def tell(first: int, end: int, reason: str) -> None:
+            told.append((None, 0, first, end, reason))
+
+        return Endings(open_after, self._epochs, self.leader_epoch, tell)
 
     def _may_link(self, name: SegmentName, after: SegmentName | None, path: str) -> bool:
         """Whether the whole segment is taken as it is, and no broker will cut it off again."""

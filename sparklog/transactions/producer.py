@@ -131,6 +131,8 @@ class TransactionalProducer:
         attempt recorded. Each job's own `timeout_ms` counts for what it prepares; the first to pass aborts all of it.
         `Conflict` or `Fenced` if `n` is decided already.
         """
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise BadRequest(f"expected the number of a transaction, the `n` of what `begin` returned; found {n!r:.60}")
         self.root.ensure_probed()
         check_undecided(self.log.refresh(), n)
         return Transaction(self, n, None, part if part is None else check_id(part, "part"))

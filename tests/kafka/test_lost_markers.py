@@ -17,6 +17,7 @@ from sparklog.log.root import Root, open_root
 from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.local import LocalStore
+from tests.format.old_messages import message, messages
 from tests.kafka.logs import HOUR_MS, append_to, batch, marker, offsets, read, records, write_partition
 
 MARKER_BYTES = 78
@@ -153,6 +154,18 @@ def test_a_marker_at_a_wrong_offset_ends_what_it_said(root: Root, tmp_path: Path
     write_partition(tmp_path / "kafka", "t-0", {0: bystander(lost)})
     import_log_dir(root, tmp_path / "kafka", corrupt_records=SKIP, on_skipped=unheard)
     assert imported(root) == [0, 1, 3, 5]
+
+
+def test_what_is_left_out_before_old_messages_is_said_once(root: Root, tmp_path: Path) -> None:
+    """The active segment is copied anew where messages of old formats turn up in it."""
+    old = messages([(at, HOUR_MS, b"k", b"v") for at in (1, 2)])
+    broken = message(0, b"k", b"v", timestamp=HOUR_MS, crc=1)
+    write_partition(tmp_path / "kafka", "t-0", {0: broken + old + batch(3, [b"3"])})
+    said: list[Skipped] = []
+    report = import_log_dir(root, tmp_path / "kafka", corrupt_records=SKIP, on_skipped=said.append)
+    assert [(each.start, each.end, each.position) for each in said] == [(0, 1, 0)]
+    assert report.topics[0].partitions[0].skipped == 1
+    assert imported(root) == [1, 2, 3]
 
 
 def random_log(chance: random.Random) -> list[bytes]:

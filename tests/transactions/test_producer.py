@@ -145,6 +145,9 @@ def test_a_share_that_comes_too_late_is_refused_and_never_seen() -> None:
         house.producer().join(0)
     with pytest.raises(Conflict, match="was never begun: the next one is 1"):
         house.producer().join(9)
+    for wrong in ("0", None, True, owner):
+        with pytest.raises(BadRequest, match=r"the `n` of what `begin` returned; found"):
+            house.producer().join(wrong)  # type: ignore[arg-type]
 
 
 def test_an_empty_transaction_writes_nothing() -> None:
