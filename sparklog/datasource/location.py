@@ -50,7 +50,7 @@ def resolve(path: str | None) -> Location:
     location = absolute(path)
     if is_url(location):
         return _resolve_store(location)
-    if os.path.isfile(location):
+    if os.path.exists(location) and not os.path.isdir(location):
         raise BadRequest(f"The path {location} is a file: give the root, topic folder or Kafka log directory")
     if os.path.isfile(os.path.join(location, ROOT_FILE)):
         return Location(ROOT, location, location)
@@ -140,7 +140,8 @@ def open_log(location: Location, *, create: bool = False) -> Root:
 
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         raise BadRequest(
-            f"The path {location.path} is a {location.kind}, which is read-only: write to a sparklog root instead"
+            f"The path {location.path} is a {location.kind}, which is read-only: give a sparklog root instead;"
+            " `sparklog import` takes its topics into one"
         )
     if create and location.kind == NOTHING:
         _refuse_inside(location)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,14 @@ def test_no_path_and_a_file(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="No path"):
         resolve(None)
     (tmp_path / "f").write_text("x")
-    with pytest.raises(BadRequest, match="is a file"):
-        resolve(str(tmp_path / "f"))
+    for file in (str(tmp_path / "f"), os.devnull):
+        with pytest.raises(BadRequest, match="is a file"):
+            resolve(file)
+
+
+def test_what_needs_a_root_says_how_to_get_one(fixtures: Path) -> None:
+    with pytest.raises(BadRequest, match="give a sparklog root instead; `sparklog import` takes its topics into one"):
+        open_log(resolve(str(fixtures / "transactions" / "data")))
 
 
 def test_no_root_inside_a_root(root: Path) -> None:
