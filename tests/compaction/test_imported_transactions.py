@@ -350,14 +350,14 @@ def test_they_outlive_a_checkpoint_and_go_with_their_records(place: Place, tmp_p
 def test_two_who_end_them_at_once_write_one_marker(place: Place, tmp_path: Path) -> None:
     topic, other = opened(place, tmp_path), place.reopened()
     hit: list[Callable[[], object]] = [lambda: other.end_kafka_transactions(producers=[9])]
-    real = topic.commit
+    real = topic.log.commit
 
     def late(intent: object, origin: object = None) -> object:
         if hit:
             hit.pop()()
         return real(intent, origin)  # type: ignore[arg-type]
 
-    topic.commit = late  # type: ignore[method-assign,assignment]
+    topic.log.commit = late  # type: ignore[method-assign,assignment]
     assert [each.producer for each in topic.end_kafka_transactions()] == [7, 7]
     assert topic.head().log_end.tolist() == [8, 2, 1]
     assert values(topic) == [b"a", b"c"]
