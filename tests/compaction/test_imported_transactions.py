@@ -327,7 +327,7 @@ def test_the_import_can_abort_or_refuse_them(place: Place, tmp_path: Path) -> No
         opened(place, tmp_path, open_transactions="refuse")
     assert [item.key for item in place.inner.list("t/") if "/_log/" not in item.key] == []
     assert place.root.topics() == []
-    with pytest.raises(BadRequest, match="one of keep, abort, refuse, not drop"):
+    with pytest.raises(BadRequest, match="one of keep, abort, refuse, found 'drop'"):
         opened(place, tmp_path, open_transactions="drop")
     topic = opened(place, tmp_path, open_transactions="abort")
     assert topic.head().kafka_open == ()
