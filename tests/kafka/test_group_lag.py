@@ -67,10 +67,10 @@ def test_what_is_asked_for(fixtures: Path) -> None:
     assert {row.group for row in groups.lag(["g-tx", "nobody"], seconds=False)} == {"g-tx"}
     view.refresh(["txn-b"])
     assert {row.topic for row in groups.lag(topics=["txn-b"])} == {"txn-b"}
-    described = groups.description("g-tx")
+    described, nobody = groups.descriptions(["g-tx", "nobody"])
     assert (described.state, described.generation, described.instance) == (UNKNOWN, 2, None)
     assert described.time_ms > 1_600_000_000_000
-    assert groups.description("nobody").state == "Dead"
+    assert (nobody.id, nobody.state) == ("nobody", "Dead")
 
 
 def test_a_damaged_record_hides_no_group(tmp_path: Path) -> None:
