@@ -29,6 +29,7 @@ from sparklog.verification.json_damage import read_object
 from sparklog.verification.named_files import all_keys
 from sparklog.verification.orphans import sorted_out
 from sparklog.verification.reading import DataFile
+from sparklog.verification.sealed_segment import missing_indexes
 from sparklog.verification.topic_log import TopicLog, read_topic
 from sparklog.verification.work import Verified, VerifyWork, pieces
 
@@ -223,6 +224,8 @@ class _Verification:
             return False
         if self.quick:
             self.counts += Counts(files=1, slices=len(file.claims))
+            if file.sealed:
+                self.findings += missing_indexes(self.store, file, sizes)
         return True
 
     def _gone(self, keys: Sequence[str], topics: set[str]) -> None:

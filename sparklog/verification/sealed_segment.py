@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from sparklog.errors import NotFound
 from sparklog.format import transaction_index
 from sparklog.format.flipped_bit import flipped_bit
@@ -19,7 +21,7 @@ from sparklog.verification.index_files import (
 )
 from sparklog.verification.reading import Checked, DataFile, Progress, walk
 
-__all__ = ["check_segment"]
+__all__ = ["check_segment", "missing_indexes"]
 
 
 def check_segment(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
@@ -37,6 +39,23 @@ def check_segment(store: Store, file: DataFile, checked: Checked, progress: Prog
     checked.counts = counted
 
 
+def missing_indexes(store: Store, file: DataFile, there: Container[str]) -> list[Finding]:
+    """The index files that are not beside a sealed segment, neither `there`, in a listing, nor by now."""
+    stem = file.key.removesuffix("log")
+    keys = [f"{stem}{suffix}" for suffix in SUFFIXES if any(_needed(suffix, claim) for claim in file.claims)]
+    gone = [key for key in keys if key not in there and store.stat(key) is None]
+    # With its segment it may have gone by right.
+    return [_no_index(key) for key in gone] if gone and store.stat(file.key) is not None else []
+
+
+def _needed(suffix: str, claim: Claim) -> bool:
+    return suffix != "txnindex" or bool(claim.flags & SliceFlag.KAFKA_ABORTED)
+
+
+def _no_index(key: str) -> Finding:
+    return Finding(MISSING, key, "expected an index beside the segment, found none", REBUILD)
+
+
 def _check_indexes(store: Store, file: DataFile, claim: Claim, batches: Batches | None, checked: Checked) -> Counts:
     """`batches` None: the segment is damaged, only the checksum of its indexes can be looked at."""
     stem = file.key.removesuffix("log")
@@ -45,11 +64,10 @@ def _check_indexes(store: Store, file: DataFile, claim: Claim, batches: Batches 
         try:
             found[suffix] = store.get(f"{stem}{suffix}")
         except NotFound:
-            if suffix != "txnindex" or claim.flags & SliceFlag.KAFKA_ABORTED:
+            if _needed(suffix, claim):
                 if store.stat(file.key) is None:
                     raise
-                message = "expected an index beside the segment, found none"
-                checked.findings.append(Finding(MISSING, f"{stem}{suffix}", message, REBUILD))
+                checked.findings.append(_no_index(f"{stem}{suffix}"))
     counted = Counts(files=len(found), nbytes=sum(map(len, found.values())))
     whole = [found.get(suffix, b"") for suffix in SUFFIXES]
     if index_crc(*whole) == file.index_crc:

@@ -143,6 +143,11 @@ def test_quick_looks_at_logs_and_sizes(whole: WholeRoot) -> None:
         assert verified(whole, key, quick=True).sound
     with replaced(whole, key, data[:-1]):
         assert [finding.kind for finding in verified(whole, key, quick=True).findings] == [SIZE]
+    for kind in ("slices", "log", "index", "timeindex", "txnindex"):
+        with undone(whole):
+            gone = by_kind(whole)[kind][0]
+            whole.store.delete(gone)
+            assert [finding.kind for finding in named(verified(whole, gone, quick=True), gone)] == [MISSING], gone
     commit = commit_key("plain", 2)
     with replaced(whole, commit, flip(whole.store.get(commit), 50, 1)):
         assert named(verified(whole, commit, quick=True), commit)
