@@ -10,11 +10,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from sparklog.datasource.bounds import DataLoss, check_end, check_start, resolve_bound
 from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Bound, Options, ReadOptions
-from sparklog.datasource.read_task import LogPartition, ReadTask
+from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.starts import group_offsets, start_positions
 from sparklog.datasource.subscription import Subscriber
-from sparklog.datasource.tasks import plan_tasks
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import BadRequest
 from sparklog.log.view import LogView, OffsetRange
@@ -37,14 +36,7 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
         read = self._options.read
         view = open_view(self._location, tailing=False, corrupt_records=read.corrupt_records)
         ranges = batch_ranges(view, Subscriber(view, self._location, read.subscription), read)
-        tasks = plan_tasks(
-            view,
-            ranges,
-            read.isolation,
-            min_partitions=read.min_partitions,
-            max_records=read.max_records_per_partition,
-        )
-        return [LogPartition(parts) for parts in tasks]
+        return log_partitions(view, ranges, read)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._task.read(partition)

@@ -12,9 +12,10 @@ from sparklog.datasource.gc_freeze import freeze_gc
 from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.schema import Projection
+from sparklog.datasource.tasks import plan_tasks
 from sparklog.datasource.user_errors import guard_iterator, warn
 from sparklog.errors import NotFound
-from sparklog.log.view import OffsetRange, ReadPart
+from sparklog.log.view import LogView, OffsetRange, ReadPart
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +37,18 @@ class LogPartition(InputPartition):  # type: ignore[misc]
         ranges = [part.range for part in self.value[:4]]
         shown = ", ".join(f"{found.topic}-{found.partition}[{found.start}, {found.end})" for found in ranges)
         return f"LogPartition({shown}{', ...' if len(self.value) > 4 else ''})"
+
+
+def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptions) -> list[InputPartition]:
+    """One for each task that reads these ranges, from the view's snapshot."""
+    tasks = plan_tasks(
+        view,
+        ranges,
+        read.isolation,
+        min_partitions=read.min_partitions,
+        max_records=read.max_records_per_partition,
+    )
+    return [LogPartition(parts) for parts in tasks]
 
 
 class ReadTask:

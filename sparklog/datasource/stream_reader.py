@@ -16,11 +16,10 @@ from sparklog.datasource.gc_freeze import freeze_gc
 from sparklog.datasource.group_progress import GroupProgress
 from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Options
-from sparklog.datasource.read_task import LogPartition, ReadTask
+from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
-from sparklog.datasource.tasks import plan_tasks
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import SparklogError
 from sparklog.log.root_view import RootView
@@ -90,15 +89,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         view, planner = self._opened()
         # A batch that is replayed after a restart is planned without being asked for: the run begins here.
         self._processed(start)
-        read = self._options.read
-        tasks = plan_tasks(
-            view,
-            planner.ranges(start, end),
-            read.isolation,
-            min_partitions=read.min_partitions,
-            max_records=read.max_records_per_partition,
-        )
-        return [LogPartition(parts) for parts in tasks]
+        return log_partitions(view, planner.ranges(start, end), self._options.read)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._task.read(partition)

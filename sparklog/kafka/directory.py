@@ -26,7 +26,7 @@ from typing import Literal
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import checkpoint_files
-from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.format.checkpoint_files import LeaderEpoch, TopicPartition
 from sparklog.kafka.file_names import CLEANED, SWAP
 from sparklog.kafka.start_up import after_start_up, next_offset_of
 from sparklog.log.env import SYSTEM, Env
@@ -234,10 +234,15 @@ def file_bytes(path: str) -> bytes | None:
         return None
 
 
+def leader_epochs(folder: str) -> tuple[LeaderEpoch, ...]:
+    """The entries of `leader-epoch-checkpoint`; none where there is no such file or it is damaged."""
+    data = file_bytes(os.path.join(folder, checkpoint_files.LEADER_EPOCHS_FILE))
+    try:
+        return () if data is None else tuple(checkpoint_files.parse_leader_epochs(data))
+    except Corrupt:
+        return ()
+
+
 def partition_metadata(folder: str) -> bytes:
     """The bytes of `partition.metadata`, empty if there is none."""
-    try:
-        with open(os.path.join(folder, checkpoint_files.PARTITION_METADATA_FILE), "rb") as source:
-            return source.read()
-    except FileNotFoundError:
-        return b""
+    return file_bytes(os.path.join(folder, checkpoint_files.PARTITION_METADATA_FILE)) or b""

@@ -16,7 +16,6 @@ that the broker last wrote down.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -24,12 +23,12 @@ from typing import TypeAlias
 from sparklog.errors import Corrupt, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.abort_markers import AbortMarker, fits, united
-from sparklog.format.checkpoint_files import LEADER_EPOCHS_FILE, TopicPartition, parse_leader_epochs
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.control import ABORT, COMMIT
 from sparklog.format.index_crc import index_crc
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
-from sparklog.kafka.directory import SegmentName, settled_segments
+from sparklog.kafka.directory import SegmentName, file_bytes, leader_epochs, settled_segments
 from sparklog.kafka.file_names import companion
 from sparklog.kafka.import_endings import Endings
 from sparklog.kafka.import_segment import (
@@ -365,7 +364,7 @@ class _Copies:
         be right, and as the log says. (Kafka's also knows where those began whose first data the cleaner removed.)
         """
         markers = self._abort_markers(events)
-        raw = _beside(name.path, "txnindex") if markers else None
+        raw = file_bytes(companion(name.path, "txnindex")) if markers else None
         indexed = []
         if raw is not None:
             try:
@@ -401,28 +400,14 @@ class _Copies:
         )
         found = []
         for suffix, make in made:
-            data = make(_beside(name.path, suffix) if copied.base == name.base else None)
+            data = make(file_bytes(companion(name.path, suffix)) if copied.base == name.base else None)
             found.append(data)
             if data or suffix != "txnindex":
                 self._target.create(f"{path.removesuffix('log')}{suffix}", data)
         return index_crc(*found)
 
 
-def _beside(log: str, suffix: str) -> bytes | None:
-    """The bytes of an index file, None if there is none."""
-    try:
-        with open(companion(log, suffix), "rb") as source:
-            return source.read()
-    except FileNotFoundError:
-        return None
-
-
 def _last_epoch(folder: str) -> int:
     """The newest epoch of `leader-epoch-checkpoint`, -1 if the file says none: the batches have theirs as well."""
-    file = os.path.join(folder, LEADER_EPOCHS_FILE)
-    try:
-        with open(file, "rb") as source:
-            epochs = parse_leader_epochs(source.read(), file=file)
-    except (FileNotFoundError, Corrupt):
-        return -1
+    epochs = leader_epochs(folder)
     return epochs[-1].epoch if epochs else -1

@@ -24,16 +24,14 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     HIGH_WATERMARKS_FILE,
-    LEADER_EPOCHS_FILE,
     LOG_STARTS_FILE,
     PARTITION_METADATA_FILE,
     TopicPartition,
-    parse_leader_epochs,
     parse_partition_metadata,
 )
 from sparklog.kafka import directory
 from sparklog.kafka.damage import SKIP
-from sparklog.kafka.directory import SegmentName, settled_segments
+from sparklog.kafka.directory import SegmentName, leader_epochs, settled_segments
 from sparklog.kafka.import_partition import FRESH, Known, PartitionSource
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, seek
 from sparklog.kafka.start_up import next_offset_of
@@ -206,13 +204,7 @@ def _batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None
 
 def _epoch_of(folder: str, offset: int) -> int | None:
     """The leader epoch of an offset by `leader-epoch-checkpoint`; None if it does not tell."""
-    file = os.path.join(folder, LEADER_EPOCHS_FILE)
-    try:
-        with open(file, "rb") as source:
-            epochs = parse_leader_epochs(source.read(), file=file)
-    except (FileNotFoundError, Corrupt):
-        return None
-    return next((each.epoch for each in reversed(epochs) if each.start_offset <= offset), None)
+    return next((each.epoch for each in reversed(leader_epochs(folder)) if each.start_offset <= offset), None)
 
 
 def topic_sources(path: str, topics: Sequence[str] | None) -> list[TopicSource]:

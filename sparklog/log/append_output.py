@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sparklog.format.append_file import SliceIndex, encode_footer
@@ -36,43 +35,10 @@ class AppendOutput:
         self._columns = _Columns()
         self._writer: ObjectWriter = store.writer(f"{topic}/{path}")
 
-    def add(
-        self,
-        buffers: Sequence[bytes | bytearray | memoryview],
-        *,
-        partition: int,
-        nbytes: int,
-        offsets: int,
-        records: int,
-        min_ts: int,
-        max_ts: int,
-        crc: int,
-        flags: int,
-        index: SliceIndex | None,
-        aborted: AbortedTransactions | None = None,
-    ) -> None:
-        """Append one slice, `nbytes` bytes in `buffers`; fields as in `FileSlices`, `index` by `build_index`.
-
-        `aborted`: Kafka's transactions that it ends by an ABORT marker, as in `append_file.SliceEntry`.
-        """
-        for buffer in buffers:
-            self.write(buffer)
-        self.end_slice(
-            partition=partition,
-            nbytes=nbytes,
-            offsets=offsets,
-            records=records,
-            min_ts=min_ts,
-            max_ts=max_ts,
-            crc=crc,
-            flags=flags,
-            index=index,
-            aborted=aborted,
-        )
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append some bytes of a slice that is too large to hold: `end_slice` says then what it was."""
-        self._writer.write(data)
+    def write(self, *data: bytes | bytearray | memoryview) -> None:
+        """Append some bytes of a slice, all or as many as are held at a time: `end_slice` says then what it was."""
+        for piece in data:
+            self._writer.write(piece)
 
     def end_slice(
         self,
@@ -88,7 +54,10 @@ class AppendOutput:
         index: SliceIndex | None,
         aborted: AbortedTransactions | None = None,
     ) -> None:
-        """What the last `nbytes` bytes written are: one slice, with fields as for `add`."""
+        """What the last `nbytes` bytes written are: one slice. Fields as in `FileSlices`, `index` by `build_index`.
+
+        `aborted`: Kafka's transactions that it ends by an ABORT marker, as in `append_file.SliceEntry`.
+        """
         self.position += nbytes
         columns = self._columns
         columns.partition.append(partition)

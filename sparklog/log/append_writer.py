@@ -144,8 +144,8 @@ class AppendWriter:
             self._close()
         if self._output is None:
             self._output = self._open()
-        self._output.add(
-            encoded.buffers,
+        self._output.write(*encoded.buffers)
+        self._output.end_slice(
             partition=partition,
             nbytes=encoded.nbytes,
             offsets=encoded.offsets,

@@ -145,17 +145,10 @@ class Hold:
     expires_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """One commit. `crc` and `nbytes` are those of its stored bytes, 0 until it has some."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a commit does to a topic; each field without a value leaves things as they are."""
 
-    version: int
-    topic_id: str
-    commit_id: str
-    prev_crc: int | None
-    time_ms: int
-    leader_epoch: int
-    op: str
     writer: Writer | None = None
     files: tuple[FileSlices, ...] = ()
     remove: tuple[Removal, ...] = ()
@@ -171,6 +164,19 @@ class Commit:
     holds: Mapping[str, Hold | None] = field(default_factory=dict)
     floor: int | None = None
     expired: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Changes):
+    """One commit. `crc` and `nbytes` are those of its stored bytes, 0 until it has some."""
+
+    version: int
+    topic_id: str
+    commit_id: str
+    prev_crc: int | None
+    time_ms: int
+    leader_epoch: int
+    op: str
     read_features: tuple[str, ...] = ()
     write_features: tuple[str, ...] = ()
     crc: int = field(default=0, compare=False)

@@ -18,7 +18,7 @@ with a `Draft`, or with `Nothing` when there is nothing (left) to write, or rais
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import numpy as np
@@ -33,19 +33,18 @@ from sparklog.log.commit import (
     MAINTAIN,
     MAX_PARTITIONS,
     TAKEOVER,
+    Changes,
     Commit,
     Edit,
     Hold,
     Removal,
     Resolved,
     Txn,
-    Writer,
     removals_by_file,
 )
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.fields import KNOWN_WRITE_FEATURES
 from sparklog.log.head import Head
-from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
 from sparklog.log.kafka_source import KafkaSource
 from sparklog.log.names import path_read_version
 from sparklog.log.registry import WriterKey, decide
@@ -57,27 +56,12 @@ _HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """The fields of a commit that an intent decides; `None` takes the base's. `dropped`: edits that no longer stand."""
+class Draft(Changes):
+    """What an intent decides of a commit; `None` takes the base's. `dropped`: edits that no longer stand."""
 
     op: str
     topic_id: str | None = None
     leader_epoch: int | None = None
-    writer: Writer | None = None
-    files: tuple[FileSlices, ...] = ()
-    remove: tuple[Removal, ...] = ()
-    edits: tuple[Edit, ...] = ()
-    log_starts: Mapping[int, int] = field(default_factory=dict)
-    configs: Mapping[str, str | None] = field(default_factory=dict)
-    partitions: int | None = None
-    txn: Txn | None = None
-    resolved: tuple[Resolved, ...] = ()
-    kafka_open: tuple[KafkaOpen, ...] = ()
-    kafka_ended: tuple[KafkaEnded, ...] = ()
-    kafka_source: KafkaSource | None = None
-    holds: Mapping[str, Hold | None] = field(default_factory=dict)
-    floor: int | None = None
-    expired: Mapping[str, int] = field(default_factory=dict)
     dropped: tuple[Edit, ...] = ()
 
     def commit(self, base: Head, commit_id: str, now_ms: int) -> Commit:
@@ -91,21 +75,7 @@ class Draft:
             time_ms=max(now_ms, base.time_ms),
             leader_epoch=base.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
-            writer=self.writer,
-            files=self.files,
-            remove=self.remove,
-            edits=self.edits,
-            log_starts=self.log_starts,
-            configs=self.configs,
-            partitions=self.partitions,
-            txn=self.txn,
-            resolved=self.resolved,
-            kafka_open=self.kafka_open,
-            kafka_ended=self.kafka_ended,
-            kafka_source=self.kafka_source,
-            holds=self.holds,
-            floor=self.floor,
-            expired=self.expired,
+            **{each.name: getattr(self, each.name) for each in fields(Changes)},
         )
 
 

@@ -104,8 +104,8 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
             )
             aborted = _entries(own, committed)
             flags = SliceFlag.KAFKA_PRODUCERS | (SliceFlag.KAFKA_ABORTED if len(aborted) else SliceFlag.NONE)
-            output.add(
-                [data],
+            output.write(data)
+            output.end_slice(
                 partition=partition,
                 nbytes=len(data),
                 offsets=len(own),

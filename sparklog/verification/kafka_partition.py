@@ -8,8 +8,9 @@ its cleaner made, and how far it came stands in the log dir.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -48,6 +49,7 @@ LOOKS = 3
 PAUSE_SECONDS = 0.2
 REPLICA = "restore the file from another replica or a backup"
 CUT_OFF = "a broker that starts after an unclean stop cuts it off there; " + REPLICA
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -252,14 +254,8 @@ class _Reader:
 
     def _epochs(self, segments: Sequence[_Segment], log_start: int) -> None:
         path = os.path.join(self.folder, LEADER_EPOCHS_FILE)
-        data = self._data(path)
-        if data is None:
-            return
-        file = self._place(path)
-        try:
-            epochs = parse_leader_epochs(data, file=file)
-        except Corrupt as error:
-            self.found.findings.append(Finding.of(CHECKPOINT, error, file, REPLICA))
+        data, epochs = self._parsed(path, parse_leader_epochs)
+        if epochs is None:
             return
         if data and leader_epochs_to_bytes(epochs) != data:
             self._say(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
@@ -333,14 +329,8 @@ class _Reader:
 
     def _metadata(self) -> None:
         path = os.path.join(self.folder, PARTITION_METADATA_FILE)
-        data = self._data(path)
-        if data is None:
-            return
-        file = self._place(path)
-        try:
-            topic_id = parse_partition_metadata(data, file=file)
-        except Corrupt as error:
-            self.found.findings.append(Finding.of(CHECKPOINT, error, file, REPLICA))
+        data, topic_id = self._parsed(path, parse_partition_metadata)
+        if topic_id is None:
             return
         self.found.topic_id = topic_id
         if data.rstrip(b"\n") != partition_metadata_to_bytes(topic_id):
@@ -348,17 +338,20 @@ class _Reader:
 
     def _snapshots(self) -> None:
         for name in sorted(os.listdir(self.folder)):
-            if not name.endswith(".snapshot"):
-                continue
-            path = os.path.join(self.folder, name)
-            data = self._data(path)
-            if data is None:
-                continue
-            try:
-                parse_snapshot(data, file=self._place(path))
-            except Corrupt as error:
+            if name.endswith(".snapshot"):
                 remedy = "delete it while the broker is stopped: it builds a new one from the log"
-                self.found.findings.append(Finding.of(CHECKPOINT, error, self._place(path), remedy))
+                self._parsed(os.path.join(self.folder, name), parse_snapshot, remedy)
+
+    def _parsed(self, path: str, parse: Callable[..., T], remedy: str = REPLICA) -> tuple[bytes, T | None]:
+        """The bytes of a small file and what they say: None if it is not there, or damaged, which is a finding."""
+        data = self._data(path)
+        if data is None:
+            return b"", None
+        try:
+            return data, parse(data, file=self._place(path))
+        except Corrupt as error:
+            self.found.findings.append(Finding.of(CHECKPOINT, error, self._place(path), remedy))
+            return data, None
 
 
 def _index(suffix: str, data: bytes, base: int, segment: _Segment, file: str) -> list[Finding]:

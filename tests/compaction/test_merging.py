@@ -189,8 +189,8 @@ def test_each_batch_keeps_its_leader_epoch(memory: Place) -> None:
         made = encode(
             table["key"], table["value"], None, np.arange(10, dtype=np.int64), options=EncodeOptions(codec="none")
         )
-        output.add(
-            made.buffers,
+        output.write(*made.buffers)
+        output.end_slice(
             partition=0,
             nbytes=made.nbytes,
             offsets=10,
@@ -236,8 +236,8 @@ def test_slices_without_any_timestamp_keep_the_time_they_were_written_at(memory:
         target = topic.append_target()
         data = batch_of(0, [0], 0, max_ts=-1)
         output = AppendOutput(memory.inner, "t", append_path(target.read_version, memory.clock.env(3).new_id()))
-        output.add(
-            [data],
+        output.write(data)
+        output.end_slice(
             partition=0,
             nbytes=len(data),
             offsets=1,

@@ -525,8 +525,8 @@ def timeless(memory: Place, topic: Topic, modified_ms: int) -> None:
     data = BatchHeader(0, 1, 2, NO_TIMESTAMP, NO_TIMESTAMP).pack(b"whatever")
     path = append_path(topic.head().version, memory.clock.env(next(SEEDS)).new_id())
     output = AppendOutput(memory.inner, "t", path)
-    output.add(
-        [data],
+    output.write(data)
+    output.end_slice(
         partition=0,
         nbytes=len(data),
         offsets=2,

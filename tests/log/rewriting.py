@@ -27,8 +27,8 @@ def rewrite(place: Place, topic: Topic, path: str) -> None:
         key = file_key(topic.name, found.path(row))
         data = place.inner.get(key, int(found.position[row]), int(found.size[row]))
         headers = scan_headers(data)
-        output.add(
-            [data],
+        output.write(data)
+        output.end_slice(
             partition=int(found.partition[row]),
             nbytes=len(data),
             offsets=int(found.end[row] - found.base[row]),
@@ -80,8 +80,8 @@ def appended_by_hand(place: Place, topic: Topic, batches: list[bytes], flags: in
     data = b"".join(batches)
     headers = scan_headers(data)
     output = AppendOutput(place.inner, topic.name, append_path(topic.head().version, place.clock.env(31).new_id()))
-    output.add(
-        [data],
+    output.write(data)
+    output.end_slice(
         partition=0,
         nbytes=len(data),
         offsets=int(headers.next_offset[-1]),

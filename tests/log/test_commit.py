@@ -249,7 +249,19 @@ def files(draw: st.DrawFn) -> FileSlices:
 )
 def test_bytes_and_back(files, writer, log_starts, configs, txn, op, prev, floor) -> None:  # type: ignore[no-untyped-def]
     commit = Commit(
-        9, "t", "c", prev, 5, 0, op, writer, files, log_starts=log_starts, configs=configs, txn=txn, floor=floor
+        9,
+        "t",
+        "c",
+        prev,
+        5,
+        0,
+        op,
+        writer=writer,
+        files=files,
+        log_starts=log_starts,
+        configs=configs,
+        txn=txn,
+        floor=floor,
     )
     data = encode_commit(commit)
     assert decode_commit(data, KEY, 9) == commit
