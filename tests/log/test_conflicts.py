@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -68,9 +68,8 @@ def land(chain: Chain, intent: Intent, origin: Head | None = None) -> Draft:
     """Commit an intent by hand, with all checks."""
     found = draft(intent, chain, origin)
     commit = found.commit(chain.head, f"c{chain.head.version}", chain.head.time_ms)
-    values = {
-        name: getattr(commit, name) for name in commit.__slots__ if name not in ("crc", "nbytes", "version", "prev_crc")
-    }
+    given = ("crc", "nbytes", "version", "prev_crc")
+    values = {each.name: getattr(commit, each.name) for each in fields(commit) if each.name not in given}
     before = chain.head
     written = chain.add(**values)
     check_commit(before, written, chain.head)
