@@ -193,8 +193,8 @@ def is_dead(pid: int) -> bool:
         return True
 
 
-def test_driver_killed_three_times(spark_folder: Path, tmp_path: Path) -> None:
-    run_with_kills(spark_folder, str(tmp_path / "log"), kills=3, seed=1)
+def test_driver_killed_twice(spark_folder: Path, tmp_path: Path) -> None:
+    run_with_kills(spark_folder, str(tmp_path / "log"), kills=2, seed=1)
 
 
 @pytest.mark.slow
