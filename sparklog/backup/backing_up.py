@@ -107,14 +107,15 @@ class Holds:
         hold = Hold(version, self.since_ms + HOLD_MS)
         topic = self.root.topic_handle(name)
         # The cut may have read further than the root has.
-        topic.log.refresh()
-        topic.commit(MaintainIntent(holds={self.name: hold}))
+        head = topic.log.refresh().head
+        topic.commit(MaintainIntent(head.topic_id, holds={self.name: hold}))
 
     def release(self) -> None:
         """Let go; where that fails they end by themselves."""
         for name in self.versions:
             try:
-                self.root.topic_handle(name).commit(MaintainIntent(holds={self.name: None}))
+                topic = self.root.topic_handle(name)
+                topic.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={self.name: None}))
             except (SparklogError, OSError):
                 continue
 

@@ -181,7 +181,8 @@ def _hold(root: Root, topic: Topic, snapshot: Snapshot, hold: str) -> list[Topic
     try:
         for owner, version in versions.items():
             handle = root.topic_handle(owner)
-            handle.commit(MaintainIntent(holds={hold: Hold(version, expires_ms)}))
+            topic_id = handle.log.current().head.topic_id
+            handle.commit(MaintainIntent(topic_id, holds={hold: Hold(version, expires_ms)}))
             held.append(handle)
     except SparklogError:
         _release(held, hold)
@@ -193,7 +194,7 @@ def _release(held: Sequence[Topic], hold: str) -> None:
     """Let go at once of what no clone needs; where that fails the vacuum does it a day later."""
     for topic in held:
         try:
-            topic.commit(MaintainIntent(holds={hold: None}))
+            topic.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={hold: None}))
         except (SparklogError, OSError):
             continue
 

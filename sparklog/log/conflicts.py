@@ -12,7 +12,7 @@ with a `Draft`, or with `Nothing` when there is nothing (left) to write, or rais
 | alter       | a concurrent change of the same config or of the partition count is a conflict                      |
 | create      | a conflict if the topic exists meanwhile                                                            |
 | delete      | not found if it is gone; a conflict if it was created again                                         |
-| maintain    | floor as a maximum; holds not below the floor, or held already; registry entries only if still idle |
+| maintain    | topic id; floor as a maximum; holds not below the floor, or held already; entries only if still idle |
 """
 
 from __future__ import annotations
@@ -115,6 +115,11 @@ def check_topic(topic: str, base: Head, topic_id: str) -> None:
     """The topic must exist and be the one the caller looked at."""
     if base.deleted:
         raise NotFound(f"topic '{topic}' was deleted; create it again")
+    check_topic_id(topic, base, topic_id)
+
+
+def check_topic_id(topic: str, base: Head, topic_id: str) -> None:
+    """The topic, which may be deleted, must be the one the caller looked at."""
     if base.topic_id != topic_id:
         raise Conflict(
             f"topic '{topic}' was deleted and created again: expected topic id {topic_id}, found "
@@ -426,8 +431,13 @@ class DeleteIntent:
 
 @dataclass(frozen=True, slots=True)
 class MaintainIntent:
-    """What maintenance writes down: holds, the upload floor, idle registry entries, outcomes of transactions."""
+    """What maintenance writes down: holds, the upload floor, idle registry entries, outcomes of transactions.
 
+    `topic_id`: of the topic that the caller looked at. Outcomes and idle entries of a topic that was deleted mean
+    nothing in one created again under its name. Holds and the floor may be written down of a deleted topic, too.
+    """
+
+    topic_id: str
     holds: Mapping[str, Hold | None] = field(default_factory=dict)
     floor: int | None = None
     expired: Mapping[str, int] = field(default_factory=dict)
@@ -436,6 +446,7 @@ class MaintainIntent:
     repeatable: bool = True
 
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic_id(topic, base, self.topic_id)
         floor = self.floor if self.floor is not None and self.floor > base.floor else None
         lowest = base.floor if floor is None else floor
         # What another hold keeps can be held once more: the vacuum lets go of nothing that the newest state holds.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparklog.errors import BadRequest, SparklogError
+from sparklog.errors import BadRequest, Conflict, SparklogError
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.all_or_none import held_back, whole_ends
 from sparklog.log.commit import Resolved
@@ -58,7 +58,11 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
         return ()
     resolved = tuple(topic.root.decisions.resolve(topic.name, head))
     if resolved:
-        topic.commit(MaintainIntent(resolved=resolved), head)
+        try:
+            topic.commit(MaintainIntent(head.topic_id, resolved=resolved), head)
+        except Conflict:
+            # Deleted and created again meanwhile: what was decided of the old topic's slices means nothing here.
+            return ()
     return resolved
 
 

@@ -14,13 +14,13 @@ from sparklog.backup.choosing import Wanted
 from sparklog.backup.restoring import restore
 from sparklog.errors import Conflict, SparklogError
 from sparklog.groups import Groups
-from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.root import Root
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions.completion import collect
 from sparklog.transactions.producer import transactional
 from tests.backup.lab import DAY, HOUR, Lab, batch, contents, rows_of
+from tests.support.maintaining import maintain
 
 ID = "mover"
 
@@ -357,4 +357,4 @@ def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
     assert len(taken) == 2
     assert contents(root) == contents(story.lab.root())
     with pytest.raises(Conflict):
-        story.lab.root().topic("a").commit(MaintainIntent(holds={"late": backing_up.Hold(0)}))
+        maintain(story.lab.root().topic("a"), holds={"late": backing_up.Hold(0)})

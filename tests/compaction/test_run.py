@@ -11,7 +11,7 @@ from sparklog.compaction.clean_work import CleanDone
 from sparklog.compaction.run import TRIES, Plans, compact_root, compact_topic
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.commit import COMPACT, MERGE, SEAL, Edit
-from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
+from sparklog.log.conflicts import Input, Rewrite, RewriteIntent
 from sparklog.log.names import commit_key, file_key, sealed_path
 from sparklog.log.root import Root
 from sparklog.log.slices import FileSlices
@@ -21,6 +21,7 @@ from sparklog.maintenance.report import Size
 from sparklog.maintenance.work import Done, InProcess, PieceReport, Progress, Settings, Work, silent
 from sparklog.storage.memory import MemoryStore
 from tests.log.topics import START_MS, World, append
+from tests.support.maintaining import maintain
 
 SETTINGS = Settings(START_MS)
 Hook = Callable[["Fake"], None]
@@ -392,7 +393,7 @@ def test_files_below_the_upload_floor_are_written_again() -> None:
 
     def vacuum(work: Fake) -> None:
         append(topic, (0, 1), name="newer")
-        topic.commit(MaintainIntent(floor=topic.head().version))
+        maintain(topic, floor=topic.head().version)
 
     merger = Merger(once(vacuum))
     report = compact_topic(topic, SETTINGS, InProcess(), plans=merger.plans())

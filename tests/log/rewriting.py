@@ -72,7 +72,7 @@ def resolve(place: Place, topic: Topic, transactional_id: str, number: int, *, c
     head = topic.head()
     versions = tuple(item.version for item in head.open if (item.txn.id, item.txn.n) == (transactional_id, number))
     resolved = Resolved(transactional_id, number, versions if committed else ())
-    topic.commit(MaintainIntent(resolved=(resolved,)))
+    topic.commit(MaintainIntent(head.topic_id, resolved=(resolved,)))
 
 
 def appended_by_hand(place: Place, topic: Topic, batches: list[bytes], flags: int = 0) -> None:

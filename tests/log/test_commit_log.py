@@ -13,7 +13,6 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Una
 from sparklog.log import fields
 from sparklog.log.append_target import AppendOutcome
 from sparklog.log.commit import TAKEOVER, Hold, Resolved, Txn, decode_commit, encode_commit
-from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.env import SYSTEM
 from sparklog.log.invariants import check_state
 from sparklog.log.names import commit_key
@@ -25,6 +24,7 @@ from sparklog.storage.local import LocalStore
 from sparklog.storage.memory import MemoryStore
 from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
 from tests.log.topics import HOUR_MS, append, file_of
+from tests.support.maintaining import maintain
 
 COMMIT = "create:commit"
 
@@ -515,7 +515,7 @@ def test_threads_that_share_a_topic(tmp_path: Path) -> None:
 def test_what_no_reader_would_take_is_not_written() -> None:
     topic = open_root(MemoryStore(SYSTEM.wall_ms), create=True).create_topic("orders")
     with pytest.raises(Corrupt, match="expiresMs"):
-        topic.commit(MaintainIntent(holds={"clone": Hold(0, -5)}))
+        maintain(topic, holds={"clone": Hold(0, -5)})
     assert topic.head().version == 0
     assert [info.key for info in topic.store.list("orders/_log/")] == [commit_key("orders", 0)]
 

@@ -446,15 +446,28 @@ def test_maintenance() -> None:
     for batch in range(3):
         chain.append((0, 1), writer=Writer("stream", "q", batch, None, 1))
     chain.append((0, 1), txn=Txn("t", 1))
-    intent = MaintainIntent({"h": Hold(2), "gone": None}, 2, {"q": 2}, (Resolved("t", 1), Resolved("old", 1)))
+    intent = MaintainIntent(
+        "topic-one", {"h": Hold(2), "gone": None}, 2, {"q": 2}, (Resolved("t", 1), Resolved("old", 1))
+    )
     found = land(chain, intent)
     # The registry entry was written at version 3, not 2: it is not idle.
     assert (dict(found.holds), found.floor, dict(found.expired)) == ({"h": Hold(2)}, 2, {})
     assert found.resolved == (Resolved("t", 1),)
     assert nothing(intent, chain).note == "nothing changes"
     with pytest.raises(Conflict, match=r"hold 'x' asks for version 1 .* below the upload floor 2"):
-        draft(MaintainIntent({"x": Hold(1)}), chain)
-    assert dict(draft(MaintainIntent(expired={"q": 3}), chain).expired) == {"q": 3}
+        draft(MaintainIntent("topic-one", {"x": Hold(1)}), chain)
+    assert dict(draft(MaintainIntent("topic-one", expired={"q": 3}), chain).expired) == {"q": 3}
+
+
+def test_maintenance_of_a_topic_that_was_created_again() -> None:
+    chain = Chain(1)
+    held = MaintainIntent("topic-one", {"h": Hold(0)})
+    land(chain, DeleteIntent("topic-one"))
+    assert dict(land(chain, held).holds) == {"h": Hold(0)}, "a deleted topic still has files"
+    land(chain, CreateIntent("two", 1, TopicConfigs()))
+    for late in (held, MaintainIntent("topic-one", resolved=(Resolved("t", 1),))):
+        with pytest.raises(Conflict, match="created again: expected topic id topic-one, found two"):
+            draft(late, chain)
 
 
 def test_unknown_write_features_stop_writers() -> None:

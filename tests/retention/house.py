@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sparklog.log.commit import MERGE, Edit, Hold
-from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
+from sparklog.log.conflicts import Input, Rewrite, RewriteIntent
 from sparklog.log.invariants import check_state
 from sparklog.log.names import append_path, sealed_path
 from sparklog.log.slices import FileSlices
@@ -14,6 +14,7 @@ from sparklog.retention.vacuum import VacuumReport, vacuum
 from sparklog.storage.faulty import Call, Fault
 from tests.log.simulation.lab import Lab, Process
 from tests.log.simulation.world import DAY, HOUR
+from tests.support.maintaining import maintain
 
 MINUTE = 60_000
 
@@ -80,7 +81,7 @@ class House(Lab):
     def hold(self, name: str, version: int | None, expires_ms: int | None = None, topic: str = "t") -> None:
         """Take a hold, or let go of it (version None)."""
         hold = None if version is None else Hold(version, expires_ms)
-        self.process().root.topic_handle(topic).commit(MaintainIntent(holds={name: hold}))
+        maintain(self.process().root.topic_handle(topic), holds={name: hold})
 
     # -- looking
 

@@ -11,6 +11,8 @@ from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.log import entry_log
 from sparklog.log.append_writer import AppendWriter
+from sparklog.log.commit import Resolved
+from sparklog.log.head import Head
 from sparklog.log.names import commit_key
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import read_parts
@@ -37,6 +39,34 @@ def test_a_quiet_topic_records_its_outcome_by_a_pass() -> None:
     assert topic.head().siblings == {"b": 1}
     assert resolve_topic(topic) == ()
     assert topic.head().version == 2
+
+
+def test_an_outcome_of_a_topic_says_nothing_of_one_created_again_under_its_name() -> None:
+    """Maintenance reads the head, stands still while the topic is replaced, and then records what it knows."""
+    house = House()
+    owner = house.producer(timeout_ms=3_600_000).begin()
+
+    def share(part: str, *values: str) -> None:
+        job = house.producer(timeout_ms=3_600_000).join(owner.n, part)
+        job.append("a", rows(*values))
+        job.prepare()
+
+    share("first", "old")
+    topic = house.topic("a")
+    resolve = topic.root.decisions.resolve
+
+    def slowly(name: str, head: Head) -> list[Resolved]:
+        house.root().delete_topic("a")
+        house.root().create_topic("a")
+        share("second", "new")
+        owner.commit()
+        return resolve(name, head)
+
+    topic.root.decisions.resolve = slowly  # type: ignore[method-assign]
+    assert resolve_topic(topic) == ()
+    assert house.values("a") == ["new"]
+    assert [(item.id, item.n) for item in resolve_topic(house.topic("a"))] == [("job", 0)]
+    assert house.values("a") == ["new"]
 
 
 def test_commits_are_forgotten_when_all_topics_have_recorded_them() -> None:

@@ -43,13 +43,14 @@ class TestJepsen:
         producer = house.producer()
         house.hold(producer, a=["zero"]).abort()
         helper = house.topic("a")
+        topic_id = helper.head().topic_id
         outcome = house.root().decisions.resolve("a", helper.head())
         assert outcome == [Resolved("job", 0)]
         second = house.hold(producer, a=["one"])
-        helper.commit(MaintainIntent(resolved=tuple(outcome)))
+        helper.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
         assert house.seen()["a"] == []
         second.commit()
-        helper.commit(MaintainIntent(resolved=tuple(outcome)))
+        helper.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
         assert house.seen()["a"] == ["one"]
 
     def test_a_late_commit_does_not_commit_the_next_transaction(self) -> None:

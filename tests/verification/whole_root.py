@@ -14,7 +14,6 @@ from sparklog.kafka.importing import import_log_dir
 from sparklog.log import commit_log, entry_log
 from sparklog.log.cloning import clone_topic
 from sparklog.log.commit import Hold
-from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.env import Env
 from sparklog.log.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings
@@ -22,6 +21,7 @@ from sparklog.retention.vacuum import vacuum
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.transactions import transactional
+from tests.support.maintaining import maintain
 
 DAY = 86_400_000
 START_MS = 1_704_153_600_000
@@ -96,7 +96,7 @@ class WholeRoot:
             topic.alter(configs={"compression.type": "uncompressed" if codec == "none" else codec})
             topic.append(rows(40 * number, 40, 3))
             self.clock.now_ms += 1000
-        topic.commit(MaintainIntent(holds={"backup": Hold(topic.head().version)}))
+        maintain(topic, holds={"backup": Hold(topic.head().version)})
         topic.append(pa.table({"value": [b"no key", b"none here"], "partition": pa.array([0, 1], pa.int32())}))
         topic.delete_records({1: 20})
 

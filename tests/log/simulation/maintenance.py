@@ -91,8 +91,8 @@ def vacuum(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
             actor.sleep(actor.random.random() * 3)
             try:
                 topic = run.root(actor, decide).topic(TOPIC)
-                version = topic.head().version
-                topic.commit(MaintainIntent(floor=max(0, version - actor.random.randint(0, 2))))
+                head = topic.head()
+                topic.commit(MaintainIntent(head.topic_id, floor=max(0, head.version - actor.random.randint(0, 2))))
                 floor = topic.head().floor
             except (Unavailable, Conflict, NotFound, Corrupt) as error:
                 actor.note(f"vacuum: {error.code} {error}")

@@ -17,6 +17,7 @@ from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot
 from tests.log.simulation.lab import Lab, Process
+from tests.support.maintaining import maintain
 
 
 def merge(snapshot: Snapshot, process: Process, spans: Mapping[int, tuple[int, int]], op: str = MERGE) -> RewriteIntent:
@@ -126,7 +127,7 @@ class TestEdits:
         sealer = lab.process()
         plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)})
         lab.commits(3)
-        lab.process().topic().commit(MaintainIntent(floor=6))
+        maintain(lab.process().topic(), floor=6)
         with pytest.raises(Conflict, match="upload floor"):
             self.run(sealer, plan)
         assert len(layout(lab, 0)) == 7
@@ -214,7 +215,7 @@ class TestTransactions:
         lab = Lab()
         owner, helper = lab.process(), lab.process()
         first = self.prepare(owner, 1, {0: 2})
-        marker = MaintainIntent(resolved=(Resolved("tx", 1, (first,)),))
+        marker = MaintainIntent(owner.topic().head().topic_id, resolved=(Resolved("tx", 1, (first,)),))
         late = helper.topic()
 
         def owner_goes_on() -> None:
@@ -232,7 +233,7 @@ class TestTransactions:
         owner, zombie = lab.process(), lab.process()
         named = self.prepare(owner, 1, {0: 2})
         self.prepare(zombie, 1, {0: 2})
-        lab.process().topic().commit(MaintainIntent(resolved=(Resolved("tx", 1, (named,)),)))
+        maintain(lab.process().topic(), resolved=(Resolved("tx", 1, (named,)),))
         assert self.statuses(lab) == [COMMITTED, ABORTED]
         assert lab.process().topic().head().last_stable().tolist() == [4, 0]
 
@@ -245,7 +246,7 @@ class TestTransactions:
         assert lab.process().topic().head().last_stable().tolist() == [1, 2]
         lab.commits(6)
         assert lab.process().topic().head().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
-        lab.process().topic().commit(MaintainIntent(resolved=(Resolved("tx", 1, ()),)))
+        maintain(lab.process().topic(), resolved=(Resolved("tx", 1, ()),))
         assert lab.process().topic().head().last_stable().tolist() == [10, 2]
         rows = lab.process().topic().snapshot().slices.all()
         assert rows.status[rows.prepare_version == version].tolist() == [ABORTED]

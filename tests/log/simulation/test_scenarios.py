@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
-from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.registry import WriterKey
 from sparklog.storage.faulty import Crash, FaultKind
 from tests.log.simulation.lab import Lab
 from tests.log.simulation.world import DAY, HOUR, Actor, World
+from tests.support.maintaining import maintain
 
 
 class TestLostAnswers:
@@ -91,7 +91,7 @@ class TestRegistryOnEveryBase:
 
 class TestUploadFloor:
     def raise_floor(self, lab: Lab, version: int) -> None:
-        lab.process().topic().commit(MaintainIntent(floor=version))
+        maintain(lab.process().topic(), floor=version)
 
     def test_a_file_begun_below_the_floor_is_refused(self) -> None:
         lab = Lab()
@@ -139,8 +139,8 @@ class TestUploadFloor:
         self.raise_floor(lab, 3)
         topic = lab.process().topic()
         with pytest.raises(Conflict, match="below the upload floor"):
-            topic.commit(MaintainIntent(holds={"clone": Hold(2)}))
-        topic.commit(MaintainIntent(holds={"clone": Hold(3)}))
+            maintain(topic, holds={"clone": Hold(2)})
+        maintain(topic, holds={"clone": Hold(3)})
         assert topic.head().holds == {"clone": Hold(3)}
 
 
@@ -208,7 +208,7 @@ class TestRegistry:
         topic = keeper.topic()
         idle = {name: entry.version for name, entry in topic.head().registry.items()}
         keeper.at("create:commit", lambda: driver.append({0: 1}, driver.target(), WriterKey("q", 1)))
-        topic.commit(MaintainIntent(expired=idle))
+        maintain(topic, expired=idle)
         assert set(lab.process().topic().head().registry) == {"q"}
         assert driver.append({0: 1}, driver.target(), WriterKey("q", 1)).skipped
         assert lab.log.state.log_end == (3, 0)

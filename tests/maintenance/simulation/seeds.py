@@ -9,7 +9,6 @@ from unittest import mock
 from sparklog.compaction.run import compact_topic
 from sparklog.log import commit_log
 from sparklog.log.commit import Resolved
-from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.root import Root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
@@ -30,6 +29,7 @@ from tests.maintenance.simulation.workload import (
     transactor,
     upload,
 )
+from tests.support.maintaining import maintain
 
 CHECKPOINT_COMMITS = 5
 """Checkpoints come often, so that short runs have commits to collect."""
@@ -152,7 +152,7 @@ def finish(run: Run) -> None:
     head = topic.head()
     undecided = {(item.txn.id, item.txn.n) for item in head.open}
     resolved = tuple(Resolved(*each) for each in sorted(undecided))
-    topic.commit(MaintainIntent(holds=dict.fromkeys(head.holds), resolved=resolved))
+    maintain(topic, holds=dict.fromkeys(head.holds), resolved=resolved)
     expect(tuple(map(run.records.stable, range(head.partitions))) == run.state.log_end, "the last stable offset stands")
     run.check()
     world.now_ms += 9 * DAY

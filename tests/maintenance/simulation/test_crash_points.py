@@ -15,7 +15,6 @@ from sparklog.errors import SparklogError
 from sparklog.log import commit_log
 from sparklog.log.append_writer import AppendWriter, WriteOptions
 from sparklog.log.commit import Resolved, Txn
-from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.root import Root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_topic
@@ -24,6 +23,7 @@ from tests.log.simulation.world import DAY, HOUR
 from tests.maintenance.simulation.records import Written
 from tests.maintenance.simulation.seeds import check_data_files
 from tests.maintenance.simulation.workload import COLUMNS, TOPIC, Rows, Run, batch_of, plans, rows_of
+from tests.support.maintaining import maintain
 
 CONFIGS = {
     "cleanup.policy": "compact,delete",
@@ -100,7 +100,7 @@ def story() -> Run:
         run.world.now_ms += HOUR
         if n in (1, 2):
             version = append(run, root, source, Txn("x", n))
-            root.topic(TOPIC).commit(MaintainIntent(resolved=(Resolved("x", n, (version,) if n == 1 else ()),)))
+            maintain(root.topic(TOPIC), resolved=(Resolved("x", n, (version,) if n == 1 else ()),))
     return run
 
 

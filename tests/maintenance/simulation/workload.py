@@ -19,7 +19,6 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogErr
 from sparklog.log.append_target import AppendOutcome, AppendTarget
 from sparklog.log.append_writer import AppendWriter, WriteOptions
 from sparklog.log.commit import Hold, Resolved, Txn
-from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.env import Env
 from sparklog.log.invariants import check_state
 from sparklog.log.root import Root, open_root
@@ -35,6 +34,7 @@ from tests.log.simulation.model import State, expect
 from tests.log.simulation.workload import process
 from tests.log.simulation.world import DAY, HOUR, Actor, World
 from tests.maintenance.simulation.records import RecordModel, Records, RecordStore, Written
+from tests.support.maintaining import maintain
 
 TOPIC = "t"
 COLUMNS = ("partition", "offset", "key", "value", "timestamp")
@@ -317,7 +317,7 @@ def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor],
             left = [item for item in topic.head().open if item.txn.id == actor.name]
             resolved = [Resolved(actor.name, item.txn.n) for item in left]
             if resolved:
-                topic.commit(MaintainIntent(resolved=tuple(resolved)))
+                maintain(topic, resolved=tuple(resolved))
                 run.count("transactions left aborted")
             number[0] += 1
             # Decided by hand, without a decision log: nobody else may end it by a timeout.
@@ -330,7 +330,7 @@ def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor],
                 nap(run, actor, DAY)
             committed = actor.random.random() < 0.6
             decision = Resolved(txn.id, txn.n, tuple(versions) if committed else ())
-            topic.commit(MaintainIntent(resolved=(decision,)))
+            maintain(topic, resolved=(decision,))
             run.count("transactions committed" if committed else "transactions aborted")
 
         lives(run, actor, transactions, turn, "transaction")
@@ -392,7 +392,7 @@ def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Ca
         def turn() -> None:
             topic = run.root(actor, decide).topic(TOPIC)
             if holding:
-                topic.commit(MaintainIntent(holds={actor.name: Hold(topic.head().version)}))
+                maintain(topic, holds={actor.name: Hold(topic.head().version)})
             snapshot = topic.snapshot()
             same(run, snapshot)
             planned = topic.scan(columns=COLUMNS)
@@ -401,7 +401,7 @@ def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Ca
             nap(run, actor, 4 * DAY)
             _read(run, actor, planned, version, held)
             if holding and actor.random.random() < 0.5:
-                topic.commit(MaintainIntent(holds={actor.name: None}))
+                maintain(topic, holds={actor.name: None})
 
         lives(run, actor, plans, turn, "reader")
 

@@ -1,0 +1,13 @@
+"""Commits of maintenance by hand: to the topic as it is now."""
+
+from __future__ import annotations
+
+from sparklog.log.commit_log import Outcome
+from sparklog.log.conflicts import MaintainIntent
+from sparklog.log.topic import Topic
+
+
+def maintain(topic: Topic, **changes: object) -> Outcome:
+    """Commit a `MaintainIntent` with these fields for the topic, deleted or not, that lies under the name now."""
+    topic_id = topic.log.refresh().head.topic_id
+    return topic.commit(MaintainIntent(topic_id, **changes))  # type: ignore[arg-type]
