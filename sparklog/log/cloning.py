@@ -13,6 +13,7 @@ that is cloned is in it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.log.clone_holds import GRACE_MS, clone_hold
 from sparklog.log.commit import CREATE, Edit, Hold, Resolved
-from sparklog.log.conflicts import Draft, MaintainIntent, Nothing
+from sparklog.log.conflicts import DeleteIntent, Draft, MaintainIntent, Nothing
 from sparklog.log.decision_logs import open_transactions, settled
 from sparklog.log.head import Head
 from sparklog.log.history import History
@@ -131,7 +132,8 @@ def clone_topic(
         raise
     if root.env.now().elapsed_ms(begun) > STALE_MS:
         # The holds may have been found to be without a clone, and ended, before it was created.
-        clone.delete()
+        with suppress(Conflict, NotFound):
+            clone.commit(DeleteIntent(topic_id))
         raise Unavailable(f"cloning topic '{source}' took more than an hour, and was given up; try again")
     return _cloned(topic, shown, name, topic_id, files)
 

@@ -6,16 +6,17 @@ that is another disk on each executor is found out before data is lost to it.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.clock import ClockGuard
-from sparklog.log.commit import MAX_PARTITIONS, Resolved
+from sparklog.log.commit import MAX_PARTITIONS, Commit, Resolved
 from sparklog.log.commit_log import CommitLog, Resolver
 from sparklog.log.configs import TopicConfigs, check_delete_delay
-from sparklog.log.conflicts import CreateIntent, Intent
+from sparklog.log.conflicts import CreateIntent, DeleteIntent, Intent
 from sparklog.log.decision_logs import DecisionLogs
 from sparklog.log.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.env import SYSTEM, Env
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 E = TypeVar("E", bound=Entry)
+_LOG = logging.getLogger("sparklog.log")
 
 
 class Root:
@@ -130,13 +132,14 @@ class Root:
         self._refuse_same_but_case(name)
         topic = self.topic_handle(name)
         topic.log.refresh()
-        topic.commit(intent)
+        created = topic.commit(intent).commit
         try:
             # Of two that were created at once, each sees the other here, or one of them above.
             self._refuse_same_but_case(name)
-        except Conflict:
-            topic.delete()
-            raise
+        except Conflict as clash:
+            if created is None or _taken_back(topic, created):
+                raise
+            _LOG.warning("%s; somebody uses '%s' already, so it stays", clash, name)
         return topic
 
     def ensure_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None) -> Topic:
@@ -173,6 +176,20 @@ class Root:
                 raise Conflict(
                     f"topic '{name}' differs only in case from '{other}', which exists or existed; choose another name"
                 )
+
+
+def _taken_back(topic: Topic, created: Commit) -> bool:
+    """Delete a topic that was created a moment ago; False if somebody has committed to it since: then it stays.
+
+    One that was deleted meanwhile, or created again by somebody else, is left alone.
+    """
+    try:
+        topic.commit(DeleteIntent(created.topic_id, created.version))
+    except NotFound:
+        return True
+    except Conflict:
+        return topic.log.current().head.topic_id != created.topic_id
+    return True
 
 
 def open_root(location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM) -> Root:

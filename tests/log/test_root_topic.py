@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.log.configs import TopicConfigs
+from sparklog.log.conflicts import CreateIntent
 from sparklog.log.env import SYSTEM
 from sparklog.log.fields import decode
 from sparklog.log.names import ROOT_KEY
 from sparklog.log.registry import WriterKey
-from sparklog.log.root import open_root
+from sparklog.log.root import Root, open_root
 from sparklog.log.root_id import ROOT_FIELDS, read_root_id
 from sparklog.log.slices import SliceFlag
 from sparklog.storage.counting import CountingStore
@@ -209,6 +212,47 @@ def test_names_that_differ_only_in_case_created_at_once(world: World) -> None:
         first.create_topic("t")
     store.list_folders = list_folders  # type: ignore[method-assign]
     assert len(world.root(store).topics()) <= 1
+
+
+def test_a_clash_of_case_deletes_nothing_of_others(world: World) -> None:
+    """Between the creation and the second look for a clash, another process uses the topic, or replaces it."""
+    store = world.store()
+    list_folders = store.list_folders
+
+    def clash(name: str, meanwhile: Callable[[Root], object]) -> None:
+        other = world.root(store)
+        calls = 0
+
+        def slowly(prefix: str) -> list[str]:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                store.list_folders = list_folders  # type: ignore[method-assign]
+                meanwhile(other)
+            found = list(list_folders(prefix))
+            # It came to be after the first look.
+            return [each for each in found if each != name.upper()] if calls == 1 else found
+
+        if name.upper() not in other.topics():
+            other.create_topic(name.upper())
+        store.list_folders = slowly  # type: ignore[method-assign, assignment]
+        world.root(store).create_topic(name)
+
+    clash("used", lambda other: append(other.topic("used"), (0, 3)))
+    assert world.root(store).topic("used").head().log_end.tolist() == [3]
+
+    def replace(other: Root) -> None:
+        other.delete_topic("again")
+        other.topic_handle("again").commit(CreateIntent("other", 2, TopicConfigs()))
+
+    with pytest.raises(Conflict, match="topic 'again' differs only in case from 'AGAIN'"):
+        clash("again", replace)
+    assert world.root(store).topic("again").head().topic_id == "other"
+    with pytest.raises(Conflict, match="differs only in case"):
+        clash("gone", lambda other: other.delete_topic("gone"))
+    with pytest.raises(Conflict, match="differs only in case"):
+        clash("mine", lambda other: None)
+    assert not {"gone", "mine"} & set(world.root(store).topics())
 
 
 def test_folders_that_are_no_topics(world: World) -> None:
