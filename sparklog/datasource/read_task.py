@@ -92,16 +92,23 @@ class ReadTask:
                     following = batch.column("offset")[batch.num_rows - 1].as_py() + 1
                 yield batch.select(self._projection.columns)
         except NotFound as error:
-            for again in self._again(part.range, following, error):
+            for again in self._again(part, following, error):
                 yield from again.read(self._projection.columns, batch_bytes=BATCH_BYTES)
 
-    def _again(self, planned: OffsetRange, following: int, error: NotFound) -> Sequence[ReadPart]:
-        """What can still be read of a range whose records up to `following` were read; raises `error` if none are
-        gone."""
+    def _again(self, part: ReadPart, following: int, error: NotFound) -> Sequence[ReadPart]:
+        """What can still be read of a part whose records up to `following` were read; raises `error` if none are gone.
+
+        Of a topic that was created again under the same name that is nothing: its records are planned by themselves.
+        """
+        from sparklog.log.scan import NativeReadPart
+
+        planned = part.range
         view = open_view(self._location, tailing=False, corrupt_records=self._corrupt_records)
         try:
             view.refresh([planned.topic])
             limits = view.bounds(planned.topic).get(planned.partition)
+            if isinstance(part, NativeReadPart) and view.topic_id(planned.topic) != part.topic_id:
+                limits = None
         except NotFound:
             limits = None
         if limits is not None and limits.log_start <= following and limits.log_end >= planned.end:

@@ -14,14 +14,19 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.datasource.location import resolve
+from sparklog.datasource.location import open_view, resolve
 from sparklog.datasource.options import parse_options
+from sparklog.datasource.stream_plan import StreamPlanner
+from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import HIDE_TRACEBACK, guard_iterator, user_errors
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.append_writer import AppendWriter
+from sparklog.log.env import SYSTEM
 from sparklog.log.history import History
 from sparklog.log.topic import Topic
 from sparklog.log.view import OffsetRange
+from sparklog.maintenance.work import Settings
+from sparklog.retention.retain import retain_root
 from sparklog.transactions.listing import list_transactions
 from tests.datasource.memory_view import MemoryPart
 from tests.datasource.streams import feed, values
@@ -31,7 +36,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StringType, StructType
 
 from sparklog.datasource.publish import BatchKey, StreamKey, publish
-from sparklog.datasource.read_task import BATCH_BYTES, LogPartition, ReadTask, merge_small
+from sparklog.datasource.read_task import BATCH_BYTES, LogPartition, ReadTask, log_partitions, merge_small
 from sparklog.datasource.schema import projection
 from sparklog.datasource.source import SparklogDataSource
 from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
@@ -135,6 +140,36 @@ def test_a_missing_record_that_was_not_deleted_is_an_error_even_then(tmp_path: P
     feed(root, "in", range(10), partitions=1)
     with pytest.raises(Exception, match="offsets 2 to 9 of in-0 are gone"):
         list(read_task(root, failondataloss="false").read(LogPartition([PartOfALog()])))
+
+
+def test_records_of_a_topic_created_again_are_not_read_under_an_old_plan(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A micro-batch is planned; the topic is deleted, created again and vacuumed before its tasks run."""
+    opened = sparklog.open(tmp_path, create=True)
+    options = parse_options(
+        {"path": str(tmp_path), "subscribe": "t", "startingoffsets": "earliest", "failondataloss": "false"}
+    ).read
+    opened.create_topic("t").append(pa.table({"value": [f"old {n}" for n in range(10)]}))
+    location = resolve(str(tmp_path))
+    view = open_view(location, tailing=True)
+    planner = StreamPlanner(view, Subscriber(view, location, options.subscription), options)
+    task = read_task(str(tmp_path), failondataloss="false")
+
+    def read(partitions: list[Any]) -> list[int]:
+        return [offset for each in partitions for batch in task.read(each) for offset in batch["offset"].to_pylist()]
+
+    start = planner.initial()
+    end = planner.latest(start, limited=True)
+    first = log_partitions(view, planner.ranges(start, end), options)
+    opened.delete_topic("t")
+    opened.create_topic("t").append(pa.table({"value": [f"new {n}" for n in range(6)]}))
+    retain_root(opened, Settings(now_ms=SYSTEM.wall_ms() + 3 * 86_400_000))
+    assert read(first) == []
+    assert "deleted and created again" in caplog.text
+    later = planner.latest(end, limited=True)
+    second = log_partitions(view, planner.ranges(end, later), options)
+    assert read(second) == list(range(6))
 
 
 def test_a_partition_without_value_is_empty(tmp_path: Path) -> None:
