@@ -36,11 +36,15 @@ class BatchKey:
 
 @dataclass(frozen=True)
 class StreamKey:
-    """A micro-batch: the query's id (or `txnAppId`), the batch id, and the run, so that a superseded run is stopped."""
+    """A micro-batch: the query's id (or `txnAppId`), the batch id, and the run, so that a superseded run is stopped.
+
+    `epoch` is higher in each later run: when it first committed, ms. None where that is not known.
+    """
 
     writer: str
     batch: int
     run: str | None
+    epoch: int | None = None
 
 
 def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: BatchKey | StreamKey | None) -> None:
@@ -99,8 +103,14 @@ def _writer_key(plan: SinkPlan, key: BatchKey | StreamKey | None) -> WriterKey |
         return None
     if isinstance(key, BatchKey):
         return WriterKey(key.writer, key.version, mode="txn")
-    accept = plan.options.replay_mismatch == "accept"
-    return WriterKey(key.writer, key.batch, run=key.run, mode="stream", replay_mismatch="accept" if accept else "error")
+    return WriterKey(
+        key.writer,
+        key.batch,
+        run=key.run,
+        mode="stream",
+        replay_mismatch="accept" if plan.options.replay_mismatch == "accept" else "error",
+        epoch=key.epoch,
+    )
 
 
 def _commit(root: Root, name: str, written: Written, writer: WriterKey | None) -> None:

@@ -13,6 +13,7 @@ from sparklog.datasource.options import ReadOptions, parse_options
 from sparklog.datasource.schema import projection, read_schema
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.log.env import SYSTEM
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -45,6 +46,9 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self._options = parse_options(options)
+        # Spark makes one for the commits of a streaming query when a run of it first commits, and keeps it: what orders
+        # the runs. In another place it says nothing.
+        self._made_ms = SYSTEM.wall_ms()
 
     @classmethod
     def name(cls) -> str:
@@ -96,7 +100,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         self._options.check_stream_write()
         location = resolve(self._options.path)
         if COMMITS in sys.modules:
-            return SparklogStreamWriter(plan_commit(location, self._options))
+            return SparklogStreamWriter(plan_commit(location, self._options), self._made_ms)
         return SparklogStreamWriter(plan_write(location, self._options, schema))
 
     def _location_to_read(self) -> Location:

@@ -82,10 +82,14 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """One micro-batch: Spark builds a writer for the tasks and another one for the commit."""
+    """One micro-batch: Spark builds a writer for the tasks and another one for the commit.
 
-    def __init__(self, plan: SinkPlan) -> None:
+    `epoch`: of the run that commits, see `StreamKey`.
+    """
+
+    def __init__(self, plan: SinkPlan, epoch: int | None = None) -> None:
         self._plan = plan
+        self._epoch = epoch
 
     @user_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SparklogCommitMessage:
@@ -99,7 +103,7 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         writer = self._plan.options.txn_app_id or query
         if writer is None:
             raise BadRequest("The tasks of this micro-batch know no streaming query id: give the option 'txnAppId'")
-        publish(self._plan, ours, StreamKey(writer, batchId, run))
+        publish(self._plan, ours, StreamKey(writer, batchId, run, self._epoch))
         freeze_gc("commit")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

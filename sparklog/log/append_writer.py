@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.format import append_file
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.log.append_output import AppendOutput
+from sparklog.log.content import RowCounts, add_rows
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.names import append_path
 from sparklog.log.partitioner import Partitioner
@@ -89,6 +90,7 @@ class AppendWriter:
         self._pending_bytes = 0
         self._output: AppendOutput | None = None
         self._files: list[FileSlices] = []
+        self._counts: dict[int, tuple[int, int]] = {}
         self._checked_root = checked_root
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -114,6 +116,11 @@ class AppendWriter:
         if self._pending:
             self._flush()
         self._close()
+        if self._files:
+            # Of all files, with the last of them: where a file ends has nothing to do with the rows.
+            nothing = RowCounts(self._target.partitions, {})
+            self._files = [replace(file, counts=nothing) for file in self._files]
+            self._files[-1] = replace(self._files[-1], counts=replace(nothing, rows=self._counts))
         return self._files
 
     def discard(self) -> None:
@@ -135,6 +142,7 @@ class AppendWriter:
         """A slice per partition that has rows."""
         columns = rows.key, rows.value, rows.headers, rows.timestamp
         partition = self._partitioner.assign(rows.n, key=rows.key, value=rows.value, partition=rows.partition)
+        add_rows(self._counts, rows, partition)
         if self._target.partitions == 1:
             return {0: encode(*columns, options=self._encode)}
         return encode_partitions(*columns, partition, options=self._encode)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -248,7 +249,7 @@ def file_slices(rows: Slices) -> list[FileSlices]:
     found = []
     for path, i in at.items():
         own = rows[order[cuts[i] : cuts[i + 1]]]
-        columns = {name: tuple(getattr(own, column).tolist()) for name, column in names.items()}
+        columns: dict[str, Any] = {name: tuple(getattr(own, column).tolist()) for name, column in names.items()}
         found.append(
             FileSlices(
                 path=path,

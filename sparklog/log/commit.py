@@ -10,7 +10,7 @@
 | prevCrc                      | CRC-32C of the bytes of the commit before; null at 0                             |
 | timeMs                       | never before its predecessor's; LogAppendTime of what it appends                 |
 | leaderEpoch                  | of the batches it appends                                                        |
-| writer                       | null, or {kind, id, batch, run, count}: the idempotency key and who holds it     |
+| writer                       | null, or {kind, id, batch, run, count, …}: the idempotency key and who holds it  |
 | op                           | why it was made; `create` and `delete` begin and end a topic                     |
 | files                        | slices as parallel arrays per file: appended, or the outputs of `edits`          |
 | remove                       | slices that `edits` replace, as parallel arrays per file                         |
@@ -43,6 +43,7 @@ import crc32c
 
 from sparklog.errors import Corrupt
 from sparklog.log import fields as json_fields
+from sparklog.log.content import Content
 from sparklog.log.fields import FORMAT, INT64_MAX, Fields, by_text
 from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
 from sparklog.log.kafka_source import KafkaSource
@@ -72,6 +73,7 @@ COMMIT_FIELDS = (
     *("kafkaOpen", "kafkaEnded", "kafkaSource", "holds", "floor", "expired", "crc"),
 )
 WRITER_FIELDS = ("kind", "id", "batch", "run", "count")
+WRITER_OPTIONAL_FIELDS = ("epoch", "bytes", "layout")
 FILE_FIELDS = (
     *("path", "size", "footerLength", "partition", "base", "bytes", "offsets", "records", "minTs", "maxTs", "crc"),
     "flags",
@@ -88,13 +90,18 @@ _FILE_KNOWN = frozenset(FILE_FIELDS + FILE_OPTIONAL_FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who wrote: `kind` is `stream` or `txn`, `batch` its batch id, `run` the query run, `count` records here."""
+    """Who wrote: `kind` is `stream` or `txn`, `batch` its batch id, `run` the query run, `count` records here.
+
+    `epoch` counts the runs; `content`: of the batch. Release 0.1.0 wrote neither.
+    """
 
     kind: str
     id: str
     batch: int
     run: str | None
     count: int
+    epoch: int | None = None
+    content: Content | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +202,7 @@ def encode_commit(commit: Commit) -> bytes:
         "prevCrc": commit.prev_crc,
         "timeMs": commit.time_ms,
         "leaderEpoch": commit.leader_epoch,
-        "writer": None if commit.writer is None else {name: getattr(commit.writer, name) for name in WRITER_FIELDS},
+        "writer": None if commit.writer is None else _writer_document(commit.writer),
         "op": commit.op,
     }
     optional: dict[str, object] = {
@@ -222,6 +229,24 @@ def encode_commit(commit: Commit) -> bytes:
     }
     document.update((name, value) for name, value in optional.items() if value is not None and value not in ([], {}))
     return json_fields.encode(document)
+
+
+def _writer_document(writer: Writer) -> dict[str, object]:
+    return {
+        **{name: getattr(writer, name) for name in WRITER_FIELDS},
+        **epoch_and_content(writer.epoch, writer.content),
+    }
+
+
+def epoch_and_content(epoch: int | None, content: Content | None) -> dict[str, object]:
+    """The members of a writer that are left out where they are not known."""
+    known: dict[str, object] = {} if epoch is None else {"epoch": epoch}
+    return known if content is None else {**known, "bytes": content.nbytes, "layout": content.layout}
+
+
+def decode_content(item: Fields) -> Content | None:
+    """The content of a batch from JSON; None where it was not written down."""
+    return Content(item.integer("bytes", 0), item.text("layout")) if item.has("layout") else None
 
 
 def removals_by_file(removals: Sequence[Removal]) -> tuple[Removal, ...]:
@@ -335,7 +360,13 @@ def _writer(doc: Fields) -> Writer | None:
         return None
     item = doc.object("writer")
     return Writer(
-        item.text("kind"), item.text("id"), item.integer("batch"), item.optional_text("run"), item.integer("count", 0)
+        item.text("kind"),
+        item.text("id"),
+        item.integer("batch"),
+        item.optional_text("run"),
+        item.integer("count", 0),
+        item.optional("epoch", 0),
+        decode_content(item),
     )
 
 

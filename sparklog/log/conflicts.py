@@ -129,12 +129,13 @@ def check_topic_id(topic: str, base: Head, topic_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AppendIntent:
-    """Append whole files; `key` makes it idempotent, `txn` holds its slices open."""
+    """Append whole files; `key` makes it idempotent, `txn` holds its slices open. `now_ms`: when it was asked for."""
 
     topic_id: str
     files: tuple[FileSlices, ...]
     key: WriterKey | None = None
     txn: Txn | None = None
+    now_ms: int = 0
     needs_table: bool = False
 
     @property
@@ -150,12 +151,13 @@ class AppendIntent:
         check_topic(topic, base, self.topic_id)
         writer = None
         if self.key is not None:
-            verdict = decide(base.registry.get(self.key.id), self.key, self.count, f"topic '{topic}'")
-            if not verdict.write:
+            entry = base.registry.get(self.key.id)
+            verdict = decide(entry, self.key, self.count, f"topic '{topic}'", self.now_ms)
+            writer = self.key.writer(self.count, entry)
+            if entry is not None and not verdict.write:
                 if verdict.take_over:
-                    return Draft(TAKEOVER, writer=self.key.writer(self.count))
-                return Nothing(verdict.note, base.registry[self.key.id].version, skipped=True)
-            writer = self.key.writer(self.count)
+                    return Draft(TAKEOVER, writer=writer)
+                return Nothing(verdict.note, entry.version, skipped=True)
         files = tuple(file for file in self.files if len(file))
         if not files:
             return Nothing("nothing to append", base.version)

@@ -12,7 +12,9 @@ once every topic and group it names has recorded it. What entries of every kind 
 | newest        | number of the newest decision, -1: none. All up to here are decided, none beyond                   |
 | run           | the instance that may begin transactions; null before the first                                    |
 | earlierRuns   | up to four instances before it, newest first: fenced                                               |
+| epoch         | counts the instances: one that comes with a lower epoch is fenced; left out before the first       |
 | batch, count  | newest batch id of the replay rule and its records; null and 0 where none was given                |
+| bytes, layout | its content (`sparklog.log.content`), as far as it is known                                        |
 | prepared      | [{part, topic, topicId, version, commitId}]: prepares of `newest` + 1 that jobs recorded           |
 | preparedGroups | [{part, group, number}]: the same of consumer groups, by the number of the entry there            |
 | commits       | [{n, timeMs, prepares, groups}]: the newest decision if it is a COMMIT, and every COMMIT that some |
@@ -27,12 +29,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, Fenced
-from sparklog.log.commit import Resolved
+from sparklog.log.commit import Resolved, decode_content, epoch_and_content
+from sparklog.log.content import Content
 from sparklog.log.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
 from sparklog.log.fields import Fields
 from sparklog.log.names import MAX_VERSION, TRANSACTIONS_FOLDER, transactions_prefix
-from sparklog.log.registry import EARLIER_RUNS, WriterKey, decide
 from sparklog.log.registry import Entry as RegistryEntry
+from sparklog.log.registry import WriterKey, decide, earlier_runs, is_superseded, next_epoch
 
 INIT = "init"
 PREPARE = "prepare"
@@ -62,6 +65,9 @@ DECISION_FIELDS = (
         "prepared",
         "preparedGroups",
         "commits",
+        "epoch",
+        "bytes",
+        "layout",
         "crc",
     ),
 )
@@ -122,6 +128,8 @@ class Decisions(Entry):
     prepared: tuple[Prepared, ...] = ()
     prepared_groups: tuple[PreparedGroup, ...] = ()
     commits: tuple[Committed, ...] = ()
+    epoch: int | None = None
+    content: Content | None = None
 
     def decided(self, n: int) -> bool:
         """Whether `n` is decided; what is decided never changes."""
@@ -153,20 +161,31 @@ class Decisions(Entry):
         """What the replay rule asks; None before the first batch."""
         if self.batch is None:
             return None
-        return RegistryEntry(self.batch, self.count, self.number, self.time_ms, self.run, self.earlier_runs)
+        return RegistryEntry(
+            self.batch,
+            self.count,
+            self.number,
+            self.time_ms,
+            self.run,
+            self.earlier_runs,
+            self.epoch,
+            self.content,
+        )
 
 
 # -- steps: the state after one more entry, None where there is nothing to write; number and chain come from the log
 
 
-def init(state: Decisions, run: str) -> Decisions | None:
-    """`run` takes over: what an earlier instance may have open is aborted. `Fenced` if it was itself superseded."""
+def init(state: Decisions, run: str, epoch: int | None = None, now_ms: int = 0) -> Decisions | None:
+    """`run` takes over: what an earlier instance may have open is aborted. `Fenced` if it was itself superseded.
+
+    `epoch`: that of `run`, if it has one.
+    """
     if state.run == run:
         return None
-    if run in state.earlier_runs:
+    if is_superseded(state, run, epoch, now_ms):
         raise fenced(state, run)
-    earlier = state.earlier_runs if state.run is None else (state.run, *state.earlier_runs)
-    taken = replace(state, op=INIT, run=run, earlier_runs=earlier[:EARLIER_RUNS])
+    taken = replace(state, op=INIT, run=run, earlier_runs=earlier_runs(state, run), epoch=next_epoch(state, run, epoch))
     if state.number < 0:
         return replace(taken, n=None)
     n = state.newest + 1
@@ -226,9 +245,9 @@ def commit(
     )
     if key is None:
         return after
-    if not decide(state.entry(), key, count, f"transactional id '{state.id}'").write:
+    if not decide(state.entry(), key, count, f"transactional id '{state.id}'", time_ms).write:
         raise Conflict(f"batch {key.batch} of '{key.id}' was committed by somebody else meanwhile; look again")
-    return replace(after, batch=key.batch, count=count)
+    return replace(after, batch=key.batch, count=count, content=key.content)
 
 
 def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
@@ -300,6 +319,7 @@ def encode_decisions(entry: Decisions) -> bytes:
             "prepared": [_prepared_document(item) for item in entry.prepared],
             "preparedGroups": [_group_document(item) for item in entry.prepared_groups],
             "commits": [_committed_document(item) for item in entry.commits],
+            **epoch_and_content(entry.epoch, entry.content),
         },
     )
 
@@ -353,6 +373,8 @@ def decode_decisions(data: bytes, key: str, number: int) -> Decisions:
         prepared=tuple(_prepared(item) for item in doc.objects("prepared")),
         prepared_groups=tuple(_prepared_group(item) for item in doc.objects("preparedGroups")),
         commits=commits,
+        epoch=doc.optional("epoch", 0),
+        content=decode_content(doc),
     )
 
 

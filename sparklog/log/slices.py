@@ -8,8 +8,10 @@ one).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
+
+from sparklog.log.content import RowCounts
 
 
 class SliceFlag(IntFlag):
@@ -61,6 +63,8 @@ class FileSlices:
       set and TIMES_IN_BATCHES is not; -1: none)
     * `leader_epoch`: -1 where the batches carry it (the commit's leader epoch)
     * `index_crc`: of the index files beside a sealed segment, `sparklog.format.index_crc` (0: there are none)
+
+    `counts` goes along from a task that appends to the commit, and is not stored.
     """
 
     path: str
@@ -80,6 +84,7 @@ class FileSlices:
     append_time: tuple[int, ...] = ()
     leader_epoch: tuple[int, ...] = ()
     index_crc: tuple[int, ...] = ()
+    counts: RowCounts | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
         return len(self.partition)

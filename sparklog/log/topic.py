@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, NotFound
@@ -12,6 +13,7 @@ from sparklog.log.commit import Txn
 from sparklog.log.commit_log import CommitLog, Outcome
 from sparklog.log.configs import check_delete_delay
 from sparklog.log.conflicts import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
+from sparklog.log.content import content_of
 from sparklog.log.decision_logs import read_snapshot
 from sparklog.log.description import TopicDescription, describe
 from sparklog.log.head import Head
@@ -45,6 +47,7 @@ class Topic:
         self.root = root
         self.name = name
         self.log = log
+        self._epochs: dict[tuple[str, str], int] = {}
 
     def __repr__(self) -> str:
         return f"Topic({self.name!r}, {self.root.location!r})"
@@ -271,6 +274,7 @@ class Topic:
         """
         if writer is not None:
             writer.check()
+            writer = self._known(writer, files)
         if target.root_id != self.root.id or target.topic != self.name:
             raise BadRequest(
                 f"files were written for topic '{target.topic}' of root {target.root_id}, not for "
@@ -280,13 +284,24 @@ class Topic:
             for each in self.end_kafka_transactions():
                 how = "committed" if each.decided == COMMIT else "aborted"
                 _LOG.warning("topic %s is appended to now: %s %s", self.name, how, each)
-        intent = AppendIntent(target.topic_id, tuple(files), writer, txn)
+        intent = AppendIntent(target.topic_id, tuple(files), writer, txn, self.root.env.wall_ms())
         outcome = self.commit(intent)
+        self._remember(outcome.head, writer)
         if outcome.nothing is not None:
             if outcome.nothing.skipped and writer is not None and writer.mode == "txn":
                 _LOG.warning("%s", outcome.nothing.note)
             return AppendOutcome(outcome.nothing.version, {}, {}, 0, outcome.nothing.skipped, outcome.nothing.note)
         return appended(outcome.commit, intent.count)
+
+    def _known(self, writer: WriterKey, files: Sequence[FileSlices]) -> WriterKey:
+        """The key with the content of its batch, and the epoch that its run has here."""
+        epoch = self._epochs.get((writer.id, writer.run or "")) if writer.epoch is None else writer.epoch
+        return replace(writer, epoch=epoch, content=content_of({self.name: [file.counts for file in files]}))
+
+    def _remember(self, head: Head, writer: WriterKey | None) -> None:
+        entry = None if writer is None else head.registry.get(writer.id)
+        if writer is not None and writer.run is not None and entry is not None and entry.run == writer.run:
+            self._epochs[writer.id, writer.run] = entry.epoch or 0
 
     def end_kafka_transactions(
         self, *, producers: Collection[int] | None = None, commit: bool = False

@@ -84,7 +84,13 @@ class TransactionalProducer:
     """See the module. One transaction at a time; not safe to share between threads."""
 
     def __init__(
-        self, root: Root, transactional_id: str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS, instance: str | None = None
+        self,
+        root: Root,
+        transactional_id: str,
+        *,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        instance: str | None = None,
+        epoch: int | None = None,
     ) -> None:
         self.root = root
         self.id = check_id(transactional_id, "transactional id")
@@ -92,6 +98,8 @@ class TransactionalProducer:
             raise BadRequest(f"transaction.timeout.ms is 1 to {MAX_TIMEOUT_MS} (a day), found {timeout_ms}")
         self.timeout_ms = timeout_ms
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
+        self.epoch = epoch
+        """Of this instance, once it has begun a transaction: lower ones are fenced, however many come between."""
         self.log: DecisionLog = root.decisions.log(self.id)
         self._open: Transaction | None = None
 
@@ -120,7 +128,8 @@ class TransactionalProducer:
         if self._open is not None and self._open.state == UNKNOWN:
             # Its number is used again only when it is known what became of it.
             self.log.abort(self._open.n, BY_OWNER)
-        state = self.log.write(lambda base: init(base, self.instance))
+        state = self.log.write(lambda base: init(base, self.instance, self.epoch, self.root.env.wall_ms()))
+        self.epoch = state.epoch
         self._open = Transaction(self, state.newest + 1, self.instance, None)
         return self._open
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sparklog.log.append_target import AppendTarget
+from sparklog.log.content import content_of
 from sparklog.log.decision import init
 from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS
 from sparklog.log.registry import WriterKey, decide
@@ -34,15 +36,19 @@ def publish(
     """
     if key is not None:
         key.check()
+        key = replace(
+            key, content=content_of({target.topic: [file.counts for file in files] for target, files in written})
+        )
     name = ONE_WRITE + root.env.new_id() if transactional_id is None else check_not_one_write(transactional_id)
-    producer = TransactionalProducer(root, name, timeout_ms=timeout_ms, instance=key.run if key is not None else None)
+    run, epoch = (None, None) if key is None else (key.run, key.epoch)
+    producer = TransactionalProducer(root, name, timeout_ms=timeout_ms, instance=run, epoch=epoch)
     if key is not None:
         count = sum(sum(file.records) for _, files in written for file in files)
-        verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{name}'")
+        now_ms = root.env.wall_ms()
+        verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{name}'", now_ms)
         if not verdict.write:
-            if verdict.take_over and key.run is not None:
-                run = key.run
-                producer.log.write(lambda base: init(base, run))
+            if verdict.take_over and run is not None:
+                producer.log.write(lambda base: init(base, run, epoch, now_ms))
             return Committed(None, skipped=True, note=verdict.note)
     if not any(len(file) for _, files in written for file in files):
         return Committed(None)

@@ -143,7 +143,7 @@ def test_an_append_checked_under_older_configs_stands() -> None:
 def test_the_registry_is_asked_on_every_base() -> None:
     chain = Chain(1)
     intent = AppendIntent("topic-one", (file_of([(0, 4)]),), WriterKey("q", 7, "r1"))
-    assert draft(intent, chain).writer == Writer("stream", "q", 7, "r1", 4)
+    assert draft(intent, chain).writer == Writer("stream", "q", 7, "r1", 4, epoch=1)
     chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
     assert nothing(intent, chain).skipped
     assert nothing(intent, chain).version == 1

@@ -23,6 +23,7 @@ from sparklog.log.commit import (
     RESOLVED_FIELDS,
     TXN_FIELDS,
     WRITER_FIELDS,
+    WRITER_OPTIONAL_FIELDS,
 )
 from sparklog.log.decision import (
     COMMITTED_FIELDS,
@@ -73,7 +74,7 @@ def names(table: str) -> list[str]:
         ("`_root.json`: member", ROOT_FIELDS),
         ("Commits: member", COMMIT_FIELDS),
         ("A file in `files`: member", (*FILE_FIELDS, *FILE_OPTIONAL_FIELDS)),
-        ("The other objects: in `writer`", WRITER_FIELDS),
+        ("The other objects: in `writer`", (*WRITER_FIELDS, *WRITER_OPTIONAL_FIELDS)),
         ("The other objects: in `remove`, per file", REMOVE_FIELDS),
         ("The other objects: in `edits`", EDIT_FIELDS),
         ("The other objects: in `txn`", TXN_FIELDS),

@@ -119,6 +119,19 @@ class TestJepsen:
         assert house.seen() == {"a": [], "b": [], "c": []}
         assert house.held("b") == [0]
 
+    def test_an_instance_is_fenced_however_many_came_between(self) -> None:
+        house = House()
+        zombie = house.producer(instance="zombie")
+        zombie.begin().abort()
+        for number in range(7):
+            house.producer(instance=f"i{number}").begin().abort()
+        live = house.producer(instance="i6").begin()
+        live.append("a", rows("live"))
+        with pytest.raises(Fenced, match="instance zombie of transactional id 'job' was superseded by i6"):
+            zombie.begin()
+        live.commit()
+        assert house.seen()["a"] == ["live"]
+
 
 class TestTimeouts:
     def test_any_commit_aborts_what_is_past_its_timeout_by_the_stores_clock(self) -> None:
