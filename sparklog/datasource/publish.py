@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparklog.datasource.handles import root_at
@@ -53,6 +53,8 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Batc
     _check_root(root, plan, messages)
     writer = _writer_key(plan, key)
     topics = collect(messages)
+    if isinstance(key, StreamKey) and writer is not None and _published_otherwise(root, plan, topics, writer):
+        return
     if plan.topic is None:
         _transaction(root, topics, writer, plan.options.transaction_timeout_ms)
         return
@@ -111,6 +113,19 @@ def _writer_key(plan: SinkPlan, key: BatchKey | StreamKey | None) -> WriterKey |
         replay_mismatch="accept" if plan.options.replay_mismatch == "accept" else "error",
         epoch=key.epoch,
     )
+
+
+def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, Written], writer: WriterKey) -> bool:
+    """True if an earlier run of the query has published this batch, and named topics in the other way."""
+    from sparklog.log.content import content_of
+    from sparklog.transactions.switching import in_decisions, in_topics
+
+    counts = {name: [file.counts for file in written.files] for name, written in topics.items()}
+    writer = replace(writer, content=content_of(counts))
+    count = sum(sum(file.records) for written in topics.values() for file in written.files)
+    if plan.topic is None:
+        return in_topics(root, writer, count, None if plan.options.txn_app_id is None else topics)
+    return in_decisions(root, plan.topic, writer, count)
 
 
 def _commit(root: Root, name: str, written: Written, writer: WriterKey | None) -> None:

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import StringType, StructType
 
+from sparklog.datasource import source
 from sparklog.datasource.publish import BatchKey, StreamKey, publish
 from sparklog.datasource.read_task import BATCH_BYTES, LogPartition, ReadTask, log_partitions, merge_small
 from sparklog.datasource.schema import projection
-from sparklog.datasource.source import SparklogDataSource
+from sparklog.datasource.source import COMMITS, SparklogDataSource
 from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
-from sparklog.datasource.writer import plan_write
+from sparklog.datasource.writer import plan_commit, plan_write
 
 
 @pytest.fixture(autouse=True)
@@ -311,6 +313,79 @@ def test_a_topic_column_is_a_transaction(tmp_path: Path, monkeypatch: pytest.Mon
     assert [sorted(found) for found in read] == [list(range(0, 20, 2)), list(range(1, 20, 2))]
     with pytest.raises(sparklog.Fenced, match="was taken over by run r2"):
         publish(sink, [message], StreamKey("q", 1, "r1"))
+
+
+@pytest.mark.parametrize("schema", ["key string, value string", "key string, value string, topic string"])
+def test_a_run_of_a_query_is_fenced_however_many_came_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: str
+) -> None:
+    """Spark keeps one data source for the commits of a run, and asks it for a writer at each."""
+    monkeypatch.setitem(sys.modules, COMMITS, sys)
+    clock = iter(range(1_700_000_000_000, 1_700_000_000_010))
+    monkeypatch.setattr(source, "SYSTEM", replace(SYSTEM, wall_ms=lambda: next(clock)))
+    by_column = "topic" in schema
+    given = {"path": str(tmp_path / "log"), **({} if by_column else {"topic": "t"})}
+    runs = [pickle.loads(pickle.dumps(SparklogDataSource(given))) for _ in range(8)]
+    sink = plan(given["path"], schema, **({} if by_column else {"topic": "t"}))
+
+    def commit(run: int, batch: int) -> None:
+        message = write_task(sink, [rows(range(3), ["t"] if by_column else None)], "x")
+        writer = runs[run].streamWriter(StructType(), False)
+        writer.commit([replace(message, query_id="q", run_id=f"run-{run}")], batch)
+
+    for run in range(8):
+        commit(run, run)
+    for run in (0, 2, 6):
+        with pytest.raises(Exception, match=f"run-{run} .*(taken over|superseded) by"):
+            commit(run, 8)
+    commit(7, 8)
+    assert len(values(given["path"], "t")) == 27
+
+
+BY_COLUMN = "key string, value string, topic string"
+
+
+@pytest.mark.parametrize("column_first", [True, False])
+def test_a_sink_that_names_its_topic_in_another_way_after_a_restart(tmp_path: Path, column_first: bool) -> None:
+    """Between the sink's commit of batch 1 and Spark's the driver dies; the query restarts with another option."""
+    root = str(tmp_path / "log")
+    both = plan(root, topic="t"), plan(root, BY_COLUMN)
+    given = [rows(range(10)), rows(range(10), ["t"])]
+    before, after = (1, 0) if column_first else (0, 1)
+
+    def write(way: int, number: int, run: str) -> None:
+        message = write_task(both[way], [given[way]], "x")
+        publish(plan_commit(resolve(root), both_options[way]), [message], StreamKey("q", number, run))
+
+    both_options = [parse_options({"path": root, **more}) for more in ({"topic": "t"}, {})]
+    write(before, 0, "r1")
+    write(before, 1, "r1")
+    write(after, 1, "r2")
+    assert values(root, "t") == sorted([*range(10), *range(10)])
+    write(after, 2, "r2")
+    assert len(values(root, "t")) == 30
+    with pytest.raises(sparklog.Fenced, match="r1"):
+        write(before, 3, "r1")
+    write(before, 2, "r3")
+    write(before, 3, "r3")
+    assert len(values(root, "t")) == 40
+    with pytest.raises(Conflict, match="checkpoint older than the log"):
+        write(after, 1, "r4")
+    assert len(values(root, "t")) == 40
+
+
+def test_a_sink_that_names_other_topics_after_a_restart(tmp_path: Path) -> None:
+    root = str(tmp_path / "log")
+    publish(plan(root, topic="t"), [write_task(plan(root, topic="t"), [rows(range(10))], "x")], StreamKey("q", 4, "r1"))
+    sink = plan(root, BY_COLUMN)
+    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], StreamKey("q", 4, "r2"))
+    assert values(root, "a") == []
+    for number in (4, 3):
+        with pytest.raises(Conflict, match=r"replay mismatch|checkpoint older"):
+            publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], StreamKey("q", number, "r3"))
+    assert sparklog.open(root).topic("t").head().registry["q"].run == "r2", "what is refused takes nothing over"
+    publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], StreamKey("q", 5, "r3"))
+    assert len(values(root, "a")) == 9
 
 
 def test_the_timeout_of_a_transaction_is_an_option(tmp_path: Path) -> None:
