@@ -314,11 +314,11 @@ class _Run:
             head.topic_id,
             head.version,
             head.crc or 0,
-            head.time_ms,
+            head.made_ms,
             head.deleted,
             named.base.version,
             since,
-            named.times.get(since, named.base.head.time_ms),
+            named.times.get(since, named.base.head.made_ms),
             sum(file.size for file in named.of_last()),
         )
 
@@ -348,7 +348,7 @@ class _Run:
             if data is None:
                 return None
             if number == first and kept > (0 if last is None else last.number):
-                since_ms = kind.decode(data, commit_key(chain.prefix, number), number).time_ms
+                since_ms = kind.decode(data, commit_key(chain.prefix, number), number).made_ms
             link = crc32c.crc32c(data)
             self._put(commit_key(chain.prefix, number), data)
         return EntriesBackup(state.id, first, state.number, since_ms)

@@ -20,6 +20,7 @@ from sparklog.backup.place import Place
 from sparklog.backup.unread import Unread
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.groups.state import GROUPS, GroupState
+from sparklog.log.clock import newest_at
 from sparklog.log.commit_log import CommitLog
 from sparklog.log.decision import DECISIONS
 from sparklog.log.entry_log import Entry, EntryKind
@@ -149,19 +150,13 @@ def _time_in(place: Place, time_ms: int, topics: tuple[str, ...] | None) -> tupl
 def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
     """The newest version not made after a time; None: the topic was made later."""
     history = History(store, item.topic)
-    low, high = item.base + 1, item.version + 1
-    while low < high:
-        middle = (low + high) // 2
-        if history.commit(middle).time_ms <= time_ms:
-            low = middle + 1
-        else:
-            high = middle
-    if low > item.base + 1:
-        return low - 1
+    version = newest_at(history.commit, item.base + 1, item.version, time_ms)
+    if version > item.base:
+        return version
     if item.base < 0:
         return None
     # Made before the base, or a version that only an older backup has.
-    return item.base if history.at(item.base).head.time_ms <= time_ms else -1
+    return item.base if history.at(item.base).head.made_ms <= time_ms else -1
 
 
 def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms: int | None) -> Cut:
@@ -178,7 +173,7 @@ def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms:
     unread = Unread(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out})
     exact = time_ms is None
     if time_ms is None:
-        time_ms = max(_head(store, name, version).time_ms for name, version in versions.items())
+        time_ms = max(_head(store, name, version).made_ms for name, version in versions.items())
     else:
         _check_groups(store, _spans(manifest.groups), topics, time_ms, unread)
     return cut_between(
@@ -205,7 +200,7 @@ def _check_groups(
         state = unread.read(GROUPS, name, partial(_first_after, chain, span, time_ms)) if span.first > 0 else None
         if state is not None and _topics_of(state) & set(topics):
             raise NotFound(
-                f"group '{name}' can be restored as of {iso_time(state.time_ms)} and later, not of {iso_time(time_ms)}"
+                f"group '{name}' can be restored as of {iso_time(state.made_ms)} and later, not of {iso_time(time_ms)}"
                 ": what its offsets were is no longer kept; choose a later time, or a version of one topic"
             )
 
@@ -247,7 +242,7 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
     groups = {name: Span(*EntryChain(store, GROUPS, name).run()) for name in unread.ids(GROUPS)}
     time_ms = wanted.time_ms
     if time_ms is None:
-        time_ms = max(_head(store, name, version).time_ms for name, (_, version) in topics.items())
+        time_ms = max(_head(store, name, version).made_ms for name, (_, version) in topics.items())
     else:
         _check_groups(store, groups, topics, time_ms, unread)
     return cut_between(

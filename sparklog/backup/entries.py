@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from sparklog.errors import Corrupt, NotFound
+from sparklog.log.clock import newest_at
 from sparklog.log.entry_log import Entry, EntryKind
 from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key
 from sparklog.storage.store import Store
@@ -111,14 +112,11 @@ class EntryChain(Generic[E]):
 
     def number_at(self, time_ms: int, first: int, last: int) -> int:
         """The newest entry of `first` to `last` that was not made after a time; `first` - 1 if all were."""
-        low, high = first, last + 1
-        while low < high:
-            middle = (low + high) // 2
-            state = self.at(middle)
+
+        def entry(number: int) -> E:
+            state = self.at(number)
             if state is None:
-                raise NotFound(f"entry {middle} of {self.kind.title(self.id)} is no longer kept")
-            if state.time_ms <= time_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low - 1
+                raise NotFound(f"entry {number} of {self.kind.title(self.id)} is no longer kept")
+            return state
+
+        return newest_at(entry, first, last, time_ms)

@@ -66,11 +66,11 @@ def files_named(history: History, base: Snapshot, version: int) -> Named:
     """Walk the log from `base` to `version`. `NotFound` if a commit is gone, `Corrupt` if one does not follow."""
     topic = history.topic
     found = Named(base, base, {file.key: file for file in data_files(topic, base.slices.all())})
-    found.times[base.version] = base.head.time_ms
+    found.times[base.version] = base.head.made_ms
     head, table, paths = base.head, base.slices, base.slices.paths()
     for after, commit in history.walk(base.head, version):
         head, table = after, table.apply(commit, after)
-        found.times[head.version] = head.time_ms
+        found.times[head.version] = head.made_ms
         for file in commit.files:
             made = data_file(topic, file)
             known = found.files.get(made.key)

@@ -295,7 +295,7 @@ def _restored(
     for name, snapshot in found.items():
         head = snapshot.head
         starts, ends = tuple(head.log_start.tolist()), tuple(head.log_end.tolist())
-        topics.append(RestoredTopic(names[name], name, head.version, head.partitions, starts, ends, head.time_ms))
+        topics.append(RestoredTopic(names[name], name, head.version, head.partitions, starts, ends, head.made_ms))
     decisions = cut.decisions if isinstance(cut, Cut) else cut["decisions"]
     groups = cut.groups if isinstance(cut, Cut) else cut["groups"]
     left_out = cut.left_out if isinstance(cut, Cut) else decode_left_out(Fields(dict(cut), RESTORE_KEY, "restore"))

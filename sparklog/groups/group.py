@@ -140,7 +140,7 @@ class Group:
             state.generation,
             state.instance if name == STABLE else None,
             state.session_timeout_ms,
-            max(0, state.time_ms),
+            max(0, state.made_ms),
             pending,
         )
 

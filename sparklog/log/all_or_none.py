@@ -49,7 +49,7 @@ def held_back(snapshot: Snapshot, ends: Offsets) -> Snapshot:
         return snapshot
     first = {partition: int(ends[partition]) for partition in below}
     last = {partition: int(head.log_end[partition]) for partition in below}
-    hidden = Prepare(Txn("", 0), head.version, "", head.time_ms, first, last)
+    hidden = Prepare(Txn("", 0), head.version, "", head.made_ms, first, last)
     return replace(snapshot, head=replace(head, open=(*head.open, hidden)))
 
 

@@ -1,14 +1,78 @@
-"""A writer whose clock is far ahead does not commit: commit time never goes back, one fast clock would pin it."""
+"""Clocks: who may commit, and what time a commit gets.
+
+A writer whose clock is far ahead of the store's does not commit. That says nothing where the store's clock is the
+machine's own, as on a local disk: a clock that jumps ahead and back again leaves commits from the future. Their
+followers are not pinned there. Each commit has
+
+* `timeMs`, which never goes back, and so stays where the jump left it until the clock has come there again;
+* `clockMs`, when it was made, if that is another time. It does not go back either, except behind a commit that lies
+  more than five minutes ahead of the store's clock, and so was made while a clock was wrong;
+* `clockSince`, the newest version behind which it went back like that, for looking commits up by time: from there on
+  times are in order.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from sparklog.errors import Unavailable
 from sparklog.log.env import Env, Moment
 from sparklog.storage.store import Store
 
+__all__ = ["MAX_AHEAD_MS", "ClockGuard", "Dated", "Times", "newest_at", "next_times"]
+
 MAX_AHEAD_MS = 300_000
 ASK_AGAIN_MS = 600_000
 MAX_DRIFT_MS = 1_000
+
+
+class Dated(Protocol):
+    """A commit, or the state after one."""
+
+    @property
+    def time_ms(self) -> int: ...
+
+    @property
+    def made_ms(self) -> int: ...
+
+    @property
+    def clock_since(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The times of a commit, as it records them."""
+
+    time_ms: int
+    clock_ms: int | None
+    clock_since: int | None
+
+
+def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
+    """The times of commit `number`, which follows `base`, by the writer's clock and the store's."""
+    wrong = base.made_ms > store_ms + MAX_AHEAD_MS
+    made_ms = min(now_ms, store_ms) if wrong else max(now_ms, base.made_ms)
+    time_ms = max(made_ms, base.time_ms)
+    return Times(time_ms, None if made_ms == time_ms else made_ms, number if wrong else base.clock_since)
+
+
+def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: int) -> int:
+    """The newest version of `first` to `last` that was not made after a time; `first` - 1 if all were."""
+    while first <= last:
+        since = max(first, commit(last).clock_since or 0)
+        low, high = since, last + 1
+        while low < high:
+            middle = (low + high) // 2
+            if commit(middle).made_ms <= time_ms:
+                low = middle + 1
+            else:
+                high = middle
+        if low > since:
+            return low - 1
+        last = since - 1
+    return first - 1
 
 
 class ClockGuard:
@@ -18,6 +82,7 @@ class ClockGuard:
         self._store = store
         self._env = env
         self._asked: Moment | None = None
+        self._ahead_ms = 0
 
     def check(self) -> None:
         """`Unavailable` if the wall clock is more than five minutes ahead of the store's."""
@@ -31,7 +96,11 @@ class ClockGuard:
                 f"this machine's clock is {ahead // 1000} s ahead of {self._store.location}; at most "
                 f"{MAX_AHEAD_MS // 1000} s are allowed to commit: set the clock"
             )
-        self._asked = now
+        self._asked, self._ahead_ms = now, ahead
+
+    def store_ms(self) -> int:
+        """The store's clock, by the last comparison."""
+        return self._env.wall_ms() - self._ahead_ms
 
     @staticmethod
     def _still(now: Moment, then: Moment) -> bool:

@@ -277,5 +277,5 @@ def _cloned(topic: Topic, snapshot: Snapshot, name: str, topic_id: str, files: S
         sum(sum(file.nbytes) for file in files),
         sum(sum(file.records) for file in files),
         len(snapshot.slices) - sum(len(file) for file in files),
-        head.time_ms,
+        head.made_ms,
     )

@@ -8,7 +8,7 @@
 | topicId                      | of the topic it was made for: a re-created name has another                      |
 | commitId                     | random: tells a writer whose answer was lost that this is its own                |
 | prevCrc                      | CRC-32C of the bytes of the commit before; null at 0                             |
-| timeMs                       | never before its predecessor's; LogAppendTime of what it appends                 |
+| timeMs                       | never before its predecessor's; LogAppendTime of what it appends (or `clockMs`)  |
 | leaderEpoch                  | of the batches it appends                                                        |
 | writer                       | null, or {kind, id, batch, run, count, …}: the idempotency key and who holds it  |
 | op                           | why it was made; `create` and `delete` begin and end a topic                     |
@@ -26,6 +26,8 @@
 | holds                        | {id: {version, expiresMs}, or null to let go}                                    |
 | floor                        | the upload floor                                                                 |
 | expired                      | {writer id: version of its entry}: registry entries dropped as idle              |
+| clockMs                      | when it was made, where a clock that was wrong has left `timeMs` ahead of that   |
+| clockSince                   | the newest version since which the times when commits were made go on            |
 | crc                          | of the bytes before it                                                           |
 
 Fields from `files` on are left out when they are empty. An edit's inputs are the removed slices, its outputs the file
@@ -70,7 +72,7 @@ OPS = (CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEA
 COMMIT_FIELDS = (
     *("format", "readFeatures", "writeFeatures", "version", "topicId", "commitId", "prevCrc", "timeMs", "leaderEpoch"),
     *("writer", "op", "files", "remove", "edits", "logStarts", "configs", "partitions", "txn", "resolved"),
-    *("kafkaOpen", "kafkaEnded", "kafkaSource", "holds", "floor", "expired", "crc"),
+    *("kafkaOpen", "kafkaEnded", "kafkaSource", "holds", "floor", "expired", "clockMs", "clockSince", "crc"),
 )
 WRITER_FIELDS = ("kind", "id", "batch", "run", "count")
 WRITER_OPTIONAL_FIELDS = ("epoch", "bytes", "layout")
@@ -175,7 +177,10 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Commit(Changes):
-    """One commit. `crc` and `nbytes` are those of its stored bytes, 0 until it has some."""
+    """One commit. `crc` and `nbytes` are those of its stored bytes, 0 until it has some.
+
+    `clock_ms`: when it was made, None where that is `time_ms`; `clock_since`: see `sparklog.log.clock`.
+    """
 
     version: int
     topic_id: str
@@ -186,8 +191,15 @@ class Commit(Changes):
     op: str
     read_features: tuple[str, ...] = ()
     write_features: tuple[str, ...] = ()
+    clock_ms: int | None = None
+    clock_since: int | None = None
     crc: int = field(default=0, compare=False)
     nbytes: int = field(default=0, compare=False)
+
+    @property
+    def made_ms(self) -> int:
+        """When it was made: LogAppendTime of what it appends."""
+        return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
 def encode_commit(commit: Commit) -> bytes:
@@ -226,6 +238,8 @@ def encode_commit(commit: Commit) -> bytes:
         "holds": {name: hold_document(hold) for name, hold in sorted(commit.holds.items())},
         "floor": commit.floor,
         "expired": dict(sorted(commit.expired.items())),
+        "clockMs": commit.clock_ms,
+        "clockSince": commit.clock_since,
     }
     document.update((name, value) for name, value in optional.items() if value is not None and value not in ([], {}))
     return json_fields.encode(document)
@@ -338,6 +352,8 @@ def decode_commit(data: bytes, key: str, version: int) -> Commit:
         expired=doc.numbers_by_text("expired"),
         read_features=doc.texts("readFeatures"),
         write_features=doc.texts("writeFeatures"),
+        clock_ms=doc.optional("clockMs", 0),
+        clock_since=doc.optional("clockSince", 0),
         crc=crc32c.crc32c(data),
         nbytes=len(data),
     )

@@ -303,7 +303,7 @@ class CommitLog:
                 return Outcome(None, state.head, draft, draft.dropped, tries)
             if self._resolver is not None and state.head.open and not draft.resolved:
                 draft = replace(draft, resolved=tuple(self._resolver(self.topic, state.head)))
-            commit = draft.commit(state.head, commit_id, self.env.wall_ms())
+            commit = draft.commit(state.head, commit_id, self.env.wall_ms(), self._guard.store_ms())
             data = encode_commit(commit)
             # Read back before it is written: what no reader would take must never lie in the log.
             commit = decode_commit(data, self._numbered.key(commit.version), commit.version)

@@ -24,6 +24,7 @@ from typing import Protocol
 import numpy as np
 
 from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.log.clock import next_times
 from sparklog.log.commit import (
     ALTER,
     APPEND,
@@ -64,15 +65,21 @@ class Draft(Changes):
     leader_epoch: int | None = None
     dropped: tuple[Edit, ...] = ()
 
-    def commit(self, base: Head, commit_id: str, now_ms: int) -> Commit:
-        """The commit that follows `base`. `BadRequest` if the log asks for features this release cannot write."""
+    def commit(self, base: Head, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
+        """The commit that follows `base`. `BadRequest` if the log asks for features this release cannot write.
+
+        `now_ms` and `store_ms`: by the writer's clock and the store's (None: the same).
+        """
         check_features(base)
+        times = next_times(base, base.version + 1, now_ms, now_ms if store_ms is None else store_ms)
         return Commit(
             version=base.version + 1,
             topic_id=base.topic_id if self.topic_id is None else self.topic_id,
             commit_id=commit_id,
             prev_crc=base.crc,
-            time_ms=max(now_ms, base.time_ms),
+            time_ms=times.time_ms,
+            clock_ms=times.clock_ms,
+            clock_since=times.clock_since,
             leader_epoch=base.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
             **{each.name: getattr(self, each.name) for each in fields(Changes)},

@@ -80,7 +80,7 @@ def describe(snapshot: Snapshot) -> TopicDescription:
         name=snapshot.topic,
         topic_id=head.topic_id,
         version=head.version,
-        time_ms=head.time_ms,
+        time_ms=head.made_ms,
         leader_epoch=head.leader_epoch,
         partitions=tuple(partitions),
         configs=describe_configs(head.configs),

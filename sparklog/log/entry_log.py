@@ -18,6 +18,8 @@ What every entry begins with, whatever it is about, and what it ends with:
 | commitId      | random, the same for all tries: after a lost answer it says "this is mine"                         |
 | prevCrc       | CRC-32C of all bytes of the entry before; null at 0                                                |
 | timeMs        | max(the writer's clock, the entry before)                                                          |
+| clockMs       | when it was made, if a clock that was wrong has left `timeMs` ahead of that (`sparklog.log.clock`) |
+| clockSince    | the newest entry since which the times when entries were made go on; left out where there is none  |
 | ...           | what it is about                                                                                   |
 | crc           | CRC-32C of the bytes before this member                                                            |
 """
@@ -33,7 +35,7 @@ import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log import fields as json_fields
-from sparklog.log.clock import ClockGuard
+from sparklog.log.clock import ClockGuard, next_times
 from sparklog.log.commit import peek_commit_id
 from sparklog.log.env import Env, Moment
 from sparklog.log.fields import FORMAT, KNOWN_WRITE_FEATURES, Fields
@@ -43,7 +45,10 @@ from sparklog.storage.store import Store
 
 __all__ = ["CHECKPOINT_BYTES", "CHECKPOINT_ENTRIES", "Entry", "EntryKind", "EntryLog", "Step"]
 
-ENTRY_FIELDS = ("format", "readFeatures", "writeFeatures", "number", "id", "commitId", "prevCrc", "timeMs")
+ENTRY_FIELDS = (
+    *("format", "readFeatures", "writeFeatures", "number", "id", "commitId", "prevCrc", "timeMs"),
+    *("clockMs", "clockSince"),
+)
 CHECKPOINT_ENTRIES = 64
 CHECKPOINT_BYTES = 1 << 20
 WAIT_AFTER_LOSSES = 3
@@ -62,8 +67,15 @@ class Entry:
     time_ms: int = 0
     read_features: tuple[str, ...] = ()
     write_features: tuple[str, ...] = ()
+    clock_ms: int | None = None
+    clock_since: int | None = None
     crc: int | None = field(default=None, compare=False)
     nbytes: int = field(default=0, compare=False)
+
+    @property
+    def made_ms(self) -> int:
+        """When it was made."""
+        return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
 class Stamp(TypedDict):
@@ -76,6 +88,8 @@ class Stamp(TypedDict):
     time_ms: int
     read_features: tuple[str, ...]
     write_features: tuple[str, ...]
+    clock_ms: int | None
+    clock_since: int | None
     crc: int
     nbytes: int
 
@@ -117,6 +131,8 @@ def encode_entry(entry: Entry, body: Mapping[str, object]) -> bytes:
         "commitId": entry.commit_id,
         "prevCrc": entry.prev_crc,
         "timeMs": entry.time_ms,
+        **({} if entry.clock_ms is None else {"clockMs": entry.clock_ms}),
+        **({} if entry.clock_since is None else {"clockSince": entry.clock_since}),
     }
     return json_fields.encode({**stamp, **body})
 
@@ -139,6 +155,8 @@ def decode_entry(data: bytes, key: str, number: int, names: tuple[str, ...]) -> 
         time_ms=doc.integer("timeMs", 0),
         read_features=doc.texts("readFeatures"),
         write_features=doc.texts("writeFeatures"),
+        clock_ms=doc.optional("clockMs", 0),
+        clock_since=doc.optional("clockSince", 0),
         crc=crc32c.crc32c(data),
         nbytes=len(data),
     )
@@ -324,12 +342,15 @@ class EntryLog(Generic[E]):
             raise BadRequest(
                 f"{self.kind.title(self.id)} needs the sparklog features {', '.join(unknown)}; upgrade sparklog"
             )
+        times = next_times(base, base.number + 1, self._env.wall_ms(), self._guard.store_ms())
         entry = replace(
             draft,
             number=base.number + 1,
             commit_id=commit_id,
             prev_crc=base.crc,
-            time_ms=max(self._env.wall_ms(), base.time_ms),
+            time_ms=times.time_ms,
+            clock_ms=times.clock_ms,
+            clock_since=times.clock_since,
         )
         data = self.kind.encode(entry)
         # Read back before it is written: what no reader would take must never lie in the log.

@@ -58,6 +58,8 @@ HEAD_FIELDS = [
     "siblings",
     "holds",
     "floor",
+    "clockMs",
+    "clockSince",
 ]
 OPEN_FIELDS = ("txn", "version", "commitId", "timeMs", "first", "end")
 
@@ -78,9 +80,9 @@ class Prepare:
 class Head:
     """State of a topic at `version`; `version` -1 is a log without commits. Arrays are per partition and not writable.
 
-    `crc` is that of the newest commit's bytes, `time_ms` its time, `floor` the upload floor, `siblings` the version
-    of each other topic that a committed transaction wrote together with this topic (a reader of both must not be
-    behind it).
+    `crc` is that of the newest commit's bytes, `time_ms`, `clock_ms` and `clock_since` are its times, `floor` the
+    upload floor, `siblings` the version of each other topic that a committed transaction wrote together with this
+    topic (a reader of both must not be behind it).
     """
 
     version: int = -1
@@ -100,6 +102,8 @@ class Head:
     siblings: Mapping[str, int] = field(default_factory=dict)
     holds: Mapping[str, Hold] = field(default_factory=dict)
     floor: int = 0
+    clock_ms: int | None = None
+    clock_since: int | None = None
     read_features: tuple[str, ...] = ()
     write_features: tuple[str, ...] = ()
 
@@ -107,6 +111,11 @@ class Head:
     def exists(self) -> bool:
         """Whether there is a topic: it was created and not deleted since."""
         return not self.deleted
+
+    @property
+    def made_ms(self) -> int:
+        """When the newest commit was made."""
+        return self.time_ms if self.clock_ms is None else self.clock_ms
 
     @property
     def partitions(self) -> int:
@@ -153,6 +162,8 @@ class Head:
             version=commit.version,
             crc=commit.crc,
             time_ms=commit.time_ms,
+            clock_ms=commit.clock_ms,
+            clock_since=commit.clock_since,
             read_features=_union(changed.read_features, commit.read_features),
             write_features=_union(changed.write_features, commit.write_features),
         )
@@ -200,6 +211,8 @@ class Head:
             "siblings": dict(sorted(self.siblings.items())),
             "holds": {name: hold_document(hold) for name, hold in sorted(self.holds.items())},
             "floor": self.floor,
+            **({} if self.clock_ms is None else {"clockMs": self.clock_ms}),
+            **({} if self.clock_since is None else {"clockSince": self.clock_since}),
         }
 
     @classmethod
@@ -236,6 +249,8 @@ class Head:
                 if (hold := decode_hold(item, name, value)) is not None
             },
             floor=item.integer("floor", 0),
+            clock_ms=item.optional("clockMs", 0),
+            clock_since=item.optional("clockSince", 0),
             read_features=read_features,
             write_features=write_features,
         )
@@ -307,7 +322,7 @@ def _applied(head: Head, commit: Commit) -> Head:
         }
         changes["configs"] = TopicConfigs(dict(sorted(explicit.items())))
     if commit.writer is not None:
-        entry = advance(head.registry.get(commit.writer.id), commit.writer, commit.version, commit.time_ms)
+        entry = advance(head.registry.get(commit.writer.id), commit.writer, commit.version, commit.made_ms)
         changes["registry"] = {**head.registry, commit.writer.id: entry}
     if commit.expired:
         # The commit's own writer was entered just above: an entry that it renews is not idle.
@@ -342,7 +357,7 @@ def _append(commit: Commit, end: Offsets, prepares: tuple[Prepare, ...]) -> tupl
     if commit.txn is None:
         return prepares
     ends = {partition: int(end[partition]) for partition in first}
-    return (*prepares, Prepare(commit.txn, commit.version, commit.commit_id, commit.time_ms, first, ends))
+    return (*prepares, Prepare(commit.txn, commit.version, commit.commit_id, commit.made_ms, first, ends))
 
 
 def _kafka_open(head: Head, commit: Commit) -> tuple[KafkaOpen, ...]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.checkpoint import decode_checkpoint, decode_table
+from sparklog.log.clock import newest_at
 from sparklog.log.commit import Commit, decode_commit
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.invariants import check_state
@@ -162,18 +163,13 @@ class History:
 
         `NotFound` if there was none, or if the log no longer goes back so far.
         """
-        found = self.commits.version
-        # Each commit's time is at least that of the one before.
-        low, high = 0, len(found)
-        while low < high:
-            middle = (low + high) // 2
-            if self.commit(int(found[middle])).time_ms <= time_ms:
-                low = middle + 1
-            else:
-                high = middle
-        if low:
-            return int(found[low - 1])
-        first = int(found[0]) if len(found) else 0
+        kept = self.commits.version
+        # What lies before a gap leads nowhere.
+        gaps = np.flatnonzero(np.diff(kept) != 1)
+        first, last = (int(kept[gaps[-1] + 1 if len(gaps) else 0]), int(kept[-1])) if len(kept) else (0, -1)
+        version = newest_at(self.commit, first, last, time_ms)
+        if version >= first:
+            return version
         reason = "it was created later" if first == 0 else f"its log goes back to version {first}, which is newer"
         raise NotFound(f"there is no version of topic '{self.topic}' at {time_ms} ms: {reason}")
 

@@ -18,15 +18,17 @@ everything is sealed, an empty segment at the log end. All others are closed: no
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
+from sparklog.log.clock import MAX_AHEAD_MS
 from sparklog.log.configs import TopicConfigs
+from sparklog.log.fields import INT64_MAX
 from sparklog.log.slice_table import Slices
-from sparklog.log.slices import MERGE_TIER_MASK
+from sparklog.log.slices import MERGE_TIER_MASK, SliceFlag
 
 __all__ = ["MAX_RELATIVE_OFFSET", "RollRule", "Segment", "due", "segments_of"]
 
@@ -97,6 +99,7 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
     `slices` are all slices of the partition in offset order; rows of the result count in them. Aborted slices count
     like others: their bytes are in the log until a rewrite drops them. No slice is cut.
     """
+    slices = _settled(slices)
     sealed = slices.sealed().tolist()
     base, end, size, max_ts = (getattr(slices, name).tolist() for name in ("base", "end", "size", "max_ts"))
     append_ts = _append_ts(slices).tolist()
@@ -140,6 +143,20 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
         row = len(base)
         found.append(Segment(partition, log_end, log_end, log_end, row, 0, 0, -1, -1, sealed=False, active=True))
     return found
+
+
+def _settled(slices: Slices) -> Slices:
+    """The slices of one partition with append times as if none had been made by a clock that was far ahead.
+
+    Log append time goes on from slice to slice. One that lies far above what follows was given by a wrong clock, and
+    counts as no later than that: it must not keep its segment, and all behind it, until that time has come.
+    """
+    logged = (slices.flags & int(SliceFlag.LOG_APPEND_TIME) > 0) & (slices.max_ts > NO_TIMESTAMP)
+    following = np.minimum.accumulate(np.where(logged, slices.max_ts, INT64_MAX)[::-1])[::-1]
+    wrong = logged & (slices.max_ts - MAX_AHEAD_MS > following)
+    if not wrong.any():
+        return slices
+    return replace(slices, columns={**slices.columns, "max_ts": np.where(wrong, following, slices.max_ts)})
 
 
 def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:

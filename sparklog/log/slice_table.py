@@ -407,7 +407,7 @@ def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, co
     values["flags"] += file.flags
     values["leader_epoch"] += file.leader_epoch or [commit.leader_epoch] * n
     values["index_crc"] += file.index_crc or [0] * n
-    times = file.append_time or append_times(file, commit.time_ms)
+    times = file.append_time or append_times(file, commit.made_ms)
     values["append_time"] += times
     values["min_ts"] += [own if time < 0 else time for own, time in zip(file.min_ts, times, strict=True)]
     values["max_ts"] += [own if time < 0 else time for own, time in zip(file.max_ts, times, strict=True)]

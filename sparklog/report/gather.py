@@ -154,7 +154,7 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
     newest = max(history.checkpoints, default=None)
     return Activity(
         version=snapshot.version,
-        newest_ms=snapshot.head.time_ms,
+        newest_ms=snapshot.head.made_ms,
         last_hour=int((age < HOUR_MS).sum()),
         last_day=int((age < 24 * HOUR_MS).sum()),
         since_checkpoint=None if newest is None else max(0, snapshot.version - newest),

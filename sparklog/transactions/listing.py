@@ -250,7 +250,7 @@ def _standing(root: Root, open_now: _Open, state: Decisions) -> Standing:
         newest=state.newest,
         outcome=_outcome(state),
         reason=state.reason,
-        time_ms=state.time_ms,
+        time_ms=state.made_ms,
         instance=state.run,
         batch=state.batch,
         held=tuple(held),

@@ -59,6 +59,8 @@ FULL = Commit(
     holds={"backup": Hold(40, 1_800_000_000_000), "clone": None},
     floor=30,
     expired={"old": 12},
+    clock_ms=1_699_999_000_000,
+    clock_since=40,
 )
 
 GOLDEN = (
@@ -84,7 +86,8 @@ GOLDEN = (
     '"kafkaEnded":[{"partition":0,"producer":1001}],'
     '"kafkaSource":{"topicId":"dGhpcyBpcyBhbiBpZCwga","partition":[0,2],"end":[5,9],"last":[-1,7],"crc":[0,99],'
     '"epoch":[-1,3]},'
-    '"holds":{"backup":{"version":40,"expiresMs":1800000000000},"clone":null},"floor":30,"expired":{"old":12}'
+    '"holds":{"backup":{"version":40,"expiresMs":1800000000000},"clone":null},"floor":30,"expired":{"old":12},'
+    '"clockMs":1699999000000,"clockSince":40'
 )
 
 

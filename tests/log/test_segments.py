@@ -16,7 +16,7 @@ from sparklog.log.config_table import CONFIGS
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.segments import MAX_RELATIVE_OFFSET, RollRule, Segment, due, segments_of
 from sparklog.log.slice_table import COLUMN_TYPES, Slices, Texts
-from sparklog.log.slices import with_tier
+from sparklog.log.slices import SliceFlag, with_tier
 
 WEEK_MS = 604_800_000
 RULE = RollRule(1000, WEEK_MS)
@@ -52,6 +52,16 @@ def test_a_slice_that_fits_exactly_does_not_roll() -> None:
 
 def test_a_slice_larger_than_a_segment_is_one_by_itself() -> None:
     assert cuts(table((0, 1, 10, 5), (1, 9, 5000, 5), (9, 10, 10, 5))) == [(0, 1, 10), (1, 9, 5000), (9, 10, 10)]
+
+
+def test_an_append_time_from_the_future_counts_as_no_later_than_what_follows() -> None:
+    """The clock was a year ahead while offsets 10 to 30 were appended; the last such is followed by nothing yet."""
+    year, ahead = 365 * 86_400_000, 200_000
+    stamps = (1000, year, year + 1, 2000, 3000 + ahead, 3000, year)
+    slices = table(*((10 * i, 10 * i + 10, 1, stamp) for i, stamp in enumerate(stamps)))
+    assert [each.max_ts for each in segments_of(slices, 3, 70, RULE)] == [1000, year + 1], "times of the data"
+    slices.columns["flags"][:] = SliceFlag.LOG_APPEND_TIME
+    assert [each.max_ts for each in segments_of(slices, 3, 70, RULE)] == [3000 + ahead, year]
 
 
 def test_time_rolls_as_kafka_ran_it() -> None:

@@ -1,0 +1,138 @@
+"""Times of commits when a clock jumps: what follows is not pinned, and versions are found by time."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from sparklog.errors import NotFound
+from sparklog.log.clock import MAX_AHEAD_MS, newest_at, next_times
+from sparklog.log.cloning import clone_topic
+from sparklog.log.decision import BY_OWNER
+from sparklog.log.history import History
+from sparklog.log.names import commit_key
+from sparklog.log.root import Root, open_root
+from sparklog.log.slices import SliceFlag
+from sparklog.maintenance.work import Settings
+from sparklog.retention.retain import retain_root
+from tests.log.topics import START_MS, World, append
+
+DAY = 86_400_000
+YEAR = 365 * DAY
+
+
+@dataclass(frozen=True)
+class Made:
+    """A commit as far as its times go."""
+
+    time_ms: int
+    clock_ms: int | None = None
+    clock_since: int | None = None
+
+    @property
+    def made_ms(self) -> int:
+        return self.time_ms if self.clock_ms is None else self.clock_ms
+
+
+def log_of(clocks: list[tuple[int, int]]) -> list[Made]:
+    """Commits made at these times by the writer's clock and the store's."""
+    log = [Made(0)]
+    for number, (now_ms, store_ms) in enumerate(clocks, 1):
+        times = next_times(log[-1], number, now_ms, store_ms)
+        log.append(Made(times.time_ms, times.clock_ms, times.clock_since))
+    return log
+
+
+def test_without_a_jump_nothing_is_added() -> None:
+    log = log_of([(100, 100), (90, 120), (90 + MAX_AHEAD_MS, 100), (130, 130)])
+    assert [each.made_ms for each in log] == [0, 100, 100, 90 + MAX_AHEAD_MS, 90 + MAX_AHEAD_MS]
+    assert {(each.clock_ms, each.clock_since) for each in log} == {(None, None)}
+
+
+def test_what_follows_a_jump_is_not_pinned() -> None:
+    log = log_of([(100, 100), (YEAR, YEAR), (200, 200), (150, 250), (YEAR + 5, YEAR + 5)])
+    assert log[3:] == [Made(YEAR, 200, 3), Made(YEAR, 200, 3), Made(YEAR + 5, None, 3)]
+
+
+def test_a_slow_writer_is_judged_by_the_stores_clock() -> None:
+    hour = 3_600_000
+    log = log_of([(10 * hour, 10 * hour), (9 * hour, 10 * hour)])
+    assert log[2] == Made(10 * hour)
+    log = log_of([(YEAR, YEAR), (9 * hour, 10 * hour), (10 * hour, 10 * hour)])
+    assert [each.made_ms for each in log[2:]] == [9 * hour, 10 * hour]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_newest_version_made_by_a_time_is_found_whatever_the_clock_did(seed: int) -> None:
+    source = random.Random(seed)
+    now, clocks = 10 * DAY, []
+    for _ in range(source.randint(1, 60)):
+        now += source.randint(0, DAY)
+        wrong = source.choice([0, 0, 0, 0, source.randint(-9 * DAY, YEAR)])
+        clocks.append((now + wrong, now + wrong))
+    log = log_of(clocks)
+    assert [each.time_ms for each in log] == sorted(each.time_ms for each in log)
+    first = source.randrange(len(log))
+    for _ in range(50):
+        time_ms = source.choice([source.randint(0, now + DAY), source.choice(log).made_ms])
+        made = [at for at in range(first, len(log)) if log[at].made_ms <= time_ms]
+        assert newest_at(log.__getitem__, first, len(log) - 1, time_ms) == (made[-1] if made else first - 1)
+
+
+def jumped(world: World, root: Root) -> None:
+    """A commit before, one in a year and two after; each some time after the one before."""
+    topic = root.create_topic("t", configs={"message.timestamp.type": "LogAppendTime", "retention.ms": "60000"})
+    append(topic, (0, 1), name="before", flags=SliceFlag.LOG_APPEND_TIME)
+    world.pass_ms(1000 + YEAR)
+    append(open_root(root.store, env=world.env()).topic("t"), (0, 1), name="during", flags=SliceFlag.LOG_APPEND_TIME)
+    world.wall -= YEAR
+    for name in ("after", "later"):
+        world.pass_ms(10_000)
+        append(open_root(root.store, env=world.env()).topic("t"), (0, 1), name=name, flags=SliceFlag.LOG_APPEND_TIME)
+
+
+def test_log_append_time_versions_and_retention_after_a_jump() -> None:
+    world = World()
+    root = world.root(world.store())
+    jumped(world, root)
+    topic = open_root(root.store, env=world.env()).topic("t")
+    times = topic.snapshot().slices.all().append_time
+    assert (times - START_MS).tolist() == [0, 1000 + YEAR, 11_000, 21_000]
+    assert topic.describe().time_ms == START_MS + 21_000
+    history = History(root.store, "t")
+    for after_ms, version in ((0, 1), (10_999, 1), (11_000, 3), (21_000, 4), (2 * YEAR, 4)):
+        assert history.version_at(START_MS + after_ms) == version
+    with pytest.raises(NotFound, match="there is no version"):
+        history.version_at(START_MS - 1)
+    assert clone_topic(root, "t", "c", time_ms=START_MS + 12_000).version == 3
+    stored = json.loads(root.store.get(commit_key("t", 3)))
+    assert (stored["timeMs"], stored["clockMs"], stored["clockSince"]) == (START_MS + YEAR + 1000, START_MS + 11_000, 3)
+    world.pass_ms(DAY)
+    retain_root(root, Settings(now_ms=world.wall), topics=["t"])
+    assert topic.head().log_start.tolist() == [4]
+
+
+def test_a_deleted_topic_goes_on_with_its_times() -> None:
+    world = World()
+    root = world.root(world.store())
+    jumped(world, root)
+    root = open_root(root.store, env=world.env())
+    root.delete_topic("t")
+    world.pass_ms(1000)
+    head = root.create_topic("t").head()
+    assert (head.time_ms, head.made_ms, head.clock_since) == (START_MS + YEAR + 1000, START_MS + 22_000, 3)
+
+
+def test_entries_are_not_pinned_either() -> None:
+    world = World()
+    root = world.root(world.store())
+    root.decisions.log("x").abort(0, BY_OWNER)
+    world.pass_ms(YEAR)
+    open_root(root.store, env=world.env()).decisions.log("x").abort(1, BY_OWNER)
+    world.wall -= YEAR
+    state = open_root(root.store, env=world.env()).decisions.log("x").abort(2, BY_OWNER)
+    assert (state.time_ms, state.made_ms, state.clock_since) == (START_MS + YEAR, START_MS, 2)
+    assert open_root(root.store, env=world.env()).decisions.log("x").refresh() == state
