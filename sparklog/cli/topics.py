@@ -139,15 +139,15 @@ def _kafka(view: LogView, name: str) -> TopicRow:
     topic_id = view.topic_id(name)
     view.refresh([name])
     bounds = sorted(view.bounds(name).items())
-    sizes = view.nbytes([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
+    stored = view.stored([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
     return TopicRow(
         topic=name,
         topic_id=topic_id,
         partition_count=len(bounds),
         configs=None,
         partitions=[
-            PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, size)
-            for (partition, bound), size in zip(bounds, sizes, strict=True)
+            PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, held.nbytes)
+            for (partition, bound), held in zip(bounds, stored, strict=True)
         ],
         open_transactions=None,
     )

@@ -21,6 +21,8 @@ from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.starts import group_offsets, start_positions
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import NotFound
+from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.log.stored import Stored
 from sparklog.log.view import Bounds, LogView, OffsetRange
 
 Document = dict[str, object]
@@ -243,36 +245,40 @@ class StreamPlanner:
         now = self._clock.now()
         delay = self._options.max_trigger_delay_ms / 1000
         late = self._last_trigger is None or now - self._last_trigger >= delay
-        if not late and _total(begin, end) < least:
+        if not late and sum(held.records for held in self._stored(begin, end).values()) < least:
             return True
         self._last_trigger = now
         return False
 
     def _limit(self, begin: Offsets, end: Offsets) -> Offsets:
-        if self._options.max_offsets_per_trigger is not None:
-            end = _share(begin, end, self._options.max_offsets_per_trigger / max(1, _total(begin, end)))
-        if self._options.max_bytes_per_trigger is not None:
-            end = self._limit_bytes(begin, end, self._options.max_bytes_per_trigger)
+        """The rate options, by what is stored: offsets that nothing lies at are passed at once, however many."""
+        most = self._options.max_offsets_per_trigger
+        if most is not None:
+            stored = self._stored(begin, end)
+            total = sum(held.records for held in stored.values())
+            if total > most:
+                end = _ends(end, stored, lambda held: held.at_records(max(1, held.records * most // total))[0])
+        limit = self._options.max_bytes_per_trigger
+        if limit is not None:
+            stored = self._stored(begin, end)
+            size = sum(held.nbytes for held in stored.values())
+            if size > limit:
+                # At least one record: what a byte's share comes to may lie inside it.
+                end = _ends(
+                    end, stored, lambda held: max(*held.at_bytes(held.nbytes * limit // size), *held.at_records(1))
+                )
         return end
 
-    def _limit_bytes(self, begin: Offsets, end: Offsets, most: int) -> Offsets:
-        """Bytes are estimated from metadata; records differ in size, so a cut is measured again, a few times."""
-        for _ in range(8):
-            size = sum(self._view.nbytes(_ranges(self._clamped(begin), end)))
-            if size <= most or _total(begin, end) <= sum(len(offsets) for offsets in begin.values()):
-                break
-            smaller = _share(begin, end, most / size)
-            if smaller == end:
-                break
-            end = smaller
-        return end
-
-    def _clamped(self, begin: Offsets) -> Offsets:
-        """Without offsets below the log start, which a view cannot measure."""
-        return {
-            topic: {p: max(offset, self._bounds(topic)[p].log_start) for p, offset in offsets.items()}
+    def _stored(self, begin: Offsets, end: Offsets) -> dict[TopicPartition, Stored]:
+        """What lies between, without offsets below the log start, which a view cannot measure."""
+        ranges = [
+            OffsetRange(topic, p, max(offset, self._bounds(topic)[p].log_start), end[topic][p])
             for topic, offsets in begin.items()
-        }
+            for p, offset in offsets.items()
+        ]
+        ranges = [wanted for wanted in ranges if wanted.start < wanted.end]
+        stored = self._view.stored(ranges)
+        return {(wanted.topic, wanted.partition): held for wanted, held in zip(ranges, stored, strict=True)}
 
     # What a micro-batch reads
 
@@ -307,27 +313,9 @@ class StreamPlanner:
         return found
 
 
-def _total(begin: Offsets, end: Offsets) -> int:
-    return sum(end[topic][p] - offset for topic, offsets in begin.items() for p, offset in offsets.items())
-
-
-def _ranges(begin: Offsets, end: Offsets) -> list[OffsetRange]:
-    return [
-        OffsetRange(topic, p, offset, end[topic][p])
-        for topic, offsets in begin.items()
-        for p, offset in offsets.items()
-        if offset < end[topic][p]
-    ]
-
-
-def _share(begin: Offsets, end: Offsets, share: float) -> Offsets:
-    """`share` of each partition's backlog, at least one offset where there is any: the Kafka connector's rule."""
-    if share >= 1:
-        return end
-    result: Offsets = {}
-    for topic, offsets in begin.items():
-        result[topic] = {}
-        for partition, offset in offsets.items():
-            backlog = end[topic][partition] - offset
-            result[topic][partition] = offset + (min(backlog, max(1, int(backlog * share))) if backlog > 0 else backlog)
-    return result
+def _ends(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Offsets:
+    """`ends`, and where `cut` says for each partition that has something to read."""
+    return {
+        topic: {p: cut(stored[topic, p]) if (topic, p) in stored else end for p, end in offsets.items()}
+        for topic, offsets in ends.items()
+    }

@@ -38,6 +38,7 @@ from sparklog.log.numbered import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.root import Root, open_root
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import check_isolation, read_parts
+from sparklog.log.stored import Stored
 from sparklog.log.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange
 from sparklog.storage.store import Store
 
@@ -225,8 +226,8 @@ class Consumer:
             if at < bounds.end(self.isolation):
                 found.append(OffsetRange(topic, partition, at, bounds.end(self.isolation)))
         return [
-            OffsetRange(topic, each.partition, each.start, _cut(each, nbytes))
-            for each, nbytes in zip(found, self._view.nbytes(found), strict=True)
+            OffsetRange(topic, each.partition, each.start, _cut(stored))
+            for each, stored in zip(found, self._view.stored(found), strict=True)
         ]
 
     def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
@@ -396,10 +397,9 @@ class Consumer:
             raise BadRequest(f"{self!r} is closed: make another one")
 
 
-def _cut(wanted: OffsetRange, nbytes: int) -> int:
+def _cut(stored: Stored) -> int:
     """Where to end a range so that about `FETCH_BYTES` are read."""
-    offsets = wanted.end - wanted.start
-    return wanted.end if nbytes <= FETCH_BYTES else wanted.start + max(1, offsets * FETCH_BYTES // nbytes)
+    return max(*stored.at_bytes(FETCH_BYTES), *stored.at_records(1))
 
 
 def _check(

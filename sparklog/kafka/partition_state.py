@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +20,7 @@ from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.segment_state import SegmentState
 from sparklog.kafka.transaction_state import TransactionState, merged
 from sparklog.log.env import SYSTEM, Env
+from sparklog.log.stored import Runs, Stored
 
 RACY_MS = 100
 """A folder that changed so shortly before it was listed may have changed again since without showing it."""
@@ -227,9 +230,25 @@ class PartitionState:
         paths = [state.name.path for state in self.segments if state.name.base <= offset]
         return paths[-1] if paths else self.folder
 
-    def position_estimate(self, offset: int) -> int:
-        """About how many bytes of the partition lie before `offset`."""
-        return sum(state.position_estimate(offset) for state in self.segments)
+    def stored(self, start: int, end: int) -> Stored:
+        """What these offsets hold: a run for each block of the segments that they lie in."""
+        low = max(bisect_right(self.segments, start, key=_base) - 1, 0)
+        names = ("block_offset", "block_end", "block_records", "block_position", "block_batches")
+        columns = [array("q") for _ in names]
+        edges = array("q")
+        for state in self.segments[low : bisect_left(self.segments, end, key=_base)]:
+            for column, name in zip(columns, names, strict=True):
+                column.extend(getattr(state, name))
+            # A block ends where the next one begins, the last one of a segment where that does.
+            edges.extend(state.block_position[1:])
+            edges.extend([state.end] if state.block_position else ())
+        base, stop, records, position, batches = (np.array(column, np.int64) for column in columns)
+        runs = Runs(base, stop, records, np.array(edges, np.int64) - position, batches)
+        return Stored(start, end, runs.ordered().clipped(start, end))
+
+
+def _base(state: SegmentState) -> int:
+    return state.name.base
 
 
 def _with_unknown(aborted: AbortedTransactions, unknown: Sequence[Unknown]) -> AbortedTransactions:

@@ -7,8 +7,9 @@ megabyte is kept: one block for each 64 KiB or more, and the transaction events.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE
@@ -32,7 +33,8 @@ class SegmentState:
     * `next_offset`: the offset after that batch, or the base offset; `max_timestamp` of its batches, -1 without any
     * `stop`, `reason`: why the last look went no further (see `BatchWalk`)
     * `closed`: it has a successor and was read to its end since; the file then had `size` bytes and was `modified` (ns)
-    * blocks (parallel arrays): where each begins, the base offset of its first batch, its greatest timestamp
+    * blocks (parallel arrays): where each begins, its offsets `[offset, end)`, its greatest timestamp, how many offsets
+      it takes (those of records and markers) and how many batches it has
     """
 
     name: SegmentName
@@ -50,7 +52,10 @@ class SegmentState:
     events: TransactionEvents = field(default_factory=TransactionEvents)
     block_position: array[int] = field(default_factory=lambda: array("q"))
     block_offset: array[int] = field(default_factory=lambda: array("q"))
+    block_end: array[int] = field(default_factory=lambda: array("q"))
     block_timestamp: array[int] = field(default_factory=lambda: array("q"))
+    block_records: array[int] = field(default_factory=lambda: array("q"))
+    block_batches: array[int] = field(default_factory=lambda: array("q"))
 
     def __post_init__(self) -> None:
         self.next_offset = max(self.next_offset, self.name.base)
@@ -138,12 +143,17 @@ class SegmentState:
         self.records += int(headers.count[~headers.is_control].sum())
         self.max_timestamp = max(self.max_timestamp, greatest)
         start = window.start + int(headers.position[0])
-        if self.block_position and start - self.block_position[-1] < BLOCK_BYTES:
-            self.block_timestamp[-1] = max(self.block_timestamp[-1], greatest)
-        else:
+        if not self.block_position or start - self.block_position[-1] >= BLOCK_BYTES:
             self.block_position.append(start)
             self.block_offset.append(int(headers.base_offset[0]))
+            self.block_end.append(self.block_offset[-1])
             self.block_timestamp.append(greatest)
+            self.block_records.append(0)
+            self.block_batches.append(0)
+        self.block_end[-1] = int(headers.next_offset[-1])
+        self.block_timestamp[-1] = max(self.block_timestamp[-1], greatest)
+        self.block_records[-1] += int(np.maximum(headers.count, 0).sum())
+        self.block_batches[-1] += len(headers)
         # Kafka, too, goes by the last batch alone: an offset that was damaged before it does not stay.
         self.next_offset = max(self.name.base, int(headers.next_offset[-1]))
         at = int(headers.position[-1])
@@ -151,19 +161,6 @@ class SegmentState:
         self.last_header = window.data[at : at + HEADER_BYTES]
         self.events.add(window)
         self.end = self.last_position + int(headers.size[-1])
-
-    def position_estimate(self, offset: int) -> int:
-        """About how many bytes of the segment lie before `offset`."""
-        block = bisect_right(self.block_offset, offset) - 1
-        if block < 0:
-            return 0
-        if offset >= self.next_offset:
-            return self.end
-        more = block + 1 < len(self.block_offset)
-        first, position = self.block_offset[block], self.block_position[block]
-        next_offset = self.block_offset[block + 1] if more else self.next_offset
-        next_position = self.block_position[block + 1] if more else self.end
-        return position + (next_position - position) * (offset - first) // max(next_offset - first, 1)
 
     def blocks_with(self, timestamp: int) -> list[tuple[int, int]]:
         """(start, end) positions of the blocks that hold a batch with maxTimestamp >= `timestamp`, in order."""

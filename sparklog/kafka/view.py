@@ -26,6 +26,7 @@ from sparklog.kafka.partition_state import PartitionState
 from sparklog.kafka.read_part import KafkaReadPart
 from sparklog.kafka.time_lookup import first_at_or_after
 from sparklog.log.env import SYSTEM, Env
+from sparklog.log.stored import Stored
 from sparklog.log.view import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -144,13 +145,9 @@ class KafkaView:
             found[number] = answer if below else None
         return found
 
-    def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
-        """Estimated stored bytes of each range."""
-        sizes = []
-        for part in ranges:
-            state = self._partition(part.topic, part.partition).state
-            sizes.append(max(state.position_estimate(part.end) - state.position_estimate(part.start), 0))
-        return sizes
+    def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
+        """What each range holds: in memory since the headers were walked."""
+        return [self._partition(part.topic, part.partition).state.stored(part.start, part.end) for part in ranges]
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
         """Of every partition that has a folder here, from the snapshot: what its segments hold in whole batches."""
@@ -178,7 +175,7 @@ class KafkaView:
             raise BadRequest(f"unknown isolation level {isolation!r}: expected {READ_COMMITTED} or {READ_UNCOMMITTED}")
         filled = [part for part in ranges if part.end > part.start]
         parts: list[ReadPart] = []
-        for part, size in zip(filled, self.nbytes(filled), strict=True):
+        for part, stored in zip(filled, self.stored(filled), strict=True):
             partition = self._partition(part.topic, part.partition)
             bounds = partition.bounds
             if part.start < bounds.log_start or part.end > bounds.log_end:
@@ -194,8 +191,8 @@ class KafkaView:
                 KafkaReadPart(
                     partition.state.folder,
                     part,
-                    part.end - part.start,
-                    size,
+                    stored.records,
+                    stored.nbytes,
                     aborted,
                     self._corrupt_records,
                     self._on_skipped,

@@ -86,14 +86,12 @@ def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isol
 
 def _start_of_run(view: TakenView, rest: OffsetRange, run_bytes: int) -> int:
     """The offset from which about `run_bytes` lie up to the end of `rest`; at least one offset before it."""
-    low, high = rest.start, rest.end - 1
-    while low < high:
-        middle = (low + high) // 2
-        if view.nbytes([OffsetRange(rest.topic, rest.partition, middle, rest.end)])[0] <= run_bytes:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    stored = view.stored([rest])[0]
+    if stored.nbytes <= run_bytes:
+        return rest.start
+    return min(
+        *stored.at_bytes(stored.nbytes - run_bytes), *stored.at_records(max(stored.records - 1, 0)), rest.end - 1
+    )
 
 
 def _last_match(view: TakenView, wanted: OffsetRange, key: bytes, isolation: str) -> int | None:

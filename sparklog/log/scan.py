@@ -17,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
+from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.aborted import aborted_ranges, has_aborted
 from sparklog.log.decision_logs import reader_of
 from sparklog.log.planned import Int64s, PlannedSlices, planned_slices
 from sparklog.log.slice_table import ABORTED, OPEN, Slices
+from sparklog.log.stored import Runs, Stored
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRange, PartitionSize, ReadPart
 from sparklog.storage.store import Store
 
@@ -37,7 +39,7 @@ __all__ = [
     "plan_parts",
     "read_parts",
     "sizes_of",
-    "stored_bytes",
+    "stored_in",
 ]
 
 BATCH_BYTES = 4 << 20
@@ -222,10 +224,12 @@ def _visible(found: Slices, isolation: str) -> Slices:
     return found[~hidden] if hidden.any() else found
 
 
-def stored_bytes(snapshot: Snapshot, wanted: OffsetRange) -> int:
-    """Estimated stored bytes of a range, from metadata alone."""
-    found = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
-    return int(_interpolated(found.base, found.end, found.size, wanted.start, wanted.end))
+def stored_in(snapshot: Snapshot, wanted: OffsetRange) -> Stored:
+    """What a range holds, from metadata alone: a slice is a run, of as many batches as its bytes have room for."""
+    slices = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
+    batches = np.minimum(slices.records, slices.size // HEADER_BYTES)
+    runs = Runs(slices.base, slices.end, slices.records, slices.size, batches)
+    return Stored(wanted.start, wanted.end, runs.ordered().clipped(wanted.start, wanted.end))
 
 
 def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:

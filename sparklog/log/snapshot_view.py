@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from sparklog.log.all_or_none import whole_ends
-from sparklog.log.scan import bounds_of, plan_parts, stored_bytes
+from sparklog.log.scan import bounds_of, plan_parts, stored_in
 from sparklog.log.snapshot import Snapshot
+from sparklog.log.stored import Stored
 from sparklog.log.view import Bounds, OffsetRange, ReadPart
 
 __all__ = ["SnapshotView"]
@@ -36,8 +37,8 @@ class SnapshotView:
         snapshot = self.snapshot(topic)
         return bounds_of(snapshot, self._ends[topic])
 
-    def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
-        return [stored_bytes(self.snapshot(wanted.topic), wanted) for wanted in ranges]
+    def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
+        return [stored_in(self.snapshot(wanted.topic), wanted) for wanted in ranges]
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
         parts: list[ReadPart] = []

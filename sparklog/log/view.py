@@ -13,6 +13,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from sparklog.log.stored import Stored
+
 READ_COMMITTED = "read_committed"
 READ_UNCOMMITTED = "read_uncommitted"
 
@@ -114,8 +116,8 @@ class TakenView(Protocol):
         """Of every partition, from the snapshot."""
         ...
 
-    def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
-        """Estimated stored bytes of each range, from metadata alone."""
+    def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
+        """What each range holds, from metadata alone: costs what is stored there, however many offsets it spans."""
         ...
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:

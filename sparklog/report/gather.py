@@ -267,11 +267,11 @@ def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> Repo
 
 def _kafka_topic(view: KafkaView, name: str) -> TopicFacts:
     bounds = sorted(view.bounds(name).items())
-    sizes = view.nbytes([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
+    stored = view.stored([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
     firsts = view.offsets_for_timestamps(name, {partition: 0 for partition, _ in bounds})
     states = view.partition_states(name)
     partitions = []
-    for (partition, bound), size in zip(bounds, sizes, strict=True):
+    for (partition, bound), held in zip(bounds, stored, strict=True):
         first = firsts[partition]
         newest = max((segment.max_timestamp for segment in states[partition].segments), default=-1)
         partitions.append(
@@ -281,7 +281,7 @@ def _kafka_topic(view: KafkaView, name: str) -> TopicFacts:
                 last_stable=bound.last_stable,
                 log_end=bound.log_end,
                 records=None,
-                bytes=size,
+                bytes=held.nbytes,
                 oldest_ms=None if first is None else first.timestamp,
                 newest_ms=newest if newest >= 0 and bound.log_end > bound.log_start else None,
                 slices=None,

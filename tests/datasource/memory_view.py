@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import NotFound
+from sparklog.log.stored import Runs, Stored
 from sparklog.log.view import COLUMNS, RECORD_SCHEMA, Bounds, OffsetRange, TimestampOffset
 
 RECORD_BYTES = 100
+
+
+def dense(held: OffsetRange, nbytes: int) -> Stored:
+    """A range without gaps, of one batch per record."""
+    if held.end == held.start:
+        return Stored(held.start, held.end, Runs(*np.zeros((5, 0), np.int64)))
+    count = held.end - held.start
+    numbers = (held.start, held.end, count, nbytes, count)
+    return Stored(held.start, held.end, Runs(*(np.array([number], np.int64) for number in numbers)))
 
 
 @dataclass
@@ -124,8 +135,8 @@ class MemoryView:
             answers[partition] = TimestampOffset(hits[0], times[hits[0]]) if hits else None
         return answers
 
-    def nbytes(self, ranges: Sequence[OffsetRange]) -> list[int]:
-        return [(found.end - found.start) * RECORD_BYTES for found in ranges]
+    def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
+        return [dense(found, (found.end - found.start) * RECORD_BYTES) for found in ranges]
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[MemoryPart]:
         return [

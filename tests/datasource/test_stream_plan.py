@@ -319,7 +319,7 @@ def test_start_deleted_by_retention(caplog: pytest.LogCaptureFixture) -> None:
     source = planner(view, maxOffsetsPerTrigger="2")
     end = source.latest(source.initial(), limited=True)
     view.partition("t").log_start = 6
-    with pytest.raises(NotFound, match=r"Offsets 2 to 3 of t-0 are gone: the log starts at 6.*failOnDataLoss=false"):
+    with pytest.raises(NotFound, match=r"Offsets 2 to 5 of t-0 are gone: the log starts at 6.*failOnDataLoss=false"):
         source.ranges(end, source.latest(end, limited=True))
     lenient = planner(view, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING, "sparklog"):

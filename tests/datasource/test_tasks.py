@@ -8,16 +8,16 @@ import pytest
 
 from sparklog.datasource.tasks import (
     PACK_BYTES,
-    PACK_OFFSETS,
+    PACK_RECORDS,
     SPLIT_BYTES,
-    SPLIT_OFFSETS,
+    SPLIT_RECORDS,
     Piece,
     pack,
     plan_tasks,
     split,
 )
 from sparklog.log.view import OffsetRange
-from tests.datasource.memory_view import MemoryView
+from tests.datasource.memory_view import MemoryView, dense
 
 
 def ranges(*sizes: int) -> list[OffsetRange]:
@@ -33,7 +33,8 @@ def covered(tasks: list[list[Piece]]) -> dict[int, list[tuple[int, int]]]:
 
 
 def plan(sizes: list[int], nbytes: list[int], low: int | None = None, most: int | None = None) -> list[list[Piece]]:
-    pieces = split(ranges(*sizes), nbytes, min_partitions=low, max_records=most)
+    held = [dense(wanted, size) for wanted, size in zip(ranges(*sizes), nbytes, strict=True)]
+    pieces = split(ranges(*sizes), held, min_partitions=low, max_records=most)
     tasks = pack(pieces, min_partitions=low, max_records=most)
     for partition, size in enumerate(sizes):
         parts = covered(tasks)[partition]
@@ -55,12 +56,12 @@ def test_partitions_worth_a_task_have_one_each() -> None:
 def test_a_big_partition_is_split() -> None:
     tasks = plan([1000], [10 * SPLIT_BYTES])
     assert len(tasks) == 10
-    assert {task[0].offsets for task in tasks} == {100}
-    assert len(plan([3 * SPLIT_OFFSETS], [1000])) == 3
+    assert {task[0].records for task in tasks} == {100}
+    assert len(plan([3 * SPLIT_RECORDS], [1000])) == 3
 
 
 def test_well_compressed_partitions_are_not_one_task() -> None:
-    assert len(plan([PACK_OFFSETS // 2] * 8, [10] * 8)) == 4
+    assert len(plan([PACK_RECORDS // 2] * 8, [10] * 8)) == 4
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_min_partitions_holds_where_there_are_records_enough(sizes: list[int], l
 
 def test_max_records_bounds_the_whole_task() -> None:
     for tasks in (plan([10, 1, 1, 1], [100, 10, 10, 10], most=3), plan([10], [1], low=2, most=3)):
-        assert all(sum(piece.offsets for piece in task) <= 3 for task in tasks)
+        assert all(sum(piece.records for piece in task) <= 3 for task in tasks)
 
 
 def test_a_plan_leaves_out_empty_ranges() -> None:

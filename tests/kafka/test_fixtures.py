@@ -199,9 +199,8 @@ def test_estimated_bytes_add_up(fixtures: Path) -> None:
     view = KafkaView(fixtures / "segments/data")
     end = view.bounds("seg-small")[0].log_end
     stored = sum(file.stat().st_size for file in (fixtures / "segments/data/seg-small-0").glob("*.log"))
-    whole, first, second = view.nbytes(
-        [OffsetRange("seg-small", 0, *ends) for ends in ((0, end), (0, end // 2), (end // 2, end))]
-    )
+    ranges = [OffsetRange("seg-small", 0, *ends) for ends in ((0, end), (0, end // 2), (end // 2, end))]
+    whole, first, second = (each.nbytes for each in view.stored(ranges))
     assert whole == stored
     assert first + second == whole
     assert 0.3 * whole < first < 0.7 * whole

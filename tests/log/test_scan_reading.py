@@ -453,9 +453,9 @@ def test_the_view_answers_from_its_snapshot(memory: Place) -> None:
     assert sum(bounds.log_end for bounds in after.values()) == 200
     ranges = [OffsetRange("t", p, 0, bounds.log_end) for p, bounds in after.items()]
     stored = sum(info.size for info in memory.inner.list("t/append/"))
-    assert 0.9 * stored < sum(view.nbytes(ranges)) < stored
+    assert 0.9 * stored < sum(each.nbytes for each in view.stored(ranges)) < stored
     half = [replace(wanted, end=wanted.end // 2) for wanted in ranges]
-    assert 0.4 * stored < sum(view.nbytes(half)) < 0.6 * stored
+    assert 0.4 * stored < sum(each.nbytes for each in view.stored(half)) < 0.6 * stored
     assert view.topics() == ["t"]
     assert view.poll_interval_ms == 10
     assert view.topic_id("t") == topic.head().topic_id
