@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format.batch_checks import MAX_OFFSET
 from sparklog.format.index_crc import SUFFIXES, index_crc
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
@@ -102,7 +103,8 @@ class SegmentWriter:
         segment takes its first batch whatever its size. 0: `begin` a segment at the first batch's base offset.
         """
         current = self._segment()
-        many = int(np.searchsorted(headers.last_offset, current.base + MAX_RELATIVE_OFFSET, "right"))
+        greatest = min(current.base, MAX_OFFSET - MAX_RELATIVE_OFFSET) + MAX_RELATIVE_OFFSET
+        many = int(np.searchsorted(headers.last_offset, greatest, "right"))
         room = min(segment_bytes, MAX_SEGMENT_BYTES) - current.size
         many = min(many, max(int(np.searchsorted(np.cumsum(headers.size), room, "right")), int(current.size == 0)))
         indexes = current.indexes

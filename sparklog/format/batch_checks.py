@@ -8,9 +8,18 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_failures
-from sparklog.format.record_batch import CODECS, HEADER_BYTES, LOG_OVERHEAD, MIN_SIZE_FIELD, BatchHeaders, BytesLike
+from sparklog.format.record_batch import (
+    CODECS,
+    HEADER_BYTES,
+    LOG_OVERHEAD,
+    MIN_SIZE_FIELD,
+    BatchHeaders,
+    BoolArray,
+    BytesLike,
+)
 
-MAX_OFFSET = 2**63 - 1
+MAX_OFFSET = 2**63 - 2
+"""The greatest offset a record can have. A log that held 2^63-1 would have no end: the next offset is no int64."""
 MIN_LEGACY_BYTES = MIN_SIZE_FIELD + LOG_OVERHEAD
 
 
@@ -33,6 +42,12 @@ class Place:
         return Corrupt(message, file=self.file, position=position, offset=base + self.shift)
 
 
+def beyond_offsets(headers: BatchHeaders, shift: int = 0) -> BoolArray:
+    """Which batches, moved by `shift`, hold offsets above `MAX_OFFSET`. Asks without a sum that could overflow."""
+    beyond: BoolArray = headers.base_offset > MAX_OFFSET - shift - np.maximum(headers.last_offset_delta, 0)
+    return beyond
+
+
 def check_headers(headers: BatchHeaders, place: Place, nbytes: int) -> None:
     """Refuse what no writer writes, before sizes taken from it are used. `nbytes`: of the data. Raises `Corrupt`."""
     least = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
@@ -44,7 +59,7 @@ def check_headers(headers: BatchHeaders, place: Place, nbytes: int) -> None:
         (headers.last_offset_delta < 0, "the batch has a negative last offset delta"),
         (headers.count > headers.last_offset_delta + 1, "the batch has more records than offsets"),
         (headers.base_offset < 0, "the batch has a negative base offset"),
-        (headers.base_offset > MAX_OFFSET - 2**31 - max(place.shift, 0), "the batch's base offset is out of range"),
+        (beyond_offsets(headers, max(place.shift, 0)), f"the batch's offsets go beyond {MAX_OFFSET}"),
     )
     for broken, message in rules:
         if broken.any():

@@ -110,7 +110,7 @@ def decode(
     if unknown:
         raise BadRequest(f"unknown columns {sorted(unknown)}: expected some of {sorted(DECODABLE)}")
     first = 0 if start_offset is None else start_offset
-    limit = MAX_OFFSET if end_offset is None else end_offset
+    limit = MAX_OFFSET + 1 if end_offset is None else end_offset
     chosen = np.ones(len(headers), np.bool_) if select is None else np.asarray(select, np.bool_)
     rows = np.zeros(len(headers), np.int64)
     place = Place(file, file_position, offset_shift)

@@ -22,6 +22,7 @@ _LEADER_EPOCH = 12
 _CRC = 17
 _MAX_TIMESTAMP = 35
 _MAX_LEADER_EPOCH = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 
 
 def rewrite_headers(
@@ -44,9 +45,9 @@ def rewrite_headers(
     source = as_bytes_array(data)
     if not source.flags.writeable and len(source):
         raise BadRequest("headers are rewritten in place: expected writable data, found read-only")
-    shift = _column("an offset shift", offset_shift, len(headers), -MAX_OFFSET, MAX_OFFSET)
+    shift = _column("an offset shift", offset_shift, len(headers), -_INT64_MAX, _INT64_MAX)
     epochs = _column("a leader epoch", leader_epoch, len(headers), -1, _MAX_LEADER_EPOCH)
-    times = _column("an append time", append_time, len(headers), -1, MAX_OFFSET)
+    times = _column("an append time", append_time, len(headers), -1, _INT64_MAX)
     if not len(headers):
         return headers
     if bool(((headers.position < 0) | (headers.position + headers.size > len(source))).any()):

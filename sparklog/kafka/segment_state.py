@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sparklog.format.batch_checks import MAX_OFFSET
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.directory import SegmentName
@@ -142,6 +143,10 @@ class SegmentState:
         greatest = int(headers.max_timestamp.max())
         self.records += int(headers.count[~headers.is_control].sum())
         self.max_timestamp = max(self.max_timestamp, greatest)
+        # Kafka, too, goes by the last batch alone: an offset that was damaged before it does not stay. One that is too
+        # large for a log ends it there, and whoever reads the batch is told.
+        last = int(headers.base_offset[-1]) + int(headers.last_offset_delta[-1])
+        self.next_offset = max(self.name.base, min(last, MAX_OFFSET) + 1)
         start = window.start + int(headers.position[0])
         if not self.block_position or start - self.block_position[-1] >= BLOCK_BYTES:
             self.block_position.append(start)
@@ -150,12 +155,10 @@ class SegmentState:
             self.block_timestamp.append(greatest)
             self.block_records.append(0)
             self.block_batches.append(0)
-        self.block_end[-1] = int(headers.next_offset[-1])
+        self.block_end[-1] = self.next_offset
         self.block_timestamp[-1] = max(self.block_timestamp[-1], greatest)
         self.block_records[-1] += int(np.maximum(headers.count, 0).sum())
         self.block_batches[-1] += len(headers)
-        # Kafka, too, goes by the last batch alone: an offset that was damaged before it does not stay.
-        self.next_offset = max(self.name.base, int(headers.next_offset[-1]))
         at = int(headers.position[-1])
         self.last_position = window.start + at
         self.last_header = window.data[at : at + HEADER_BYTES]

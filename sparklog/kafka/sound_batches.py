@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt
-from sparklog.format.batch_checks import MAX_OFFSET, crc_message
+from sparklog.format.batch_checks import MAX_OFFSET, beyond_offsets, crc_message
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.record_batch import (
     CODECS,
@@ -184,6 +184,8 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
         return None, ""
     row = int(np.argmax(wrong)) if wrong.any() else last + 1
     if row <= last and odd[row]:
+        if headers.base_offset[row] >= 0 and beyond_offsets(headers)[row]:
+            return row, f"the batch's offsets go beyond {MAX_OFFSET}, the greatest that a log can hold"
         return row, "the batch's header has values that no writer writes"
     if row <= last and beyond[row]:
         return row, f"expected offsets below {limit}, where the next segment begins; found {int(following[row]) - 1}"
@@ -199,7 +201,7 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
 def _odd(headers: BatchHeaders) -> npt.NDArray[np.bool_]:
     wrong: npt.NDArray[np.bool_] = (
         (headers.base_offset < 0)
-        | (headers.base_offset > MAX_OFFSET - 2**31)
+        | beyond_offsets(headers)
         | (headers.last_offset_delta < 0)
         | (headers.count < 0)
         | (headers.count > headers.last_offset_delta + 1)
@@ -243,7 +245,7 @@ def _fits(header: BatchHeader, expected: int, limit: int | None) -> bool:
     last = header.base_offset + header.last_offset_delta
     # Of compressed messages of old formats the header tells the last offset only.
     first = header.base_offset if header.magic == MAGIC else last
-    return header.last_offset_delta >= 0 and first >= expected and (limit is None or last < limit)
+    return header.last_offset_delta >= 0 and first >= expected and last < (MAX_OFFSET + 1 if limit is None else limit)
 
 
 def _candidates(data: bytes, left: int, expected: int, limit: int | None) -> list[int]:
@@ -263,8 +265,7 @@ def _candidates(data: bytes, left: int, expected: int, limit: int | None) -> lis
     records = rows["count"].astype(np.int64)
     possible = (size >= HEADER_BYTES) & (size <= left - likely) & (base >= expected) & (delta >= 0)
     possible &= (records >= 0) & (records <= delta + 1) & ((rows["attributes"].astype(np.int64) & 7) < len(CODECS))
-    if limit is not None:
-        possible &= base < limit
-        possible &= base + delta < limit
+    # Without a sum, which could overflow: what stands there may be no batch.
+    possible &= base <= (MAX_OFFSET if limit is None else limit - 1) - np.maximum(delta, 0)
     found: list[int] = likely[possible].tolist()
     return found

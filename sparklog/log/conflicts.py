@@ -44,7 +44,7 @@ from sparklog.log.commit import (
     removals_by_file,
 )
 from sparklog.log.configs import TopicConfigs
-from sparklog.log.fields import KNOWN_WRITE_FEATURES
+from sparklog.log.fields import INT64_MAX, KNOWN_WRITE_FEATURES
 from sparklog.log.head import Head
 from sparklog.log.kafka_source import KafkaSource
 from sparklog.log.names import path_read_version
@@ -196,6 +196,11 @@ def assign(topic: str, files: Sequence[FileSlices], base: Head) -> tuple[FileSli
         for partition, offsets in zip(file.partition, file.offsets, strict=True):
             if not 0 <= partition < len(end):
                 raise BadRequest(f"topic '{topic}' has partitions 0 to {len(end) - 1}, found {partition}")
+            if offsets > INT64_MAX - end[partition]:
+                raise BadRequest(
+                    f"partition {partition} of topic '{topic}' ends at offset {end[partition]}: {offsets} more do not "
+                    f"fit below {INT64_MAX}, so it takes no more records; write to another partition or topic"
+                )
             bases.append(end[partition])
             end[partition] += offsets
         based.append(file.based(tuple(bases)))

@@ -263,7 +263,7 @@ def test_invalid_records_are_corrupt(name: str, codec: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"attributes": 5}, {"attributes": 7}, {"base_offset": -1}, {"base_offset": 2**63 - 5},
+        {"attributes": 5}, {"attributes": 7}, {"base_offset": -1}, {"base_offset": 2**63 - 4},
         {"last_offset_delta": -1}, {"count": -1}, {"count": 5},
     ],
 )  # fmt: skip

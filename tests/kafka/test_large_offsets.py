@@ -1,0 +1,140 @@
+"""Logs whose offsets lie near 2^63: all that Kafka can hold is read, in place and imported; the last int64 is none."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+
+from sparklog.compaction.run import compact_topic
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.kafka import KafkaView
+from sparklog.kafka.importing import import_log_dir
+from sparklog.log.root import Root, open_root
+from sparklog.log.root_view import RootView
+from sparklog.log.view import READ_COMMITTED, LogView, OffsetRange
+from sparklog.maintenance.work import InProcess, Settings
+from sparklog.verification.run import verify_root
+from tests.kafka.logs import HOUR_MS, keyed_batch, write_partition
+from tests.kafka_tools import KafkaTools
+
+END = 2**63 - 1
+"""The greatest end of a log, one above its greatest offset."""
+ITEMS = [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+
+
+def spanning(base: int, last: int) -> bytes:
+    """Three records in a batch that ends at `last`, as a cleaner leaves one."""
+    data = bytearray(keyed_batch(base, ITEMS))
+    struct.pack_into(">i", data, 23, last - base)
+    struct.pack_into(">I", data, 17, crc32c(bytes(data[21:])))
+    return bytes(data)
+
+
+LOGS = {
+    "old-bound": ({END - 2**31 + 1: keyed_batch(END - 2**31 + 1, ITEMS)}, END - 2**31 + 4),
+    "last": ({END - 3: keyed_batch(END - 3, ITEMS)}, END),
+    "wide": ({END - 2**31: spanning(END - 2**31, END - 1)}, END),
+    "gaps": (
+        {
+            0: keyed_batch(0, ITEMS),
+            END - 2**31: keyed_batch(END - 2**31, ITEMS),
+            END - 9: keyed_batch(END - 9, ITEMS) + keyed_batch(END - 3, ITEMS),
+        },
+        END,
+    ),
+}
+BEYOND = {
+    "alone": {END - 2: keyed_batch(END - 2, ITEMS)},
+    "behind": {0: keyed_batch(0, ITEMS), END - 2: keyed_batch(END - 2, ITEMS)},
+    "wide": {END - 2**31 + 1: spanning(END - 2**31 + 1, END)},
+}
+
+
+def offsets(view: LogView, column: str = "key") -> list[int]:
+    """Offsets of all records, and once more without a look into the batches."""
+    view.refresh(["t"])
+    limits = view.bounds("t")[0]
+    parts = view.plan([OffsetRange("t", 0, limits.log_start, limits.log_end)], READ_COMMITTED)
+    found, cheap = (
+        [offset for part in parts for batch in part.read(columns) for offset in batch.column("offset").to_pylist()]
+        for columns in (("offset", "key"), ("offset",))
+    )
+    assert found == cheap
+    return found
+
+
+def expected(segments: dict[int, bytes]) -> list[int]:
+    bases = [*segments, *([END - 3] if len(segments) == 3 else [])]
+    return [base + record for base in bases for record in range(3)]
+
+
+def imported(folder: Path, segments: dict[int, bytes], **configs: str) -> Root:
+    write_partition(folder / "kafka", "t-0", segments)
+    root = open_root(folder / "root", create=True)
+    import_log_dir(root, folder / "kafka", configs=configs)
+    return root
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_near_the_end_of_all_offsets_is_read_in_place(name: str, tmp_path: Path) -> None:
+    segments, end = LOGS[name]
+    write_partition(tmp_path, "t-0", segments)
+    for policy in ("fail", "skip", "truncate"):
+        view = KafkaView(tmp_path, corrupt_records=policy)
+        assert offsets(view) == expected(segments)
+        assert view.bounds("t")[0].log_end == end
+    times = view.offsets_for_timestamps("t", {0: HOUR_MS})
+    assert times[0] is not None
+    assert times[0].offset == expected(segments)[0]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_it_is_imported_sealed_compacted_and_verified(name: str, tmp_path: Path) -> None:
+    segments, end = LOGS[name]
+    root = imported(tmp_path, segments, **{"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+    view = RootView(root)
+    assert offsets(view) == expected(segments)
+    assert view.bounds("t")[0].log_end == end
+    report = compact_topic(root.topic("t"), Settings(now_ms=HOUR_MS * 2), InProcess(), roll=True)
+    assert not report.failures
+    assert offsets(view) == expected(segments)[-3:]
+    assert view.bounds("t")[0].log_end == end
+    assert not verify_root(root.store).findings
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_batch_that_would_leave_its_log_without_an_end_is_damage(name: str, tmp_path: Path) -> None:
+    write_partition(tmp_path / "kafka", "t-0", BEYOND[name])
+    with pytest.raises(Corrupt, match="the batch's offsets go beyond 9223372036854775806"):
+        offsets(KafkaView(tmp_path / "kafka"))
+    with pytest.raises(Corrupt, match="the batch's offsets go beyond 9223372036854775806"):
+        import_log_dir(open_root(tmp_path / "root", create=True), tmp_path / "kafka")
+    for policy in ("skip", "truncate"):
+        whole = [0, 1, 2] if name == "behind" else []
+        assert offsets(KafkaView(tmp_path / "kafka", corrupt_records=policy, on_skipped=lambda skipped: None)) == whole
+
+
+def test_a_partition_without_offsets_left_takes_no_records(tmp_path: Path) -> None:
+    topic = imported(tmp_path, {END - 5: keyed_batch(END - 5, ITEMS)}).topic("t")
+    with pytest.raises(BadRequest, match=f"partition 0 of topic 't' ends at offset {END - 2}: 3 more do not fit"):
+        topic.append(pa.table({"value": [b"v"] * 3}))
+    topic.append(pa.table({"value": [b"v"] * 2}))
+    assert offsets(RootView(open_root(tmp_path / "root")))[-2:] == [END - 2, END - 1]
+    with pytest.raises(BadRequest, match=f"ends at offset {END}: 1 more do not fit"):
+        topic.append(pa.table({"value": [b"v"]}))
+
+
+@pytest.mark.slow
+def test_kafka_reads_these_batches(kafka_tools: KafkaTools, tmp_path: Path) -> None:
+    for name, (segments, _) in LOGS.items():
+        write_partition(tmp_path, f"{name}-0", segments)
+    logs = sorted(tmp_path.glob("*/*.log"))
+    dumped = kafka_tools.dump(logs, "--deep-iteration")
+    found = {
+        name: [r.offset for log in logs if log.parent.name == f"{name}-0" for r in dumped.records(log)] for name in LOGS
+    }
+    assert found == {name: expected(segments) for name, (segments, _) in LOGS.items()}
