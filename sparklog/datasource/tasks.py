@@ -66,12 +66,14 @@ def split(
 
 
 def _by_records(held: Stored, count: int) -> list[Stored]:
-    count = min(count, held.records)
-    return _parts(held, held.at_records(*(held.records * index // count for index in range(1, count))))
+    records = held.records
+    count = min(count, records)
+    return _parts(held, held.at_records(*(records * index // count for index in range(1, count))))
 
 
 def _by_bytes(held: Stored, count: int) -> list[Stored]:
-    return _parts(held, held.at_bytes(*(held.nbytes * index // count for index in range(1, count))))
+    nbytes = held.nbytes
+    return _parts(held, held.at_bytes(*(nbytes * index // count for index in range(1, count))))
 
 
 def _parts(held: Stored, cuts: Sequence[int]) -> list[Stored]:

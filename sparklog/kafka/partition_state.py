@@ -25,6 +25,8 @@ from sparklog.log.stored import Runs, Stored
 RACY_MS = 100
 """A folder that changed so shortly before it was listed may have changed again since without showing it."""
 OPEN_TRIES = 5
+DETAILED_BLOCKS = 1 << 17
+"""Some 8 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +232,23 @@ class PartitionState:
         paths = [state.name.path for state in self.segments if state.name.base <= offset]
         return paths[-1] if paths else self.folder
 
-    def stored(self, start: int, end: int) -> Stored:
-        """What these offsets hold: a run for each block of the segments that they lie in."""
+    def stored(self, start: int, end: int, *, detailed: int = DETAILED_BLOCKS) -> Stored:
+        """What these offsets hold: a run for each block of the segments that they lie in.
+
+        Behind the first `detailed` blocks a segment is one run, so that a stream with rate limits need not go through
+        a terabyte of blocks for each micro-batch.
+        """
         low = max(bisect_right(self.segments, start, key=_base) - 1, 0)
         names = ("block_offset", "block_end", "block_records", "block_position", "block_batches")
         columns = [array("q") for _ in names]
         edges = array("q")
         for state in self.segments[low : bisect_left(self.segments, end, key=_base)]:
+            if len(edges) >= detailed:
+                row = (state.name.base, state.next_offset, state.records, 0, state.batches)
+                for column, number in zip(columns, row, strict=True):
+                    column.append(number)
+                edges.append(state.end)
+                continue
             for column, name in zip(columns, names, strict=True):
                 column.extend(getattr(state, name))
             # A block ends where the next one begins, the last one of a segment where that does.

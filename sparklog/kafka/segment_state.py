@@ -31,6 +31,7 @@ class SegmentState:
     """One segment up to `end`, the position after its last whole batch.
 
     * `records`: that its batches say they hold, markers left out; a compressed message of format v0 or v1 is one
+    * `batches`: how many there are, markers among them
     * `next_offset`: the offset after that batch, or the base offset; `max_timestamp` of its batches, -1 without any
     * `stop`, `reason`: why the last look went no further (see `BatchWalk`)
     * `closed`: it has a successor and was read to its end since; the file then had `size` bytes and was `modified` (ns)
@@ -41,6 +42,7 @@ class SegmentState:
     name: SegmentName
     end: int = 0
     records: int = 0
+    batches: int = 0
     next_offset: int = 0
     max_timestamp: int = -1
     stop: str = "end"
@@ -142,6 +144,7 @@ class SegmentState:
             return
         greatest = int(headers.max_timestamp.max())
         self.records += int(headers.count[~headers.is_control].sum())
+        self.batches += len(headers)
         self.max_timestamp = max(self.max_timestamp, greatest)
         # Kafka, too, goes by the last batch alone: an offset that was damaged before it does not stay. One that is too
         # large for a log ends it there, and whoever reads the batch is told.

@@ -121,6 +121,18 @@ def test_bytes_limit_a_micro_batch_by_what_is_stored(view: LogView) -> None:
     assert max(sizes) <= 101
 
 
+def test_what_lies_far_behind_the_start_is_measured_by_segments(tmp_path: Path) -> None:
+    view = kafka_view(tmp_path)
+    state, end = view.partition_states("t")[0], view.bounds("t")[0].log_end
+    whole, coarse = state.stored(0, end), state.stored(0, end, detailed=5)
+    assert (coarse.records, coarse.nbytes, coarse.batches) == (whole.records, whole.nbytes, whole.batches)
+    assert (
+        coarse.at_records(1, 399, 400, 999)
+        == whole.at_records(1, 399, 400, 999)
+        == [OFFSETS[i] for i in (1, 399, 400, 999)]
+    )
+
+
 def test_a_key_is_found_from_the_end_without_a_walk_over_the_gaps(view: LogView) -> None:
     found = latest_record(view, "t", b"key-3")
     assert found is not None
