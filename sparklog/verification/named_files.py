@@ -74,9 +74,11 @@ def gaps(head: Head, table: SliceTable) -> int:
     rows = table.all()
     if head.deleted:
         return 0
-    whole = int((head.log_end - head.log_start).sum())
+    # Of several partitions an int64 has no room for the sums.
+    whole: int = sum((head.log_end - head.log_start).tolist())
     within = np.minimum(rows.end, head.log_end[rows.partition]) - np.maximum(rows.base, head.log_start[rows.partition])
-    return whole - int(np.maximum(within, 0).sum())
+    covered: int = sum(np.maximum(within, 0).tolist())
+    return whole - covered
 
 
 def all_keys(files: Iterable[DataFile]) -> set[str]:

@@ -106,6 +106,13 @@ def test_it_is_imported_sealed_compacted_and_verified(name: str, tmp_path: Path)
     assert not verify_root(root.store).findings
 
 
+def test_gaps_of_several_partitions_are_counted(tmp_path: Path) -> None:
+    for partition in (1, 2):
+        write_partition(tmp_path / "kafka", f"t-{partition}", LOGS["gaps"][0])
+    root = imported(tmp_path, LOGS["gaps"][0])
+    assert verify_root(root.store).counts.gaps == 3 * (END - 15), "those within a slice are not counted"
+
+
 @pytest.mark.parametrize("name", BEYOND)
 def test_a_batch_that_would_leave_its_log_without_an_end_is_damage(name: str, tmp_path: Path) -> None:
     write_partition(tmp_path / "kafka", "t-0", BEYOND[name])
