@@ -42,15 +42,20 @@ class Runs:
         return self.base, self.end, self.records, self.nbytes, self.batches
 
     def ordered(self) -> Runs:
-        """Runs that do not overlap, whatever damage did to their offsets."""
+        """Runs that do not overlap, whatever damage did to their offsets.
+
+        A run that is at least half full counts by its offsets, as all of Kafka does: markers of transactions take
+        offsets, too, and no cut then gives more records than were asked for.
+        """
         if not len(self):
             return self
         base = np.minimum.accumulate(self.base[::-1])[::-1]
         end = np.maximum(self.end, base)
         end[:-1] = np.minimum(end[:-1], base[1:])
-        records = np.clip(self.records, 0, end - base)
+        span = end - base
+        records = np.where(self.records >= span - span // 2, span, np.maximum(self.records, 0))
         ordered = Runs(base, end, records, self.nbytes, np.maximum(self.batches, 1))
-        return ordered[end > base]
+        return ordered[span > 0]
 
     def clipped(self, start: int, stop: int) -> Runs:
         """The runs of offsets `[start, stop)`, the first and the last one with their share of what they hold."""

@@ -83,9 +83,13 @@ def test_parts_add_up_and_are_cut_where_so_many_records_lie(seed: int) -> None:
         ([(10, 20, 10, 1), (FAR - 9, FAR, 9, 1), (30, 40, 10, 1)], [(10, 20, 10, 1), (30, 40, 10, 1)]),
         ([(10, 99, 50, 1), (20, 30, 10, 1)], [(10, 20, 10, 1), (20, 30, 10, 1)]),
         ([(10, 9, 5, 1), (20, 25, -4, 1)], [(20, 25, 0, 1)]),
+        (
+            [(10, 20, 5, 1), (20, 30, 4, 1), (30, 33, 2, 1), (33, 36, 1, 1)],
+            [(10, 20, 10, 1), (20, 30, 4, 1), (30, 33, 3, 1), (33, 36, 1, 1)],
+        ),
     ],
 )
-def test_runs_that_damage_put_out_of_order_do_not_overlap(
+def test_runs_do_not_overlap_and_half_full_ones_count_by_offsets(
     rows: Sequence[tuple[int, int, int, int]], expected: list[tuple[int, ...]]
 ) -> None:
     assert rows_of(runs(*rows).ordered()) == expected
