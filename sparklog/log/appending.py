@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -15,10 +15,25 @@ from sparklog.log.partitioner import sticky_seed
 from sparklog.log.registry import WriterKey
 from sparklog.log.rows import ROW_COLUMNS
 from sparklog.log.slices import FileSlices
+from sparklog.log.topic_scan import Scan
 
 __all__ = ["ArrowData", "batches", "write_files"]
 
-ArrowData: TypeAlias = pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch | pa.Table]
+
+class ArrowStream(Protocol):
+    """Whatever hands out a stream by Arrow's protocol: data frames of Polars and pandas, relations of DuckDB, scans."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+class ArrowArray(Protocol):
+    """Whatever hands out one struct array by Arrow's protocol."""
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
+
+
+ArrowItem: TypeAlias = pa.Table | pa.RecordBatch | ArrowStream | ArrowArray
+ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem]
 
 
 def write_files(
@@ -37,14 +52,46 @@ def write_files(
 
 
 def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
-    """Record batches of tables, batches, readers and iterables of them; `BadRequest` for columns that no record has."""
-    for item in (data,) if isinstance(data, pa.Table | pa.RecordBatch) else data:
-        if not isinstance(item, pa.Table | pa.RecordBatch):
-            raise BadRequest(f"expected pyarrow tables or record batches, found {type(item).__name__}")
-        unknown = [name for name in item.schema.names if name not in ROW_COLUMNS]
-        if unknown:
-            raise BadRequest(f"expected columns of {', '.join(ROW_COLUMNS)}; found {', '.join(unknown)}: drop them")
-        if isinstance(item, pa.RecordBatch):
-            yield item
-        else:
-            yield from item.to_batches()
+    """Record batches of tables, batches, Arrow streams and iterables of them.
+
+    `BadRequest` for columns that no record has, and for what is not Arrow.
+    """
+    # A scan's batches are taken one by one: through the protocol its errors would lose their kind.
+    several = isinstance(data, Scan) or (isinstance(data, Iterable) and not _is_arrow(data))
+    for item in cast("Iterable[object]", data) if several else (data,):
+        if not _is_arrow(item):
+            raise BadRequest(
+                "expected pyarrow tables, record batches or what else has __arrow_c_stream__ or __arrow_c_array__, "
+                f"found {type(item).__name__}"
+            )
+        yield from _batches_of(item)
+
+
+def _is_arrow(data: object) -> bool:
+    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
+
+
+def _batches_of(item: Any) -> Iterator[pa.RecordBatch]:
+    """Batches of one table, batch or stream, each as it is asked for."""
+    stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
+    unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]
+    if unknown:
+        raise BadRequest(f"expected columns of {', '.join(ROW_COLUMNS)}; found {', '.join(unknown)}: drop them")
+    if isinstance(stream, pa.RecordBatch):
+        yield stream
+    elif isinstance(stream, pa.Table):
+        yield from stream.to_batches()
+    else:
+        yield from stream
+
+
+def _imported(item: Any) -> pa.RecordBatchReader | pa.RecordBatch:
+    """What another library holds, by Arrow's protocol and without a copy."""
+    try:
+        if hasattr(item, "__arrow_c_stream__"):
+            return pa.RecordBatchReader.from_stream(item)
+        return pa.record_batch(item)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise BadRequest(
+            f"expected columns of {', '.join(ROW_COLUMNS)}; Arrow cannot take {type(item).__name__} so: {error}"
+        ) from None

@@ -162,7 +162,8 @@ class Topic:
     def append(
         self, data: ArrowData, *, options: WriteOptions | None = None, writer: WriterKey | None = None
     ) -> AppendOutcome:
-        """Append rows as one commit: a table, a record batch, or an iterable of these (a reader, a generator).
+        """Append rows as one commit: whatever has `__arrow_c_stream__` or `__arrow_c_array__` (a table, a record batch,
+        a scan, a data frame of Polars or pandas, a relation of DuckDB), or an iterable of these.
 
         Columns `value` and, if wanted, `key` (binary or string), `headers` (list<struct<key: string, value: binary>>),
         `timestamp` (any timestamp type, or int64 ms; null: now), `partition` (null: by the key). With `writer` a batch
@@ -184,7 +185,7 @@ class Topic:
         columns: Sequence[str] = COLUMNS,
         batch_bytes: int = 4 << 20,
     ) -> Scan:
-        """The records of a range, to iterate as record batches or `to_table()`.
+        """The records of a range: to iterate as record batches, for `to_table()`, or for what takes Arrow streams.
 
         `start` (inclusive) and `end` (exclusive): `earliest`, `latest`, an offset, or these per partition. `columns` of
         `view.COLUMNS`. `NotFound` for a partition or an offset that is not there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -24,6 +25,8 @@ Position = str | int | Mapping[int, int | str]
 @dataclass(frozen=True)
 class Scan:
     """The records of some offset ranges of a topic, from one snapshot. Iterate it, as often as wanted, for batches.
+
+    Whatever takes Arrow streams takes a scan: `pyarrow.table(scan)`, `polars.DataFrame(scan)`, a query of DuckDB.
 
     Batches have exactly `columns`, of about `batch_bytes` each; records of a partition come in offset order.
     """
@@ -46,8 +49,16 @@ class Scan:
         return read_parts(self.parts, self.columns, batch_bytes=self.batch_bytes)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """For libraries that take Arrow streams."""
+        """For libraries that take Arrow streams. Records are read as the reader is."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Arrow's stream protocol: Polars, DuckDB, pandas (`DataFrame.from_arrow`) and others take a scan as it is."""
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
+        """Refuse: numpy, and `pandas.DataFrame(scan)` through it, would make one cell of each batch of records."""
+        raise BadRequest("a scan is no array: use scan.to_table(), and its to_pandas() for a DataFrame")
 
     def to_table(self) -> pa.Table:
         """All records in memory."""
