@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from sparklog.format._kernels_memory import (
+    INT,
     INT64,
     INT64_IN,
+    VOID,
     address,
     helper,
-    kernel,
     load_i64,
     prefetch,
     store_i64,
 )
+from sparklog.format.kernel_choice import kernel
 
 SLOT_BYTES = 24
 HALF = 0xFFFFFFFF
@@ -35,7 +35,7 @@ def first_slot(hash_at: int, slots: int) -> int:
     return (upper * slots) >> 32
 
 
-@kernel(types.int64(INT64, INT64_IN, INT64_IN, types.int64, types.int64))
+@kernel(INT(INT64, INT64_IN, INT64_IN, INT, INT))
 def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) -> int:
     """Set the offset of each key until one comes while there are `limit` entries.
 
@@ -70,7 +70,7 @@ def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) ->
     return taken | added << 32
 
 
-@kernel(types.void(INT64_IN, INT64_IN, INT64))
+@kernel(VOID(INT64_IN, INT64_IN, INT64))
 def get_keys(table: Any, hashes: Any, offsets: Any) -> None:
     """Look up each key: its offset, or -1. `table` int64[3 * slots], `hashes` int64[2 * n], `offsets` int64[n]."""
     slots = len(table) // 3

@@ -134,7 +134,7 @@ def check_kernels() -> Finding:
     """Whether compiled code is kept, so that nobody waits for the compiler."""
     fix = f"{sys.executable} -m sparklog.format.warm"
     try:
-        from sparklog.format._kernels_memory import CACHE_DIRECTORY
+        from sparklog.format._kernels_native import CACHE_DIRECTORY
     except ImportError as error:
         return Finding("kernels", FAIL, f"they cannot be loaded: {error}", "see packages")
     if CACHE_DIRECTORY is None:

@@ -11,9 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from sparklog.format._kernels_memory import INT64, INT64_IN, helper, kernel
+from sparklog.format._kernels_memory import (
+    INT,
+    INT64,
+    INT64_IN,
+    helper,
+)
+from sparklog.format.kernel_choice import kernel
 
 POLYNOMIAL = 0x82F63B78
 ONE = 1 << 31
@@ -33,7 +38,7 @@ def multiply(a: int, b: int) -> int:
     return product
 
 
-@kernel(types.int64(INT64_IN, INT64_IN))
+@kernel(INT(INT64_IN, INT64_IN))
 def join_crcs(crcs: Any, lengths: Any) -> int:
     """CRC-32C of runs of `lengths` bytes with these CRC-32Cs, back to back."""
     total = 0

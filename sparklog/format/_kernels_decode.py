@@ -10,23 +10,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from sparklog.format._kernels_memory import (
     BYTES,
     BYTES_IN,
+    INT,
     INT32,
     INT64,
     INT64_IN,
+    VOID,
     address,
     copy,
     helper,
-    kernel,
     load_u8,
     store_i32,
     store_i64,
     store_u8,
+    wrap,
 )
+from sparklog.format.kernel_choice import kernel
 
 BAD = 1 << 62
 INT32_MAX = 2**31 - 1
@@ -151,14 +152,14 @@ def fail(state: Any, batch: int, position: int, offset: int, code: int) -> int:
     """Note where it happened."""
     state[ERROR_BATCH] = batch
     state[ERROR_POSITION] = position
-    state[ERROR_OFFSET] = offset
+    state[ERROR_OFFSET] = wrap(offset)
     return code
 
 
 @kernel(
-    types.int64(
-        BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, types.int64, types.int64,
-        types.int64, INT64, INT64, INT32, BYTES, BYTES, INT32, BYTES, BYTES, INT32, BYTES, INT64, INT64, INT64,
+    INT(
+        BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT, INT,
+        INT, INT64, INT64, INT32, BYTES, BYTES, INT32, BYTES, BYTES, INT32, BYTES, INT64, INT64, INT64,
     )
 )  # fmt: skip
 def decode_records(
@@ -231,8 +232,8 @@ def decode_records(
 
 
 @kernel(
-    types.void(
-        BYTES_IN, types.int64, types.int64, INT32, INT64, INT32, BYTES, INT32, BYTES, BYTES, types.int64, types.int64,
+    VOID(
+        BYTES_IN, INT, INT, INT32, INT64, INT32, BYTES, INT32, BYTES, BYTES, INT, INT,
         INT64,
     )
 )  # fmt: skip

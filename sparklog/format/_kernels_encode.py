@@ -22,24 +22,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from sparklog.format._kernels_memory import (
     BYTES,
+    INT,
     INT64,
     INT64_IN,
+    TABLE,
     address,
     bit_length,
     copy,
     helper,
-    kernel,
     load_i32,
     load_i64,
     load_u8,
     prefetch,
     store_i16,
     store_u8,
+    wrap,
 )
+from sparklog.format.kernel_choice import kernel
 
 HEADER_BYTES = 61
 KEY, VALUE, LIST, HEADER_KEY, HEADER_VALUE, STRUCT = range(6)
@@ -113,7 +114,8 @@ def column(columns: Any, which: int) -> tuple[int, int, int, int, int, int]:
 
 @helper
 def zigzag(value: int) -> int:
-    return (value << 1) ^ (value >> 63)
+    value = wrap(value)
+    return wrap(value << 1) ^ (value >> 63)
 
 
 @helper
@@ -201,9 +203,7 @@ def close(lanes: Any, batches: Any, lane: int, batch: int) -> None:
     batches[batch, BATCH_MAX_TIME] = lanes[lane, LANE_MAX_TIME]
 
 
-@kernel(
-    types.int64(INT64_IN, INT64_IN, types.int64, INT64_IN, types.int64[:, ::1], types.int64, types.int64[:, ::1], INT64)
-)
+@kernel(INT(INT64_IN, INT64_IN, INT, INT64_IN, TABLE, INT, TABLE, INT64))
 def measure(
     order: Any, lane_of: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any
 ) -> int:  # fmt: skip
@@ -243,9 +243,9 @@ def measure(
 
 
 @kernel(
-    types.int64(
-        INT64_IN, INT64_IN, types.int64, INT64_IN, types.int64[:, ::1], types.int64, types.int64, types.int64, INT64_IN,
-        BYTES, types.int64[:, ::1], types.int64[:, ::1], INT64,
+    INT(
+        INT64_IN, INT64_IN, INT, INT64_IN, TABLE, INT, INT, INT, INT64_IN,
+        BYTES, TABLE, TABLE, INT64,
     )
 )  # fmt: skip
 def encode_records(

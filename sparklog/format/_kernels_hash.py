@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from sparklog.format._kernels_encode import cell
-from sparklog.format._kernels_memory import INT32, INT64_IN, address, helper, kernel, load_u8, load_u32, store_i32
+from sparklog.format._kernels_memory import (
+    INT,
+    INT32,
+    INT64_IN,
+    VOID,
+    address,
+    helper,
+    load_u8,
+    load_u32,
+    store_i32,
+)
+from sparklog.format.kernel_choice import kernel
 
 MASK = 0xFFFFFFFF
 SEED = 0x9747B28C
@@ -34,7 +43,7 @@ def murmur2_bytes(at: int, length: int) -> int:
     return state ^ (state >> 15)
 
 
-@kernel(types.void(INT64_IN, types.int64, INT32))
+@kernel(VOID(INT64_IN, INT, INT32))
 def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
     """Per cell: murmur2 as int32 (null: 0) if `partitions` is 0, else its partition (null: -1)."""
     offsets, wide, data, valid, first = column[0], column[1], column[2], column[4], column[5]

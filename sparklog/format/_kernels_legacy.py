@@ -10,23 +10,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from sparklog.format._kernels_encode import varint_size, write_bytes, write_varint, zigzag
 from sparklog.format._kernels_memory import (
     BYTES,
     BYTES_IN,
+    INT,
     INT64,
     INT64_IN,
     SLACK,
+    TABLE,
     address,
+    crc32,
     helper,
-    kernel,
-    load_i64,
     load_u8,
     store_i64,
     store_u8,
+    wrap,
 )
+from sparklog.format.kernel_choice import kernel
 
 # Rows of the table that `find_messages` fills.
 POSITION = 0
@@ -81,33 +83,6 @@ CRC_TABLE = _crc_table()
 
 
 @helper
-def crc32(at: int, length: int, table: int) -> int:
-    """CRC-32 (zlib's) of `length` bytes; `table`: address of `CRC_TABLE`."""
-    crc = 0xFFFFFFFF
-    while length >= 8:
-        word = load_i64(at)
-        low = (word ^ crc) & 0xFFFFFFFF
-        high = (word >> 32) & 0xFFFFFFFF
-        crc = (
-            load_i64(table + 8 * (1792 + (low & 0xFF)))
-            ^ load_i64(table + 8 * (1536 + (low >> 8 & 0xFF)))
-            ^ load_i64(table + 8 * (1280 + (low >> 16 & 0xFF)))
-            ^ load_i64(table + 8 * (1024 + (low >> 24)))
-            ^ load_i64(table + 8 * (768 + (high & 0xFF)))
-            ^ load_i64(table + 8 * (512 + (high >> 8 & 0xFF)))
-            ^ load_i64(table + 8 * (256 + (high >> 16 & 0xFF)))
-            ^ load_i64(table + 8 * (high >> 24))
-        )
-        at += 8
-        length -= 8
-    while length > 0:
-        crc = load_i64(table + 8 * ((crc ^ load_u8(at)) & 0xFF)) ^ (crc >> 8)
-        at += 1
-        length -= 1
-    return crc ^ 0xFFFFFFFF
-
-
-@helper
 def big_u32(at: int) -> int:
     value: int = (load_u8(at) << 24) | (load_u8(at + 1) << 16) | (load_u8(at + 2) << 8) | load_u8(at + 3)
     return value
@@ -121,10 +96,10 @@ def big_i32(at: int) -> int:
 
 @helper
 def big_i64(at: int) -> int:
-    return (big_u32(at) << 32) | big_u32(at + 4)
+    return wrap((big_u32(at) << 32) | big_u32(at + 4))
 
 
-@kernel(types.int64(BYTES_IN, types.int64, types.int64[:, ::1], INT64))
+@kernel(INT(BYTES_IN, INT, TABLE, INT64))
 def find_messages(data: Any, start: int, table: Any, state: Any) -> int:
     """Fill a column of `table` for each message of format v0 or v1 from `start` on; how many there are.
 
@@ -171,8 +146,8 @@ def fail(state: int, row: int, position: int, offset: int, code: int) -> int:
 
 
 @kernel(
-    types.int64(
-        BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, types.int64, INT64_IN, BYTES,
+    INT(
+        BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT, INT64_IN, BYTES,
         INT64, INT64, INT64,
     )
 )  # fmt: skip
@@ -207,7 +182,7 @@ def translate(
                     return fail(state_at, row, at - origin, offset, COMPRESSED)
                 if crc32(at + CRC_START, length + LOG_OVERHEAD - CRC_START, table_at) != big_u32(at + 12):
                     return fail(state_at, row, at - origin, offset, CHECKSUM)
-            delta = big_i64(at) + moved - base
+            delta = wrap(big_i64(at) + moved - base)
             if delta <= previous or delta > last:
                 return fail(state_at, row, at - origin, offset, ORDER)
             time, key_at = _NO_TIMESTAMP, at + 18

@@ -1,221 +1,141 @@
-"""Raw memory access for the kernels: loads, stores and copies by address, and the place of the kernel cache.
+"""The language of the kernels: memory by address, as plain Python.
 
-Numba's own arrays pay for negative indices on every access, for overlap checks in slice assignments, and for reference
-counts (atomic) wherever an array is passed on inside a branch. Kernels therefore turn their arrays into addresses once
-and work on integers; these intrinsics compile to one load or store. They check nothing: every kernel compares positions
-with ends before it reads, which is what keeps hostile input harmless.
+A kernel is a function over integers and arrays that needs nothing but what is here. Its two ways of running
+(`kernel_choice`) share its source: interpreted it calls the functions below, compiled their counterparts in
+`_kernels_native`. What int64 arithmetic would wrap round, `wrap` does for Python's integers.
+
+Addresses are checked by no one: every kernel compares positions with ends before it reads or writes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import tempfile
+import ctypes
+import zlib
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numba
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+import numpy as np
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
-"""Input bytes: accepts read-only and writable arrays with one compiled version."""
-INT64_IN = types.Array(types.int64, 1, "C", readonly=True)
-BYTES = types.Array(types.uint8, 1, "C")
-INT32 = types.Array(types.int32, 1, "C")
-INT64 = types.Array(types.int64, 1, "C")
 
 SLACK = 64
 """Bytes a destination must have beyond its last valid byte: `copy` may write up to 31 bytes too many."""
 
-_byte = ir.IntType(8)
-_int64 = ir.IntType(64)
+_INT64 = 1 << 64
+_SIGN = 1 << 63
+_memory: Any = memoryview((ctypes.c_ubyte * (_SIGN - 1)).from_address(0)).cast("B")
+"""The memory of this process."""
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def address(typing_context: Any, array: Any) -> Any:
-    """Where an array's elements begin. The caller keeps the array alive."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kernel's parameter or result: an integer, nothing, or an array of a numpy type, contiguous."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, _int64)
+    dtype: str
+    dimensions: int = 0
+    writable: bool = True
 
-    return types.int64(array), codegen
-
-
-def _loader(bits: int, signed: bool) -> Any:
-    def load(typing_context: Any, place: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = builder.load(builder.inttoptr(args[0], ir.IntType(bits).as_pointer()), align=1)
-            if bits == 64:
-                return value
-            return builder.sext(value, _int64) if signed else builder.zext(value, _int64)
-
-        return types.int64(types.int64), codegen
-
-    return intrinsic(load)
+    def __call__(self, *parameters: Kind) -> Signature:
+        return Signature(self, parameters)
 
 
-def _storer(bits: int) -> Any:
-    def store(typing_context: Any, place: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            word = ir.IntType(bits)
-            low = args[1] if bits == 64 else builder.trunc(args[1], word)
-            builder.store(low, builder.inttoptr(args[0], word.as_pointer()), align=1)
-            return context.get_dummy_value()
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Result and parameters of a kernel."""
 
-        return types.void(types.int64, types.int64), codegen
-
-    return intrinsic(store)
+    result: Kind
+    parameters: tuple[Kind, ...]
 
 
-load_u8 = _loader(8, signed=False)
-load_u32 = _loader(32, signed=False)
-load_i32 = _loader(32, signed=True)
-load_i64 = _loader(64, signed=True)
-store_u8 = _storer(8)
-store_i16 = _storer(16)
-store_i32 = _storer(32)
-store_i64 = _storer(64)
-
-
-def _mover(width: int) -> Any:
-    def move(typing_context: Any, to: Any, source: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = ir.VectorType(_byte, width).as_pointer()
-            value = builder.load(builder.inttoptr(args[1], pointer), align=1)
-            builder.store(value, builder.inttoptr(args[0], pointer), align=1)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), codegen
-
-    return intrinsic(move)
-
-
-_move16 = _mover(16)
-_move32 = _mover(32)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _memcpy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _byte.as_pointer()
-        cgutils.raw_memcpy(builder, builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def prefetch(typing_context: Any, place: Any) -> Any:
-    """Ask for a cache line (any address: a prefetch never faults)."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [_byte.as_pointer(), word, word, word])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [_byte.as_pointer()], kind)
-        builder.call(function, [builder.inttoptr(args[0], _byte.as_pointer()), word(0), word(3), word(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def bit_length(typing_context: Any, value: Any) -> Any:
-    """Bits up to the highest one set, of the value as unsigned; 0 for 0."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.sub(_int64(64), builder.ctlz(args[0], ir.IntType(1)(0)))
-
-    return types.int64(types.int64), codegen
+VOID = Kind("void")
+INT = Kind("int64")
+BYTES, INT32, INT64 = Kind("uint8", 1), Kind("int32", 1), Kind("int64", 1)
+BYTES_IN, INT32_IN, INT64_IN = (replace(kind, writable=False) for kind in (BYTES, INT32, INT64))
+"""Input arrays: read-only and writable ones go."""
+TABLE = Kind("int64", 2)
 
 
 def helper(function: F) -> F:
-    """A function that becomes part of each kernel that uses it."""
-    return njit(nogil=True, forceinline=True)(function)  # type: ignore[no-any-return]
+    """A function that becomes part of each compiled kernel that uses it."""
+    helpers.add(function)
+    return function
 
 
-@helper
+helpers: set[Callable[..., Any]] = set()
+
+# What follows is for interpreted kernels; `_kernels_native` has its counterparts under the same names.
+
+
+def address(array: Any) -> int:
+    """Where an array's elements begin. The caller keeps the array alive."""
+    place: int = np.asarray(array).__array_interface__["data"][0]
+    return place
+
+
+def load_u8(place: int) -> int:
+    """One byte."""
+    byte: int = _memory[place]
+    return byte
+
+
+def load_u32(place: int) -> int:
+    """An unsigned int32, little-endian as all that follow."""
+    return int.from_bytes(_memory[place : place + 4], "little")
+
+
+def load_i32(place: int) -> int:
+    """An int32."""
+    return int.from_bytes(_memory[place : place + 4], "little", signed=True)
+
+
+def load_i64(place: int) -> int:
+    """An int64."""
+    return int.from_bytes(_memory[place : place + 8], "little", signed=True)
+
+
+def store_u8(place: int, value: int) -> None:
+    """The lowest byte of a value."""
+    _memory[place] = value & 0xFF
+
+
+def store_i16(place: int, value: int) -> None:
+    """The lowest two bytes."""
+    _memory[place : place + 2] = (value & 0xFFFF).to_bytes(2, "little")
+
+
+def store_i32(place: int, value: int) -> None:
+    """The lowest four bytes."""
+    _memory[place : place + 4] = (value & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def store_i64(place: int, value: int) -> None:
+    """The lowest eight bytes."""
+    _memory[place : place + 8] = (value & _INT64 - 1).to_bytes(8, "little")
+
+
+def prefetch(place: int) -> None:
+    """Ask for a cache line: nothing to do here."""
+
+
+def bit_length(value: int) -> int:
+    """Bits up to the highest one set, of the value as unsigned; 0 for 0."""
+    return (value & _INT64 - 1).bit_length()
+
+
+def wrap(value: int) -> int:
+    """What int64 arithmetic makes of a value that may have left its range."""
+    return (value + _SIGN & _INT64 - 1) - _SIGN
+
+
 def copy(to: int, source: int, count: int, source_end: int) -> None:
-    """Copy `count` bytes. Short runs go in whole vectors and may write up to 31 bytes more: `to` needs `SLACK` behind.
+    """Copy `count` bytes. Compiled, short runs may write up to 31 bytes more: `to` needs `SLACK` behind.
 
     Never reads at or beyond `source_end`.
     """
-    if count <= 16 and source + 16 <= source_end:
-        _move16(to, source)
-    elif count <= 256 and source + count + 31 <= source_end:
-        done = 0
-        while done < count:
-            _move32(to + done, source + done)
-            done += 32
-    else:
-        _memcpy(to, source, count)
+    _memory[to : to + count] = _memory[source : source + count]
 
 
-def _digest() -> str:
-    """Of all kernel sources, those of packages above too: numba's cache does not notice that a helper in another module
-    changed, this name does.
-    """
-    state = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(Path(__file__).parents[1].glob("*/_kernels*.py")):
-        state.update(path.read_bytes())
-    return state.hexdigest()[:16]
-
-
-def _private_directory(name: str) -> Path:
-    """A directory below the temporary one that nobody else can write to: cached kernels are code that will be run."""
-    path = Path(tempfile.gettempdir()) / f"{name}-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    status = path.lstat()
-    ours = not hasattr(os, "getuid") or status.st_uid == os.getuid()
-    return (
-        path if ours and not path.is_symlink() and not status.st_mode & 0o022 else Path(tempfile.mkdtemp(prefix=name))
-    )
-
-
-def cache_directory(package: Path | None = None) -> str | None:
-    """Where compiled kernels are kept: the package's `__pycache__`, else a private temporary folder, else nowhere.
-
-    A read-only installation that was warmed up is copied to the temporary folder, so that nothing is compiled twice.
-    """
-    try:
-        name = f"kernels-{_digest()}"
-        home = (package or Path(__file__).parent) / "__pycache__" / name
-        try:
-            home.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=home):
-                return str(home)
-        except OSError:
-            away = _private_directory("sparklog-kernels") / name
-            if home.is_dir() and not away.exists():
-                shutil.copytree(home, away)
-            away.mkdir(exist_ok=True)
-            return str(away)
-    except OSError:
-        return None
-
-
-CACHE_DIRECTORY = cache_directory()
-
-
-def kernel(signature: Any) -> Callable[[F], F]:
-    """Compile for exactly this signature at import, from the disk cache where possible, without holding the GIL."""
-
-    def decorate(function: F) -> F:
-        if CACHE_DIRECTORY is not None:
-            before = numba.config.CACHE_DIR
-            numba.config.CACHE_DIR = CACHE_DIRECTORY
-            try:
-                return njit(signature, cache=True, nogil=True)(function)  # type: ignore[no-any-return]
-            except (RuntimeError, OSError):  # numba found no place, or the disk is full: compile without a cache
-                pass
-            finally:
-                numba.config.CACHE_DIR = before
-        return njit(signature, nogil=True)(function)  # type: ignore[no-any-return]
-
-    return decorate
+def crc32(at: int, length: int, table: int) -> int:
+    """CRC-32 (zlib's) of `length` bytes; `table` is for the compiled one."""
+    return zlib.crc32(_memory[at : at + length])

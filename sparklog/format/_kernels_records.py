@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from sparklog.format._kernels_decode import (
     BAD,
     ERROR_BATCH,
@@ -32,20 +30,22 @@ from sparklog.format._kernels_encode import HEADER_BYTES, varint_size, write_var
 from sparklog.format._kernels_memory import (
     BYTES,
     BYTES_IN,
+    INT,
     INT32,
     INT64,
     INT64_IN,
     SLACK,
+    TABLE,
     address,
     copy,
     helper,
-    kernel,
     load_i64,
     load_u8,
     store_i32,
     store_i64,
     store_u8,
 )
+from sparklog.format.kernel_choice import kernel
 
 __all__ = ["ERROR_BATCH", "ERROR_OFFSET", "ERROR_POSITION", "OK", "STATE_SIZE", "find_records", "write_batches"]
 
@@ -85,7 +85,7 @@ MISMATCH = 10
 
 
 @kernel(
-    types.int64(
+    INT(
         BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT32, INT64, INT64, INT64, INT64, BYTES,
         BYTES, INT64, INT32, INT64,
     )
@@ -135,8 +135,8 @@ def find_records(
 
 
 @kernel(
-    types.int64(
-        BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, types.int64, types.int64[:, ::1]
+    INT(
+        BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT, TABLE
     )
 )  # fmt: skip
 def survey(
@@ -195,8 +195,8 @@ def rewrite_record(to: int, room: int, start: int, end: int, delta: int, base_de
 
 
 @kernel(
-    types.int64(
-        types.int64[:, ::1], BYTES_IN, BYTES_IN, BYTES_IN, INT64_IN, INT64_IN, INT64_IN, BYTES_IN, BYTES,
+    INT(
+        TABLE, BYTES_IN, BYTES_IN, BYTES_IN, INT64_IN, INT64_IN, INT64_IN, BYTES_IN, BYTES,
     )
 )  # fmt: skip
 def write_batches(

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from sparklog.format._kernels_memory import (
     BYTES_IN,
+    INT,
+    INT32_IN,
     INT64,
     INT64_IN,
     address,
     helper,
-    kernel,
     load_i32,
     load_i64,
     load_u8,
     store_i64,
 )
-
-INT32_IN = types.Array(types.int32, 1, "C", readonly=True)
+from sparklog.format.kernel_choice import kernel
 
 V0 = 0x736F6D6570736575
 V1 = 0x646F72616E646F6D
@@ -67,7 +65,7 @@ def last_word(at: int, length: int, data_end: int) -> int:
     return word
 
 
-@kernel(types.int64(BYTES_IN, INT64_IN, INT32_IN, types.int64, types.int64, INT64))
+@kernel(INT(BYTES_IN, INT64_IN, INT32_IN, INT, INT, INT64))
 def siphash_runs(data: Any, starts: Any, lengths: Any, key_low: int, key_high: int, out: Any) -> int:
     """Both words of the hash of each run; zeros for a negative length. Returns the first run that does not lie in the
     data, -1 if all do. `out` has two words per run."""

@@ -249,7 +249,7 @@ class _Sink:
         self._room(group, int(count.sum()))
         positions = np.empty(int(count.sum()) if self.wanted & 4 else 0, np.int64)
         before = self.state.copy()
-        code = kernels.decode_records(
+        code = kernels.decode_records.sized(int(count.sum()))(
             group.data, group.start, group.stop, np.ascontiguousarray(count), self.base_offset[rows],
             np.ascontiguousarray(headers.base_timestamp[rows]), self.fixed_time[rows],
             np.ascontiguousarray(headers.last_offset_delta[rows]), self.first, self.limit, self.wanted, self.offset,
@@ -270,7 +270,7 @@ class _Sink:
             raise BadRequest("the headers have 2 GiB or more: decode fewer batches at a time")
         self.header_key.room(entries, key_bytes)
         self.header_value.room(entries, value_bytes)
-        kernels.decode_headers(
+        kernels.decode_headers.sized(entries - int(before[kernels.HEADER_ROWS]))(
             group.data, before[kernels.ROWS], state[kernels.ROWS], self.list_offsets, positions,
             self.header_key.offsets, self.header_key.data, self.header_value.offsets, self.header_value.data,
             self.header_value.valid, before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state,

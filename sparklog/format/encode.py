@@ -36,6 +36,8 @@ from sparklog.format.record_batch import (
 )
 
 MAX_BATCH_BYTES = 2**31 - 1
+RECORDS_PER_CRC = 16
+"""To join a CRC costs as much as to write so many records, interpreted."""
 _ALL = np.empty(0, np.int64)
 """As `order`: all rows; as `lane_of`: all in one lane."""
 
@@ -254,7 +256,7 @@ class _Rows:
         out = new_array(int(ends[-1]), np.uint8)
         batches = np.zeros((int(counts.sum()), kernels.BATCH_FIELDS), np.int64)
         state = np.zeros(kernels.STATE_SIZE, np.int64)
-        kernels.encode_records(
+        kernels.encode_records.sized(self.count)(
             self.order, self.lane_of, self.count, self.times, self.columns.table, target, int(base_time is not None),
             base_time or 0, np.ascontiguousarray(deltas, np.int64), out, lanes, batches, state,
         )  # fmt: skip
@@ -270,7 +272,7 @@ class _Rows:
         lanes = np.zeros((int(self.lane_of.max()) + 1 if len(self.lane_of) else 1, kernels.LANE_FIELDS), np.int64)
         lanes[:, kernels.LANE_MIN_TIME] = np.iinfo(np.int64).max
         state = np.zeros(kernels.STATE_SIZE, np.int64)
-        code = kernels.measure(
+        code = kernels.measure.sized(self.count)(
             self.order, self.lane_of, self.count, self.times, self.columns.table, self.extra, lanes, state
         )
         row = int(state[kernels.ERROR_ROW])
@@ -348,7 +350,7 @@ def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
         offsets=rows,
         min_ts=int(lane[kernels.LANE_MIN_TIME]),
         max_ts=int(times.max()),
-        crc=join_crcs(crcs, lengths),
+        crc=join_crcs.sized(RECORDS_PER_CRC * len(crcs))(crcs, lengths),
         has_null_keys=int(lane[kernels.LANE_NULL_KEYS]) > 0,
     )
 

@@ -69,6 +69,8 @@ CALL_LIMIT = 1 << 30
 """Bytes that the wrappers of one call may become."""
 LONG_MESSAGE = 2048
 """zlib's own CRC-32 is faster from here on; the kernel needs no call for each message."""
+USUAL_MESSAGE = 100
+"""Bytes, to guess how many messages there are."""
 _FIELDS = ((0, 8, True), (8, 12, True), (12, 16, False), (17, 18, False), (18, 26, True))
 NOTHING = -1
 """There are no leader epochs and no producers in these formats."""
@@ -112,7 +114,7 @@ def find(data: BytesLike, start: int) -> Entries:
     least = kernels.LOG_OVERHEAD + kernels.V0_BYTES
     table = new_array(kernels.TABLE_ROWS * ((len(source) - start) // least + 1), np.int64)
     table = table.reshape(kernels.TABLE_ROWS, -1)
-    count = kernels.find_messages(source, start, table, state)
+    count = kernels.find_messages.sized((len(source) - start) // USUAL_MESSAGE + 1)(source, start, table, state)
     position, size, offset, crc, attributes, timestamp, magic = table[:, :count]
     return Entries(position, size, offset, crc, attributes, timestamp, magic, int(state[kernels.END]))
 
@@ -215,7 +217,8 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
     long = headers.size >= LONG_MESSAGE
     found = headers.crc.copy()
     short = np.flatnonzero(~long)
-    found[short] = kernels.message_crcs(source, headers.position[short], headers.size[short], kernels.CRC_TABLE)
+    crcs = kernels.message_crcs.sized(len(short))
+    found[short] = crcs(source, headers.position[short], headers.size[short], kernels.CRC_TABLE)
     view = source.data
     for row in np.flatnonzero(long).tolist():
         found[row] = _crc_of(view, headers, row)
@@ -387,7 +390,7 @@ def _translated(
     out = new_array(room, np.uint8)
     out_start, out_stop = new_array(last - first, np.int64), new_array(last - first, np.int64)
     state = np.zeros(kernels.STATE_SIZE, np.int64)
-    code = kernels.translate(
+    code = kernels.translate.sized(int(count.sum()))(
         data, np.ascontiguousarray(start), np.ascontiguousarray(stop), count,
         np.ascontiguousarray(headers.base_offset[rows]), shift, np.ascontiguousarray(headers.base_timestamp[rows]),
         np.ascontiguousarray(headers.last_offset_delta[rows]), int(inner), kernels.CRC_TABLE, out, out_start, out_stop,

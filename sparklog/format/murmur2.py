@@ -33,5 +33,5 @@ def _hash(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.
 
     out = np.empty(len(array), np.int32)
     columns = KernelColumns(array)
-    murmur2_cells(columns.table[0], partitions, out)
+    murmur2_cells.sized(len(out))(columns.table[0], partitions, out)
     return out

@@ -80,7 +80,7 @@ def record_fields(
         batch_rows=count,
     )
     state = np.zeros(kernels.STATE_SIZE, np.int64)
-    code = kernels.find_records(
+    code = kernels.find_records.sized(n)(
         payloads.data, np.ascontiguousarray(payloads.start), np.ascontiguousarray(payloads.end), count,
         np.ascontiguousarray(headers.base_offset), np.ascontiguousarray(headers.base_timestamp),
         np.ascontiguousarray(headers.last_offset_delta), fields.batch, fields.offset, fields.timestamp, fields.start,

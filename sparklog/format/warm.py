@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from sparklog.format.kernel_choice import Kernel
+
 KERNEL_MODULES = (
     "sparklog.compaction._kernels_offset_map",
     "sparklog.format._kernels_crc",
@@ -19,9 +21,12 @@ KERNEL_MODULES = (
 
 def warm_up() -> str | None:
     """Load every kernel, compiling those that the cache does not have. Returns the cache's folder, None without one."""
+    from sparklog.format._kernels_native import CACHE_DIRECTORY
+
     for name in KERNEL_MODULES:
-        import_module(name)
-    from sparklog.format._kernels_memory import CACHE_DIRECTORY
+        for member in vars(import_module(name)).values():
+            if isinstance(member, Kernel):
+                member.load()
 
     return CACHE_DIRECTORY
 

@@ -158,14 +158,14 @@ def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.Monk
 def test_kernels_that_are_not_compiled_or_cannot_be_kept_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from sparklog.format import _kernels_memory
+    from sparklog.format import _kernels_native
 
-    assert warm.warm_up() == _kernels_memory.CACHE_DIRECTORY
+    assert warm.warm_up() == _kernels_native.CACHE_DIRECTORY
     assert check_kernels().status == OK
-    monkeypatch.setattr(_kernels_memory, "CACHE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(_kernels_native, "CACHE_DIRECTORY", str(tmp_path))
     cold = check_kernels()
     assert (cold.status, cold.fix) == (WARN, f"{sys.executable} -m sparklog.format.warm")
-    monkeypatch.setattr(_kernels_memory, "CACHE_DIRECTORY", None)
+    monkeypatch.setattr(_kernels_native, "CACHE_DIRECTORY", None)
     assert "compiles them anew" in check_kernels().found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.format import _kernels_memory
+from sparklog.format import _kernels_native
 from sparklog.format.warm import KERNEL_MODULES, warm_up
 
 REPOSITORY = Path(__file__).parents[2]
@@ -25,11 +25,11 @@ def test_warm_up_compiles_every_kernel_module() -> None:
         ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
         for file in (REPOSITORY / "sparklog").rglob("_kernels_*.py")
     }
-    assert sources - {"sparklog.format._kernels_memory"} == set(KERNEL_MODULES)
+    assert sources - {"sparklog.format._kernels_memory", "sparklog.format._kernels_native"} == set(KERNEL_MODULES)
 
 
 def test_the_package_is_the_first_choice(tmp_path: Path) -> None:
-    place = _kernels_memory.cache_directory(tmp_path)
+    place = _kernels_native.cache_directory(tmp_path)
     assert place is not None
     assert Path(place).parent == tmp_path / "__pycache__"
 
@@ -39,7 +39,7 @@ def test_a_read_only_package_falls_back_to_a_private_folder(tmp_path: Path, monk
     (tmp_path / "temporary").mkdir()
     blocked = tmp_path / "package"
     blocked.write_text("a file where a folder would be: nothing can be made below it")
-    place = _kernels_memory.cache_directory(blocked)
+    place = _kernels_native.cache_directory(blocked)
     assert place is not None
     folder = Path(place).parent
     assert folder.parent == tmp_path / "temporary"
@@ -53,7 +53,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypat
     open_folder.chmod(0o777)
     blocked = tmp_path / "package"
     blocked.write_text("")
-    place = _kernels_memory.cache_directory(blocked)
+    place = _kernels_native.cache_directory(blocked)
     assert place is not None
     assert not place.startswith(str(open_folder) + "/")
 

@@ -1,0 +1,271 @@
+"""Compiled kernels: loads, stores and copies by address as machine code, and the place of the kernel cache.
+
+Numba's own arrays pay for negative indices on every access, for overlap checks in slice assignments, and for reference
+counts (atomic) wherever an array is passed on inside a branch. Kernels therefore turn their arrays into addresses once
+and work on integers; these intrinsics compile to one load or store. They check nothing: every kernel compares positions
+with ends before it reads, which is what keeps hostile input harmless.
+
+Importing this module loads numba: only `kernel_choice`, which decides when that is worth it, does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numba
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sparklog.format import _kernels_memory
+from sparklog.format._kernels_memory import Kind, Signature, helpers
+
+_byte = ir.IntType(8)
+_int64 = ir.IntType(64)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def address(typing_context: Any, array: Any) -> Any:
+    """Where an array's elements begin. The caller keeps the array alive."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, _int64)
+
+    return types.int64(array), codegen
+
+
+def _loader(bits: int, signed: bool) -> Any:
+    def load(typing_context: Any, place: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = builder.load(builder.inttoptr(args[0], ir.IntType(bits).as_pointer()), align=1)
+            if bits == 64:
+                return value
+            return builder.sext(value, _int64) if signed else builder.zext(value, _int64)
+
+        return types.int64(types.int64), codegen
+
+    return intrinsic(load)
+
+
+def _storer(bits: int) -> Any:
+    def store(typing_context: Any, place: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            word = ir.IntType(bits)
+            low = args[1] if bits == 64 else builder.trunc(args[1], word)
+            builder.store(low, builder.inttoptr(args[0], word.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return intrinsic(store)
+
+
+load_u8 = _loader(8, signed=False)
+load_u32 = _loader(32, signed=False)
+load_i32 = _loader(32, signed=True)
+load_i64 = _loader(64, signed=True)
+store_u8 = _storer(8)
+store_i16 = _storer(16)
+store_i32 = _storer(32)
+store_i64 = _storer(64)
+
+
+def _mover(width: int) -> Any:
+    def move(typing_context: Any, to: Any, source: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = ir.VectorType(_byte, width).as_pointer()
+            value = builder.load(builder.inttoptr(args[1], pointer), align=1)
+            builder.store(value, builder.inttoptr(args[0], pointer), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return intrinsic(move)
+
+
+_move16 = _mover(16)
+_move32 = _mover(32)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _memcpy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _byte.as_pointer()
+        cgutils.raw_memcpy(builder, builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing_context: Any, place: Any) -> Any:
+    """Ask for a cache line (any address: a prefetch never faults)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_byte.as_pointer(), word, word, word])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [_byte.as_pointer()], kind)
+        builder.call(function, [builder.inttoptr(args[0], _byte.as_pointer()), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bit_length(typing_context: Any, value: Any) -> Any:
+    """Bits up to the highest one set, of the value as unsigned; 0 for 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sub(_int64(64), builder.ctlz(args[0], ir.IntType(1)(0)))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def wrap(typing_context: Any, value: Any) -> Any:
+    """Nothing: int64 arithmetic has wrapped round already."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return args[0]
+
+    return types.int64(types.int64), codegen
+
+
+@njit(nogil=True, forceinline=True)  # type: ignore[untyped-decorator]
+def copy(to: int, source: int, count: int, source_end: int) -> None:
+    """Copy `count` bytes. Short runs go in whole vectors and may write up to 31 bytes more: `to` needs `SLACK` behind.
+
+    Never reads at or beyond `source_end`.
+    """
+    if count <= 16 and source + 16 <= source_end:
+        _move16(to, source)
+    elif count <= 256 and source + count + 31 <= source_end:
+        done = 0
+        while done < count:
+            _move32(to + done, source + done)
+            done += 32
+    else:
+        _memcpy(to, source, count)
+
+
+@njit(nogil=True, forceinline=True)  # type: ignore[untyped-decorator]
+def crc32(at: int, length: int, table: int) -> int:
+    """CRC-32 (zlib's) of `length` bytes; `table`: address of the kernels' `CRC_TABLE`."""
+    crc = 0xFFFFFFFF
+    while length >= 8:
+        word = load_i64(at)
+        low = (word ^ crc) & 0xFFFFFFFF
+        high = (word >> 32) & 0xFFFFFFFF
+        crc = (
+            load_i64(table + 8 * (1792 + (low & 0xFF)))
+            ^ load_i64(table + 8 * (1536 + (low >> 8 & 0xFF)))
+            ^ load_i64(table + 8 * (1280 + (low >> 16 & 0xFF)))
+            ^ load_i64(table + 8 * (1024 + (low >> 24)))
+            ^ load_i64(table + 8 * (768 + (high & 0xFF)))
+            ^ load_i64(table + 8 * (512 + (high >> 8 & 0xFF)))
+            ^ load_i64(table + 8 * (256 + (high >> 16 & 0xFF)))
+            ^ load_i64(table + 8 * (high >> 24))
+        )
+        at += 8
+        length -= 8
+    while length > 0:
+        crc = load_i64(table + 8 * ((crc ^ load_u8(at)) & 0xFF)) ^ (crc >> 8)
+        at += 1
+        length -= 1
+    return crc ^ 0xFFFFFFFF
+
+
+def _digest() -> str:
+    """Of all kernel sources, those of packages above too: numba's cache does not notice that a helper in another module
+    changed, this name does.
+    """
+    state = hashlib.sha256(numba.__version__.encode())
+    for path in sorted(Path(__file__).parents[1].glob("*/_kernels*.py")):
+        state.update(path.read_bytes())
+    return state.hexdigest()[:16]
+
+
+def _private_directory(name: str) -> Path:
+    """A directory below the temporary one that nobody else can write to: cached kernels are code that will be run."""
+    path = Path(tempfile.gettempdir()) / f"{name}-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    ours = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    return (
+        path if ours and not path.is_symlink() and not status.st_mode & 0o022 else Path(tempfile.mkdtemp(prefix=name))
+    )
+
+
+def cache_directory(package: Path | None = None) -> str | None:
+    """Where compiled kernels are kept: the package's `__pycache__`, else a private temporary folder, else nowhere.
+
+    A read-only installation that was warmed up is copied to the temporary folder, so that nothing is compiled twice.
+    """
+    try:
+        name = f"kernels-{_digest()}"
+        home = (package or Path(__file__).parent) / "__pycache__" / name
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=home):
+                return str(home)
+        except OSError:
+            away = _private_directory("sparklog-kernels") / name
+            if home.is_dir() and not away.exists():
+                shutil.copytree(home, away)
+            away.mkdir(exist_ok=True)
+            return str(away)
+    except OSError:
+        return None
+
+
+CACHE_DIRECTORY = cache_directory()
+
+
+def compiled(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+    """Compile a kernel for exactly this signature, from the disk cache where possible, without holding the GIL."""
+    wanted = _native(function)
+    kinds = _type(signature.result)(*map(_type, signature.parameters))
+    if CACHE_DIRECTORY is not None:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = CACHE_DIRECTORY
+        try:
+            return njit(kinds, cache=True, nogil=True)(wanted)  # type: ignore[no-any-return]
+        except (RuntimeError, OSError):  # numba found no place, or the disk is full: compile without a cache
+            pass
+        finally:
+            numba.config.CACHE_DIR = before
+    return njit(kinds, nogil=True)(wanted)  # type: ignore[no-any-return]
+
+
+def native(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A helper's compiled form, or what stands for a function of `_kernels_memory`."""
+    if function.__module__ == _kernels_memory.__name__:
+        return globals()[function.__name__]  # type: ignore[no-any-return]
+    if function not in _helpers:
+        _helpers[function] = njit(nogil=True, forceinline=True)(_native(function))
+    return _helpers[function]
+
+
+_helpers: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def _native(function: Any) -> Any:
+    """The function over compiled helpers: the same code in a module where their names stand for those."""
+    names = {}
+    for name, value in function.__globals__.items():
+        plain = isinstance(value, FunctionType) and (value in helpers or value.__module__ == _kernels_memory.__name__)
+        names[name] = native(value) if plain and name in function.__code__.co_names else value
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+
+
+def _type(kind: Kind) -> Any:
+    plain = getattr(types, kind.dtype)
+    return types.Array(plain, kind.dimensions, "C", readonly=not kind.writable) if kind.dimensions else plain
