@@ -16,11 +16,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparklog.cli.text import headers_array
 from sparklog.errors import BadRequest
-from sparklog.log.view import COLUMNS, HEADERS_TYPE
+from sparklog.log.arrow_numpy import bytes_array, fixed_array
+from sparklog.log.view import COLUMNS
 
 TIMESTAMP_TYPES = {0: "CreateTime", 1: "LogAppendTime"}
 NO_TIMESTAMP_TYPE = "NoTimestampType"
@@ -69,16 +72,22 @@ def parse_json(data: bytes, first_line: int) -> pa.RecordBatch:
         (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 5
     )
     columns = {
-        "key": pa.array(keys, pa.binary()),
-        "value": pa.array(values, pa.binary()),
-        "headers": pa.array(headers, HEADERS_TYPE),
+        "key": bytes_array(keys),
+        "value": bytes_array(values),
+        "headers": headers_array(headers),
     }
     # Left out where nobody names one: a column of nulls would ask for the same thing more slowly.
     if any(timestamp is not None for timestamp in timestamps):
-        columns["timestamp"] = pa.array(timestamps, pa.int64())
+        columns["timestamp"] = _numbers(timestamps)
     if any(partition is not None for partition in partitions):
-        columns["partition"] = pa.array(partitions, pa.int32())
+        columns["partition"] = _numbers(partitions)
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _numbers(cells: list[int | None]) -> pa.Array:
+    """An int64 array."""
+    valid = np.array([cell is not None for cell in cells], np.bool_)
+    return fixed_array(np.array([cell or 0 for cell in cells], np.int64), pa.int64(), valid)
 
 
 def _rows(data: bytes, first_line: int) -> Iterator[tuple[object, ...]]:

@@ -10,6 +10,7 @@ values are bytes and pass through as they are, whatever their encoding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.errors import BadRequest
+from sparklog.log.arrow_numpy import (
+    bytes_array,
+    bytes_scalar,
+    fixed_array,
+    fixed_values,
+    int_scalar,
+    text_array,
+    valid_rows,
+)
 from sparklog.log.view import HEADERS_TYPE
 
 HEADERS_DELIMITER = b"\t"
@@ -62,13 +72,13 @@ class Layout:
         if self.headers:
             parts.append(self._headers(batch.column("headers")))
         parts += [
-            pc.fill_null(batch.column(name).cast(pa.binary()), pa.scalar(self.null_literal))
+            pc.fill_null(batch.column(name).cast(pa.binary()), bytes_scalar(self.null_literal))
             for name in ("key", "value")
             if getattr(self, name)
         ]
         if not parts or not batch.num_rows:
             return b""
-        lines = pc.binary_join_element_wise(*parts, pa.scalar(self.key_separator, pa.binary()))
+        lines = pc.binary_join_element_wise(*parts, bytes_scalar(self.key_separator))
         return b"\n".join([*lines.to_pylist(), b""])
 
     def _headers(self, headers: pa.ListArray) -> pa.Array:
@@ -77,32 +87,31 @@ class Layout:
         pairs = pc.binary_join_element_wise(
             flat.field("key").cast(pa.binary()),
             flat.field("value").cast(pa.binary()),
-            pa.scalar(HEADER_KEY_SEPARATOR, pa.binary()),
+            bytes_scalar(HEADER_KEY_SEPARATOR),
             null_handling="replace",
             null_replacement=self.null_literal,
         )
-        counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
+        counts = np.where(valid_rows(headers), fixed_values(pc.list_value_length(headers), np.int32), 0)
         ends = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=ends[1:])
-        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(ends), pairs), HEADERS_SEPARATOR)
-        return pc.if_else(pa.array(counts == 0), pa.scalar(NO_HEADERS, pa.binary()), joined)
+        joined = pc.binary_join(
+            pa.ListArray.from_arrays(fixed_array(ends, pa.int32()), pairs), bytes_scalar(HEADERS_SEPARATOR)
+        )
+        none = pc.equal(fixed_array(counts.astype(np.int64), pa.int64()), int_scalar(0))
+        return pc.if_else(none, bytes_scalar(NO_HEADERS), joined)
 
 
 def _labelled(label: bytes, numbers: pa.Array) -> pa.Array:
     text = numbers.cast(pa.string()).cast(pa.binary())
-    return pc.binary_join_element_wise(pa.scalar(label, pa.binary()), text, pa.scalar(b"", pa.binary()))
+    return pc.binary_join_element_wise(bytes_scalar(label), text, bytes_scalar(b""))
 
 
 def _timestamps(timestamps: pa.Array, kinds: pa.Array) -> pa.Array:
     millis = pc.cast(timestamps, pa.int64()).cast(pa.string()).cast(pa.binary())
-    labels = pc.if_else(
-        pc.equal(kinds, 1), pa.scalar(LOG_APPEND_TIME, pa.binary()), pa.scalar(CREATE_TIME, pa.binary())
-    )
-    return pc.if_else(
-        pc.greater_equal(kinds, 0),
-        pc.binary_join_element_wise(labels, millis, pa.scalar(b"", pa.binary())),
-        pa.scalar(NO_TIMESTAMP, pa.binary()),
-    )
+    appended = pc.equal(kinds, int_scalar(1, kinds.type))
+    labels = pc.if_else(appended, bytes_scalar(LOG_APPEND_TIME), bytes_scalar(CREATE_TIME))
+    timed = pc.binary_join_element_wise(labels, millis, bytes_scalar(b""))
+    return pc.if_else(pc.greater_equal(kinds, int_scalar(0, kinds.type)), timed, bytes_scalar(NO_TIMESTAMP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +142,8 @@ class LineFormat:
     def _nulled(self, texts: pa.Array) -> pa.Array:
         if self.null_marker is None:
             return texts
-        marked = pc.equal(texts, pa.scalar(self.null_marker, pa.binary()))
-        return pc.if_else(marked, pa.scalar(None, pa.binary()), texts)
+        marked = pc.equal(texts, bytes_scalar(self.null_marker))
+        return pc.if_else(marked, bytes_scalar(None), texts)
 
     def _parse_headers(self, texts: pa.Array, first_line: int) -> pa.Array:
         rows: list[list[tuple[str, bytes | None]] | None] = []
@@ -149,7 +158,19 @@ class LineFormat:
                     raise BadRequest(f"line {line}: expected headers as name:value,name:value, found {_shown(pair)}")
                 row.append((_utf8(name, line), None if value == self.null_marker else value))
             rows.append(row)
-        return pa.array(rows, HEADERS_TYPE)
+        return headers_array(rows)
+
+
+def headers_array(rows: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> pa.ListArray:
+    """Headers of each record; None: it has none."""
+    pairs = [pair for row in rows for pair in row or ()]
+    ends = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum([len(row or ()) for row in rows], out=ends[1:])
+    valid = np.array([row is not None for row in rows], np.bool_)
+    cells = [text_array([name for name, _ in pairs]), bytes_array([value for _, value in pairs])]
+    flat = pa.StructArray.from_arrays(cells, fields=list(HEADERS_TYPE.value_type))
+    bits = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.ListArray.from_buffers(HEADERS_TYPE, len(rows), [bits, pa.py_buffer(ends)], children=[flat])
 
 
 def _lines(data: bytes) -> pa.Array:
@@ -162,11 +183,11 @@ def _lines(data: bytes) -> pa.Array:
 def _split(texts: pa.Array, separator: bytes, first_line: int, what: str) -> tuple[pa.Array, pa.Array]:
     """Each text at the first `separator`; `BadRequest` names the first line that has none."""
     pieces = pc.split_pattern(texts, pattern=separator, max_splits=1)
-    missing = np.flatnonzero(pc.list_value_length(pieces).to_numpy() < 2)
+    missing = np.flatnonzero(fixed_values(pc.list_value_length(pieces), np.int32) < 2)
     if len(missing):
         row = int(missing[0])
         raise BadRequest(f"line {first_line + row}: expected {what}, found none in {_shown(texts[row].as_py())}")
-    return pc.list_element(pieces, 0), pc.list_element(pieces, 1)
+    return pc.list_element(pieces, int_scalar(0)), pc.list_element(pieces, int_scalar(1))
 
 
 def _utf8(name: bytes, line: int) -> str:

@@ -1,8 +1,8 @@
 """Between Arrow and numpy through buffers alone.
 
-`pa.array`, `pa.scalar` and `Array.to_numpy` import pandas where it is installed, `cast`, `fill_null` and `is_valid`
-import `pyarrow.compute`: a third of a second of CPU in each of the processes that Spark starts for a query. These do
-not.
+`pa.array`, `pa.scalar`, `Array.to_numpy` and plain values handed to `pyarrow.compute` import pandas where it is
+installed, `cast`, `fill_null` and `is_valid` import `pyarrow.compute`: a third of a second of CPU in each command and
+in each of the processes that Spark starts for a query. These do not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["fixed_array", "fixed_values", "repeated_text", "text_array", "valid_rows"]
+__all__ = [
+    "bytes_array",
+    "bytes_scalar",
+    "fixed_array",
+    "fixed_values",
+    "int_scalar",
+    "repeated_text",
+    "text_array",
+    "valid_rows",
+]
 
 
 def fixed_values(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -49,6 +58,26 @@ def text_array(texts: Sequence[str]) -> pa.StringArray:
     offsets = np.zeros(len(encoded) + 1, np.int32)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
     return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
+
+
+def bytes_array(cells: Sequence[bytes | None]) -> pa.BinaryArray:
+    """A binary array."""
+    valid = np.array([cell is not None for cell in cells], np.bool_)
+    offsets = np.zeros(len(cells) + 1, np.int32)
+    np.cumsum([len(cell or b"") for cell in cells], out=offsets[1:])
+    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    data = pa.py_buffer(b"".join(cell or b"" for cell in cells))
+    return pa.Array.from_buffers(pa.binary(), len(cells), [bits, pa.py_buffer(offsets), data])
+
+
+def bytes_scalar(cell: bytes | None) -> pa.BinaryScalar:
+    """One binary cell, for a function of `pyarrow.compute`: handed plain bytes it would import pandas."""
+    return bytes_array([cell])[0]
+
+
+def int_scalar(number: int, kind: pa.DataType | None = None) -> pa.Scalar:
+    """One number, int64 unless `kind` (of the same width or less) says otherwise; likewise."""
+    return fixed_array(np.array([number], np.int64), pa.int64())[0].cast(kind or pa.int64())
 
 
 def repeated_text(text: str, n: int) -> pa.StringArray:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
+from sparklog.log.arrow_numpy import bytes_array, bytes_scalar
 from sparklog.log.view import COLUMNS, READ_COMMITTED, OffsetRange, TakenView
 
 __all__ = ["latest_record", "partition_of_key"]
@@ -69,7 +70,7 @@ def partition_of_key(view: TakenView, topic: str, key: bytes) -> int:
         )
     from sparklog.format.murmur2 import partition_for_key
 
-    return int(partition_for_key(pa.array([key], pa.binary()), len(there))[0])
+    return int(partition_for_key(bytes_array([key]), len(there))[0])
 
 
 def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
@@ -98,7 +99,7 @@ def _last_match(view: TakenView, wanted: OffsetRange, key: bytes, isolation: str
     """The greatest offset of the range whose record has this key."""
     import pyarrow.compute as pc
 
-    sought = pa.scalar(key, pa.binary())
+    sought = bytes_scalar(key)
     found = None
     for part in view.plan([wanted], isolation):
         for batch in part.read(("key", "offset")):

@@ -16,6 +16,7 @@ from sparklog.errors import Corrupt
 from sparklog.format.batch_checks import Place, check_headers, crc_message
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, BytesLike
+from sparklog.log.arrow_numpy import valid_rows
 from sparklog.log.slices import SliceFlag
 from sparklog.verification.findings import CHECKSUM, CONTENT, Finding
 
@@ -138,7 +139,7 @@ def _add_records(
     least = np.minimum.reduceat(timed, starts)
     found.min_ts[rows[starts]] = np.minimum(found.min_ts[rows[starts]], least)
     if records.key is not None and records.key.null_count:
-        keyless = np.asarray(records.key.is_null().to_numpy(zero_copy_only=False), np.bool_)
+        keyless = ~valid_rows(records.key)
         found.flags[np.unique(rows[keyless])] |= int(SliceFlag.HAS_NULL_KEYS)
 
 
