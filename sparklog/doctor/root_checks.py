@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sparklog.doctor.finding import FAIL, OK, WARN, Finding
 from sparklog.errors import SparklogError
+from sparklog.log.clock import reading_clock_ms
 from sparklog.log.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.names import is_topic_name
 from sparklog.log.root import Root
@@ -81,7 +82,7 @@ def _transactions(root: Root, topic: Topic) -> list[_Complaint]:
     found = []
     for transaction in dict.fromkeys(item.txn.id for item in head.open):
         prepares = [item for item in head.open if item.txn.id == transaction]
-        if root.decisions.overdue(topic.name, prepares):
+        if root.decisions.overdue(topic.name, prepares, reading_clock_ms(root.store, root.env)):
             said = f"transaction {transaction} holds back topic {topic.name} beyond its timeout"
             command = f"sparklog transactions abort {shlex.quote(transaction)} --root {_shown(root)}"
             found.append(("transactions", said, f"{command}, or run either job"))

@@ -17,7 +17,7 @@ member's session timeout, by the store's clock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Protocol
@@ -35,6 +35,7 @@ from sparklog.groups.offsets import (
     topic_offsets,
 )
 from sparklog.groups.state import GROUPS, GroupState, Pending, settled
+from sparklog.log.clock import reading_clock_ms
 from sparklog.log.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.entry_log import EntryLog, Step
 from sparklog.log.fields import INT64_MAX
@@ -127,7 +128,7 @@ class Group:
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
         """State, member, and what transactions hold pending. `state`: one that was read already."""
         state = self.state() if state is None else state
-        name = DEAD if not state.exists else STABLE if self._is_active(state) else EMPTY
+        name = DEAD if not state.exists else STABLE if self._is_active(state, self._reading_clock_ms) else EMPTY
         pending = tuple(
             (item.txn, item.n, offsets.topic, partition, offset)
             for item in state.pending
@@ -183,7 +184,7 @@ class Group:
                 if decide and not decisions.decided(item.n):
                     if item.generation is not None and item.generation != state.generation:
                         decisions = log.abort(item.n, BY_NEWER_GENERATION)
-                    elif self.pending_ms(item) > item.timeout_ms:
+                    elif self._pending_since_ms(item) + item.timeout_ms < self.root.store.now_ms():
                         decisions = log.abort(item.n, BY_TIMEOUT)
             except (SparklogError, OSError) as error:
                 _LOG.warning("transaction %s of '%s' stays open in group %s: %s", item.n, item.txn, self.id, error)
@@ -194,11 +195,15 @@ class Group:
         return outcomes, unclear
 
     def pending_ms(self, item: Pending) -> int:
-        """How long offsets have been pending, in ms by the store's clock."""
-        since = self.written_ms(item.number)
-        if since is None:
-            since = max(max(each.time_ms) for each in item.offsets)
-        return max(0, self.root.store.now_ms() - since)
+        """How long offsets have been pending, in ms: for listings, which also work on a read-only mount."""
+        return max(0, self._reading_clock_ms() - self._pending_since_ms(item))
+
+    def _reading_clock_ms(self) -> int:
+        return reading_clock_ms(self.root.store, self.root.env)
+
+    def _pending_since_ms(self, item: Pending) -> int:
+        written = self.written_ms(item.number)
+        return max(max(each.time_ms) for each in item.offsets) if written is None else written
 
     def written_ms(self, number: int) -> int | None:
         """When an entry came to lie in the store, by the store's clock; None once it is collected."""
@@ -335,28 +340,28 @@ class Group:
     def _act(self, step: Step[GroupState], dry_run: bool) -> None:
         """What an operator does: only to a group that is not active."""
         if dry_run:
-            self._refuse_active(self.log.refresh())
+            self._refuse_active(self.log.refresh(), self._reading_clock_ms)
             return
 
         def guarded(base: GroupState) -> GroupState | None:
-            self._refuse_active(base)
+            self._refuse_active(base, self.root.store.now_ms)
             return step(base)
 
         self._write(guarded)
 
-    def _refuse_active(self, state: GroupState) -> None:
-        if self._is_active(state):
+    def _refuse_active(self, state: GroupState, clock_ms: Callable[[], int]) -> None:
+        if self._is_active(state, clock_ms):
             timeout = (state.session_timeout_ms or 0) / 1000
             raise Conflict(
                 f"group '{self.id}' is active ({STABLE}, member {state.instance}): stop its consumer, or wait until it "
                 f"has been silent for {timeout:g} s"
             )
 
-    def _is_active(self, state: GroupState) -> bool:
+    def _is_active(self, state: GroupState, clock_ms: Callable[[], int]) -> bool:
         if not state.exists or state.active is None or state.session_timeout_ms is None:
             return False
         written = self.written_ms(state.active)
-        return written is not None and self.root.store.now_ms() - written < state.session_timeout_ms
+        return written is not None and clock_ms() - written < state.session_timeout_ms
 
     def checked(
         self, offsets: Offsets, ids: Mapping[str, str] | None = None, *, refresh: bool = True

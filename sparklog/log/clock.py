@@ -21,7 +21,7 @@ from sparklog.errors import Unavailable
 from sparklog.log.env import Env, Moment
 from sparklog.storage.store import Store
 
-__all__ = ["MAX_AHEAD_MS", "ClockGuard", "Dated", "Times", "newest_at", "next_times"]
+__all__ = ["MAX_AHEAD_MS", "ClockGuard", "Dated", "Times", "newest_at", "next_times", "reading_clock_ms"]
 
 MAX_AHEAD_MS = 300_000
 ASK_AGAIN_MS = 600_000
@@ -73,6 +73,17 @@ def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
             return low - 1
         last = since - 1
     return first - 1
+
+
+def reading_clock_ms(store: Store, env: Env) -> int:
+    """The store's clock for work that changes nothing: this machine's clock where the store cannot be asked.
+
+    A local store tells the time by a file that it makes and removes, which a read-only mount refuses.
+    """
+    try:
+        return store.now_ms()
+    except Unavailable:
+        return env.wall_ms()
 
 
 class ClockGuard:

@@ -100,9 +100,9 @@ class DecisionLogs:
 
         return ask_each(self._store, look, wanted)
 
-    def overdue(self, topic: str, prepares: Sequence[Prepare]) -> bool:
-        """Whether one of these prepares is older than its timeout, by the store's clock alone."""
-        now = self._store.now_ms()
+    def overdue(self, topic: str, prepares: Sequence[Prepare], now_ms: int | None = None) -> bool:
+        """Whether one of these prepares is older than its timeout; `now_ms`: the store's clock, asked if not given."""
+        now = self._store.now_ms() if now_ms is None else now_ms
         return any(now - self.prepared_ms(topic, item) > timeout_of(item) for item in prepares)
 
     def prepared_ms(self, topic: str, prepare: Prepare) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparklog.errors import Unavailable
+from sparklog.log.clock import reading_clock_ms
 from sparklog.log.env import Env
 from sparklog.storage.store import Store
 
@@ -16,9 +16,4 @@ def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
     somebody else's root) a dry run, which changes nothing, goes by this machine's clock; any other run raises
     `Unavailable`.
     """
-    try:
-        return store.now_ms()
-    except Unavailable:
-        if not dry_run:
-            raise
-        return env.wall_ms()
+    return reading_clock_ms(store, env) if dry_run else store.now_ms()

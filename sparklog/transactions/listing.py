@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError
 from sparklog.groups.groups import Groups
 from sparklog.groups.state import GroupState
+from sparklog.log.clock import reading_clock_ms
 from sparklog.log.decision import BY_OPERATOR, Decisions
 from sparklog.log.decision_logs import open_transactions, timeout_of
 from sparklog.log.head import Head
@@ -235,7 +236,7 @@ def _standing(root: Root, open_now: _Open, state: Decisions) -> Standing:
                 committed = bool(state.resolved(topic, head.topic_id, n).committed)
                 waiting.append(Waiting(topic, n, committed))
                 continue
-            now_ms = root.store.now_ms() if now_ms is None else now_ms
+            now_ms = reading_clock_ms(root.store, root.env) if now_ms is None else now_ms
             for item in prepares:
                 age = max(0, now_ms - root.decisions.prepared_ms(topic, item))
                 held += [

@@ -15,6 +15,7 @@ from typing import Any
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log import fields as json_fields
+from sparklog.log.clock import reading_clock_ms
 from sparklog.log.decision import DECISIONS, Decisions
 from sparklog.log.entry_log import EntryKind
 from sparklog.log.env import SYSTEM, Env
@@ -82,7 +83,7 @@ class _Verification:
         begun = self.env.boot_ms()
         self._root()
         names = self._names()
-        now_ms = self.store.now_ms()
+        now_ms = reading_clock_ms(self.store, self.env)
         listing = self._listing(names)
         if not self.chosen:
             self._entries()
@@ -99,7 +100,9 @@ class _Verification:
         self.findings += check_siblings(self.store, self.logs)
         sizes = {info.key: info for info in listing}
         self._files(sizes)
-        orphans, foreign = sorted_out(self.store, listing, self.named, self.logs, self.store.now_ms())
+        orphans, foreign = sorted_out(
+            self.store, listing, self.named, self.logs, reading_clock_ms(self.store, self.env)
+        )
         return Report(
             self.store.location,
             tuple(dict.fromkeys(self.findings)),
@@ -230,7 +233,9 @@ class _Verification:
 
     def _gone(self, keys: Sequence[str], topics: set[str]) -> None:
         """Files that are not there: is that by right now?"""
-        now, _ = _once([read_topic(self.store, name, self.store.now_ms()) for name in sorted(topics)])
+        now, _ = _once(
+            [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in sorted(topics)]
+        )
         wanted = {file.key: file for file in now}
         for key in dict.fromkeys(keys):
             file = wanted.get(key)

@@ -24,6 +24,8 @@ from sparklog.log.topic import Topic
 from sparklog.storage import LocalStore
 from sparklog.transactions import transactional
 from tests.doctor.machines import EMPTY, GIB, HEALTHY, machine
+from tests.support.read_only import read_only
+from tests.transactions.house import House
 
 KAFKA = Path(__file__).parents[2] / "examples" / "data" / "kafka-log-dir"
 ROWS = pa.table({"value": [b"1"]})
@@ -245,3 +247,11 @@ def test_it_runs_without_pyspark_and_java(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = {item["check"]: item["status"] for item in json.loads(done.stdout)}
     assert (found["java"], found["workers' python"]) == (WARN, WARN)
+
+
+def test_an_open_transaction_is_judged_on_a_read_only_mount() -> None:
+    house = House()
+    house.hold(house.producer("late", timeout_ms=1_000), a=["1"])
+    house.now_ms += 2_000
+    found = check_root(house.root(read_only(house.store)))
+    assert [(item.check, item.status) for item in found] == [("topics", OK), ("transactions", WARN)]

@@ -16,6 +16,8 @@ from sparklog.log.names import commit_key, groups_prefix
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions import TransactionalProducer
+from sparklog.transactions.listing import describe_transaction
+from tests.support.read_only import read_only
 from tests.transactions.house import START_MS, House, rows
 
 
@@ -450,3 +452,25 @@ def test_on_a_local_disk(tmp_path: Path) -> None:
     assert Groups(root).names() == ["team/one"]
     assert (tmp_path / "log/_groups/team%2Fone/_log/00000000000000000001.json").exists()
     assert root.topics() == ["a"]
+
+
+def test_on_a_read_only_mount_groups_are_described_and_not_changed() -> None:
+    house = House()
+    member = group(house).join("one", session_timeout_ms=10_000)
+    member.commit({"a": {0: 1}})
+    transaction = house.producer("job").begin()
+    transaction.send_offsets("h", {"a": {0: 2}})
+    transaction.prepare()
+    house.now_ms += 9_000
+    root = house.root(read_only(house.store))
+    found = Groups(root).group("g")
+    assert (found.description().state, found.description().instance) == ("Stable", "one")
+    assert [item.state for item in Groups(root).descriptions(["g"], None).values()] == ["Stable"]
+    standing = describe_transaction(root, "job", [])
+    assert [item.age_ms for item in standing.pending] == [9_000]
+    with pytest.raises(Conflict, match="is active"):
+        found.delete(dry_run=True)
+    with pytest.raises(Unavailable):
+        found.delete()
+    house.now_ms += 1_000
+    assert found.description().state == "Empty"

@@ -11,6 +11,8 @@ from sparklog.storage.memory import MemoryStore
 from sparklog.transactions import transactional
 from sparklog.verification.findings import TRANSACTION
 from sparklog.verification.run import verify_root
+from tests.support.read_only import read_only
+from tests.transactions.house import House, rows
 from tests.verification.whole_root import Clock
 
 ID, GROUP = "mover", "readers"
@@ -66,3 +68,9 @@ def test_backups_are_no_root(store: MemoryStore) -> None:
     assert place.stat(ROOT_KEY) is None
     with pytest.raises(BadRequest, match="backups lie in"):
         verify_root(place, env=Clock().env())
+
+
+def test_a_root_on_a_read_only_mount_is_verified() -> None:
+    house = House()
+    house.topic("a").append(rows("1"))
+    assert verify_root(read_only(house.store), env=house.env()).sound

@@ -1,0 +1,17 @@
+"""A store on a mount that takes no file: whatever would write is refused, the clock of a local store included."""
+
+from __future__ import annotations
+
+from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
+from sparklog.storage.store import Store
+
+WRITING = ("create", "write", "close", "delete", "now_ms")
+
+
+def read_only(store: Store) -> FaultyStore:
+    """The store as a read-only mount shows it: reading works, anything else is `Unavailable`."""
+
+    def refuse(call: Call) -> Fault | None:
+        return Fault(FaultKind.ERROR_BEFORE) if call.verb in WRITING else None
+
+    return FaultyStore(store, refuse)
