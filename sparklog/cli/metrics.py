@@ -29,7 +29,7 @@ def metrics(
     from sparklog.cli.places import open_place, report_settings
     from sparklog.report.gather import gather
     from sparklog.report.metrics import exposition
-    from sparklog.storage.whole_file import write_whole
+    from sparklog.report.whole_file import write_whole
 
     place = open_place(root)
     chosen = place.narrowed(topics)

@@ -52,7 +52,7 @@ def report(
     )
     if html is not None:
         from sparklog.report.page import as_html
-        from sparklog.storage.whole_file import write_whole
+        from sparklog.report.whole_file import write_whole
 
         write_whole(html, as_html(found), "--html")
         if not as_json:

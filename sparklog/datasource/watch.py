@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from sparklog.datasource.offsets import StreamOffset, parse_partition_numbers
 from sparklog.errors import BadRequest
 from sparklog.report.metrics import Metric, text_of
-from sparklog.storage.whole_file import write_whole
+from sparklog.report.whole_file import write_whole
 
 if TYPE_CHECKING:
     import os

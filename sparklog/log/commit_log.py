@@ -174,7 +174,7 @@ class CommitLog:
             return state
         key = checkpoint_prefix(self.topic) + checkpoint.table.name
         head = checkpoint.head
-        table = decode_table(self.store.get(key), checkpoint.table, key, head.version)
+        table = decode_table(self.store.get(key, 0, checkpoint.table.size + 1), checkpoint.table, key, head.version)
         for commit in state.tail:
             head = head.apply(commit)
             table = table.apply(commit, head)

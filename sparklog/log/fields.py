@@ -16,6 +16,7 @@ from typing import Any
 import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.storage.keys import MAX_DOCUMENT
 
 FORMAT = 1
 KNOWN_READ_FEATURES: frozenset[str] = frozenset()
@@ -26,11 +27,16 @@ INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 MAX_TEXT = 4096
 _TRAILER = b',"crc":'
+_TRAILER_BYTES = len(_TRAILER) + len("4294967295}\n")
 
 
 def encode(document: Mapping[str, object]) -> bytes:
     """Canonical bytes of an object, its own CRC last."""
     body = json.dumps(document, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")[:-1]
+    if len(body) > MAX_DOCUMENT - _TRAILER_BYTES:
+        raise BadRequest(
+            f"an object of {len(body)} bytes is not written, at most {MAX_DOCUMENT} are; write less at once"
+        )
     return b"%s%s%d}\n" % (body, _TRAILER, crc32c.crc32c(body))
 
 

@@ -108,7 +108,8 @@ class History:
         key = checkpoint_key(self.topic, version)
         checkpoint = decode_checkpoint(self.store.get(key), key, version)
         table_key = checkpoint_prefix(self.topic) + checkpoint.table.name
-        table = decode_table(self.store.get(table_key), checkpoint.table, table_key, version)
+        data = self.store.get(table_key, 0, checkpoint.table.size + 1)
+        table = decode_table(data, checkpoint.table, table_key, version)
         check_state(checkpoint.head, table)
         if self.commits.has(version, version):
             found = crc32c.crc32c(self.store.get(commit_key(self.topic, version)))

@@ -19,12 +19,15 @@ import re
 
 from sparklog.errors import BadRequest
 
-__all__ = ["KEY_KINDS", "check_key", "check_prefix", "is_part", "key_kind"]
+__all__ = ["DOCUMENT_SUFFIX", "KEY_KINDS", "MAX_DOCUMENT", "check_key", "check_prefix", "is_part", "key_kind"]
 
 MAX_PART = 255
 """Bytes of one part: the limit of every common file system."""
 MAX_KEY = 1024
 """Bytes of a key: the limit of S3, GCS and Azure."""
+MAX_DOCUMENT = 256 << 20
+"""Bytes of a JSON object: some millions of slices. What is longer was not written by sparklog, and is not read."""
+DOCUMENT_SUFFIX = ".json"
 
 KEY_KINDS = ("root", "commit", "checkpoint", "append", "sealed", "other")
 

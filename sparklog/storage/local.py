@@ -14,6 +14,9 @@ directory, unlink the temporary name. Each step has its reason:
 * On macOS fsync does not reach the platter: F_FULLFSYNC does.
 
 Names that begin with `~` are temporary files. No key can begin so, listings skip them, and the vacuum removes old ones.
+
+An object is a regular file: links, FIFOs and devices that lie in the directory are passed over, never opened or
+followed. One link counts: directly in the root, to a folder outside of it (a topic that was moved to another disk).
 """
 
 from __future__ import annotations
@@ -23,21 +26,18 @@ import os
 import stat as stat_module
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from sparklog.errors import BadRequest, Unavailable
-from sparklog.storage.keys import check_key, check_prefix, is_part
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.storage.keys import DOCUMENT_SUFFIX, MAX_DOCUMENT, check_key, check_prefix, is_part
 from sparklog.storage.local_errors import refuse, store_error
+from sparklog.storage.local_writer import LocalWriter
 from sparklog.storage.store import ObjectInfo, ObjectWriter
-from sparklog.storage.writeback import start_writeback
 
-__all__ = ["TEMPORARY_PREFIX", "LocalStore", "sync_folder"]
+__all__ = ["TEMPORARY_PREFIX", "LocalStore", "replace_file", "sync_folder"]
 
 TEMPORARY_PREFIX = "~"
-_WRITE_BUFFER = 1 << 20
-_WRITEBACK_BYTES = 16 << 20
-"""A file being written is handed to the disk in pieces of this size, while its writer goes on."""
 _READ_AT_ONCE = 1 << 30
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
@@ -81,12 +81,18 @@ class LocalStore:
             raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
         path = self._file(key)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # O_NONBLOCK: a FIFO would hold the reader until somebody writes.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             self._fail(error, "read", key)
         try:
+            found = os.fstat(fd)
+            if not stat_module.S_ISREG(found.st_mode):
+                raise NotFound(f"no object {key} in {self._path}: no regular file lies there")
             # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
-            held = max(0, os.fstat(fd).st_size - start)
+            held = max(0, found.st_size - start)
+            if length is None and held > MAX_DOCUMENT and key.endswith(DOCUMENT_SUFFIX):
+                raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {held}; restore it", file=key)
             return _read(fd, start, held if length is None else min(length, held))
         except OSError as error:
             self._fail(error, "read", key)
@@ -95,7 +101,7 @@ class LocalStore:
 
     def stat(self, key: str) -> ObjectInfo | None:
         try:
-            found = os.stat(self._file(key))
+            found = os.lstat(self._file(key))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return None
@@ -108,13 +114,15 @@ class LocalStore:
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix, folder=True)
-        return iter([entry.name for entry in self._entries(prefix) if entry.is_dir()])
+        return iter([entry.name for entry, is_folder in self._entries(prefix) if is_folder])
 
     # Writing
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._file(key)
-        if os.path.lexists(path):
+        if (known := self._lstat(path, key)) is not None:
+            if not stat_module.S_ISREG(known.st_mode):
+                raise BadRequest(f"cannot create {key} in {self._path}: no regular file lies there; move it away")
             self._settle(path, key)
             return False
         fd, temporary = self._temporary(path, key)
@@ -128,12 +136,12 @@ class LocalStore:
         except OSError as error:
             self._fail(error, "create", key)
         finally:
-            _unlink(temporary)
+            self._unlink(temporary)
 
     def writer(self, key: str) -> ObjectWriter:
         path = self._file(key)
         fd, temporary = self._temporary(path, key)
-        return _LocalWriter(self, key, path, fd, temporary)
+        return LocalWriter(self, key, path, fd, temporary)
 
     def link(self, file: str, inode: int, key: str) -> bool:
         path, same = self._file(key), False
@@ -175,7 +183,7 @@ class LocalStore:
                 return os.fstat(fd).st_mtime_ns // 1_000_000
             finally:
                 os.close(fd)
-                _unlink(path)
+                self._unlink(path)
         except OSError as error:
             self._fail(error, "read the clock of", "")
 
@@ -198,7 +206,7 @@ class LocalStore:
                     yield _info(folder + entry.name, entry.stat(follow_symlinks=False))
                 except FileNotFoundError:
                     continue  # its writer is done
-            elif deep and is_part(entry.name) and entry.is_dir():
+            elif deep and is_part(entry.name) and self._is_folder(entry, folder):
                 yield from self.temporary_files(f"{folder}{entry.name}/")
 
     def delete_temporary(self, key: str) -> None:
@@ -235,13 +243,21 @@ class LocalStore:
                 refuse(self._path, f"it has no hard links (link() says {os.strerror(error.errno or 0)})")
             self._fail(error, "probe", "")
         finally:
-            _unlink(temporary)
-            _unlink(linked)
+            self._unlink(temporary)
+            self._unlink(linked)
 
     # Parts
 
     def _file(self, key: str) -> str:
         return os.path.join(self._path, check_key(key))
+
+    def _lstat(self, path: str, key: str) -> os.stat_result | None:
+        try:
+            return os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self._fail(error, "look at", key)
 
     def _fail(self, error: OSError, action: str, key: str) -> NoReturn:
         raise store_error(error, action, key, self._path) from error
@@ -336,6 +352,14 @@ class LocalStore:
         finally:
             os.close(fd)
 
+    @staticmethod
+    def _unlink(path: str) -> None:
+        """Clean up after the outcome is decided: a failure leaves a temporary file for the vacuum, no more."""
+        try:
+            os.unlink(path)
+        except OSError:
+            return
+
     def _sync(self, fd: int) -> None:
         if self._durable:
             full_fsync(fd)
@@ -351,29 +375,39 @@ class LocalStore:
                 self._known.pop(folder, None)
             folder = os.path.dirname(folder)
 
-    def _entries(self, folder: str) -> Sequence[os.DirEntry[str]]:
-        """What lies in a folder and is named like a part of a key, in key order (a folder sorts as `name/`)."""
+    def _is_folder(self, entry: os.DirEntry[str], folder: str) -> bool:
+        """True for a directory, and in the root itself for a link to one outside: a topic moved to another disk."""
+        if folder or not entry.is_symlink():
+            return entry.is_dir(follow_symlinks=False)
+        target, root = os.path.realpath(entry.path), os.path.realpath(self._path)
+        return os.path.isdir(target) and os.path.commonpath((target, root)) not in (target, root)
+
+    def _entries(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
+        """What lies in a folder and is named like a part of a key, in key order (a folder sorts as `name/`).
+
+        Each with True if it is a folder.
+        """
         try:
             with os.scandir(os.path.join(self._path, folder)) as found:
-                entries = [entry for entry in found if is_part(entry.name)]
+                entries = [(entry, self._is_folder(entry, folder)) for entry in found if is_part(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             self._fail(error, "list", folder)
-        return sorted(entries, key=lambda entry: entry.name + "/" if entry.is_dir() else entry.name)
+        return sorted(entries, key=lambda item: item[0].name + "/" if item[1] else item[0].name)
 
     def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
-        for entry in self._entries(folder):
+        for entry, is_folder in self._entries(folder):
             if not entry.name.startswith(start):
                 continue
             key = folder + entry.name
-            if entry.is_dir():
+            if is_folder:
                 below = key + "/"
                 if after < below or after.startswith(below):
                     yield from self._walk(below, "", after)
             elif key > after:
                 try:
-                    found = entry.stat()
+                    found = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue  # deleted since the directory was read
                 except OSError as error:
@@ -383,49 +417,18 @@ class LocalStore:
                     yield _info(key, found)
 
 
-class _LocalWriter:
-    """A data object: a temporary file until `close` has made it durable and given it its name."""
-
-    def __init__(self, store: LocalStore, key: str, path: str, fd: int, temporary: str) -> None:
-        self._store = store
-        self._key = key
-        self._path = path
-        self._temporary = temporary
-        self._file = open(fd, "wb", buffering=_WRITE_BUFFER)  # noqa: SIM115
-        self._written = 0
-        self._handed_over = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self._store._fail(error, "write", self._key)
-        self._written += len(data)
-        if self._store.durable and self._written - self._handed_over >= _WRITEBACK_BYTES:
-            start_writeback(self._file.fileno(), self._handed_over, self._written - self._handed_over)
-            self._handed_over = self._written
-
-    def close(self) -> None:
-        if self._file.closed:
-            return
-        try:
-            try:
-                self._file.flush()
-                self._store._sync(self._file.fileno())
-            finally:
-                _quietly(self._file.close)
-            created = self._store._publish(self._temporary, self._path, self._key)
-        except OSError as error:
-            self._store._fail(error, "write", self._key)
-        finally:
-            _unlink(self._temporary)
-        if not created:
-            raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
-
-    def discard(self) -> None:
-        if not self._file.closed:
-            _quietly(self._file.close)
-            _unlink(self._temporary)
+def replace_file(path: str, text: str) -> None:
+    """Put a new file in the place of `path`, whole: it is written beside it, under a random name, exclusively."""
+    unfinished = f"{path}.{os.urandom(12).hex()}.unfinished"
+    # O_EXCL: no link of that name is followed.
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
 
 
 def sync_folder(path: str) -> None:
@@ -478,15 +481,3 @@ def _write(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _unlink(path: str) -> None:
-    _quietly(lambda: os.unlink(path))
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    """Cleaning up after the outcome is decided: a failure leaves a temporary file for the vacuum, no more."""
-    try:
-        action()
-    except OSError:
-        return

@@ -9,8 +9,9 @@ Three promises carry the whole commit protocol, and a store that cannot keep the
 * What `create` or `ObjectWriter.close` has acknowledged survives power loss.
 * An object is visible whole or not at all.
 
-Errors: `NotFound` (get, of a key that does not exist), `Unavailable` (the store failed; **the effect of a create is
-then unknown**), `BadRequest` (a key that is no key).
+Errors: `NotFound` (get, of a key that does not exist), `Corrupt` (get, of a `.json` far longer than any), `Unavailable`
+(the store failed; **the effect of a create is then unknown**), `BadRequest` (a key that is no key, or where something
+lies that is no object).
 
 Attributes that a store may have beside the protocol: `needs_probe` (False: its promises hold by construction, see
 `probe.py`), `self_check()` (what a probe cannot see through keys), `parallel_reads` (more than 1: each request costs a

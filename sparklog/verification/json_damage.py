@@ -26,7 +26,10 @@ def read_object(
 
     Read again before it is called damaged: a bit may flip on the way. An object of a newer sparklog is a finding, too.
     """
-    data = store.get(key)
+    try:
+        data = store.get(key)
+    except Corrupt as error:
+        return None, b"", Finding.of(kind, error, key)
     try:
         return decode(data), data, None
     except (Corrupt, BadRequest):

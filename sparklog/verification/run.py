@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log import fields as json_fields
 from sparklog.log.clock import reading_clock_ms
@@ -154,7 +154,7 @@ class _Verification:
         for info in self.store.list(f"{name}/_log/"):
             try:
                 return "number" not in json.loads(self.store.get(info.key))
-            except (ValueError, NotFound):
+            except (ValueError, NotFound, Corrupt):
                 continue
         return True
 

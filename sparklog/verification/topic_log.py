@@ -212,7 +212,7 @@ class _Replay:
         self.found.objects.add(key)
         head = checkpoint_key(self.name, version)
         try:
-            data = self.store.get(key)
+            data = self.store.get(key, 0, ref.size + 1)
         except NotFound:
             # Heads are deleted before their tables: is it the vacuum?
             if self.store.stat(head) is None:

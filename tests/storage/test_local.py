@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.storage import LocalStore, local_path, open_store
 from sparklog.storage import local as local_module
 
@@ -231,7 +232,8 @@ def test_reading_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monkey
     for name, action in (
         ("open", lambda: store.get("a/b")),
         ("scandir", lambda: list(store.list("a/"))),
-        ("stat", lambda: store.stat("a/b")),
+        ("lstat", lambda: store.stat("a/b")),
+        ("lstat", lambda: store.create("a/b", b"x")),
         ("unlink", lambda: store.delete("a/b")),
     ):
         with monkeypatch.context() as patch:
@@ -251,6 +253,70 @@ def test_temporary_files_are_no_objects(tmp_path: Path) -> None:
     assert [info.key for info in store.list("")] == ["t/a"]
     assert any(name.startswith(local_module.TEMPORARY_PREFIX) for name in os.listdir(tmp_path / "t"))
     writer.discard()
+
+
+def test_what_is_no_regular_file_is_no_object(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    store = LocalStore(root)
+    store.create("t/file", b"x")
+    LocalStore(outside).create("moved/file", b"y")
+    LocalStore(outside).create("file", b"y")
+    os.mkfifo(root / "t" / "fifo")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(root / "t" / "socket"))
+    for name, target in (
+        ("loop", "loop"),
+        ("dangling", "nowhere"),
+        ("link", "file"),
+        ("above", root),
+        ("self", "."),
+        ("elsewhere", outside),
+    ):
+        (root / "t" / name).symlink_to(target)
+    for key in ("t/fifo", "t/socket", "t/loop", "t/dangling", "t/link", "t/elsewhere"):
+        assert store.stat(key) is None
+        with pytest.raises(NotFound):
+            store.get(key)
+        with pytest.raises(BadRequest, match=rf"cannot create {key} in .*: no regular file lies there; move it away"):
+            store.create(key, b"z")
+    assert [info.key for info in store.list("")] == ["t/file"]
+    assert list(store.list_folders("t/")) == []
+    assert list(store.temporary_files("")) == []
+    assert (outside / "file").read_bytes() == b"y"
+
+
+def test_of_links_in_the_root_only_one_that_leads_out_to_a_folder_counts(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    store = LocalStore(root)
+    store.create("t/file", b"x")
+    LocalStore(outside).create("file", b"y")
+    for name, target in (
+        ("moved", outside),
+        ("alias", "t"),
+        ("self", "."),
+        ("above", tmp_path),
+        ("loop", "loop"),
+        ("dangling", "nowhere"),
+        ("file", outside / "file"),
+    ):
+        (root / name).symlink_to(target)
+    assert list(store.list_folders("")) == ["moved", "t"]
+    assert [info.key for info in store.list("")] == ["moved/file", "t/file"]
+    assert store.create("moved/more", b"z")
+    assert (outside / "more").read_bytes() == b"z"
+
+
+def test_json_longer_than_any_is_not_read(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for key in ("a.json", "a.arrow"):
+        store.create(key, b"{}")
+    os.truncate(tmp_path / "a.json", 64 << 30)
+    with pytest.raises(Corrupt, match=r"expected JSON of at most 268435456 bytes, found 68719476736") as caught:
+        store.get("a.json")
+    assert caught.value.file == "a.json"
+    assert store.get("a.json", 0, 4) == b"{}\0\0"
+    os.truncate(tmp_path / "a.json", 2)
+    assert store.get("a.json") == b"{}"
 
 
 def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:

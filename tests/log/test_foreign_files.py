@@ -1,0 +1,102 @@
+"""What others have put into a root: it stops the topic that it lies in at most, and hangs nobody."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.backup.backing_up import back_up
+from sparklog.errors import BadRequest, Corrupt, SparklogError, Unavailable
+from sparklog.groups import Groups
+from sparklog.log.names import checkpoint_key, commit_key
+from sparklog.log.root import Root
+from sparklog.maintenance.work import Settings
+from sparklog.retention.retain import retain_root
+from sparklog.storage import LocalStore
+from sparklog.verification.run import verify_root
+
+ROWS = pa.table({"value": [b"1"]})
+SPARSE = 64 << 30
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """Two topics of one record each, as a new process sees them."""
+    made = sparklog.open(LocalStore(tmp_path / "root", durable=False), create=True)
+    for name in ("a", "b"):
+        made.create_topic(name).append(ROWS)
+    return sparklog.open(made.store)
+
+
+def sparse(root: Root, key: str) -> None:
+    """A file that is long and takes no room."""
+    path = Path(root.location, key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.truncate(path, SPARSE)
+
+
+def values(root: Root, topic: str) -> list[bytes]:
+    found: list[bytes] = root.topic(topic).scan().to_table()["value"].to_pylist()
+    return found
+
+
+def test_links_and_fifos_stop_nothing(root: Root, tmp_path: Path) -> None:
+    folder = Path(root.location)
+    for name, target in (("loop", "loop"), ("alias", "a"), ("self", ".")):
+        (folder / name).symlink_to(target)
+    (folder / "a" / "append" / "self").symlink_to(folder)
+    (folder / "a" / "_log" / "checkpoints").mkdir(exist_ok=True)
+    (folder / checkpoint_key("a", 1)).symlink_to("loop")
+    os.mkfifo(folder / commit_key("a", 2))
+    os.mkfifo(folder / "c")
+    assert root.topics() == ["a", "b"]
+    assert (root.topic("a").head().version, values(root, "a")) == (1, [b"1"])
+    assert root.create_topic("d").append(ROWS)
+    with pytest.raises(Unavailable, match="too many symbolic links: check where the path leads"):
+        root.topic("loop")
+    with pytest.raises(BadRequest, match="no regular file lies there; move it away"):
+        root.topic("a").append(ROWS)
+    with pytest.raises(SparklogError):
+        root.create_topic("loop")
+    reports = retain_root(root, Settings(now_ms=root.env.wall_ms()))
+    assert [report.topic for report in reports if not report.failures] == ["a", "b", "d"]
+    assert verify_root(root.store).sound
+    back_up(root, LocalStore(tmp_path / "place", durable=False), topics=["b"])
+
+
+def test_sparse_json_is_damage_of_its_topic_alone(root: Root) -> None:
+    sparse(root, commit_key("a", 2))
+    sparse(root, "_groups/g/_log/00000000000000000000.json")
+    sparse(root, "_transactions/x/_log/00000000000000000000.json")
+    failures: list[SparklogError] = []
+    assert root.topics(failures) == ["b"]
+    assert [(type(error), error.file) for error in failures if isinstance(error, Corrupt)] == [
+        (Corrupt, commit_key("a", 2))
+    ]
+    with pytest.raises(Corrupt, match="expected JSON of at most"):
+        root.topic("a")
+    assert values(root, "b") == [b"1"]
+    root.topic("b").append(ROWS)
+    assert Groups(root).names(failures) == []
+    reports = retain_root(root, Settings(now_ms=root.env.wall_ms()))
+    assert {report.topic: bool(report.failures) for report in reports}["b"] is False
+    found = verify_root(root.store)
+    assert {finding.file for finding in found.findings} == {
+        commit_key("a", 2),
+        "_groups/g/_log/00000000000000000000.json",
+        "_transactions/x/_log/00000000000000000000.json",
+    }
+
+
+def test_a_slice_table_is_read_as_far_as_its_head_says(root: Root) -> None:
+    topic = root.topic("a")
+    topic.log.write_checkpoint(topic.log.current())
+    (table,) = Path(root.location, "a", "_log", "checkpoints").glob("*.arrow")
+    os.truncate(table, SPARSE)
+    assert values(sparklog.open(root.store), "a") == [b"1"]
+    assert {finding.file for finding in verify_root(root.store).findings} == {os.path.relpath(table, root.location)}
