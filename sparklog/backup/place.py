@@ -22,9 +22,9 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log import fields as json_fields
 from sparklog.log.env import Env
 from sparklog.log.fields import FORMAT
+from sparklog.log.foreign_content import foreign_name
 from sparklog.log.names import PLACE_KEY, ROOT_KEY, VERSION_DIGITS
 from sparklog.storage import LocalStore
-from sparklog.storage.probe import PROBE_FOLDER
 from sparklog.storage.store import Store
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "Place",
     "backup_key",
     "backup_numbers",
-    "first_key",
     "is_place",
     "refuse_inside",
 ]
@@ -66,11 +65,6 @@ def backup_numbers(store: Store) -> list[int]:
 def is_place(store: Store) -> bool:
     """Whether backups lie here."""
     return store.stat(PLACE_KEY) is not None
-
-
-def first_key(store: Store) -> str | None:
-    """Something that lies in a store; what a run that was killed has left of its probe does not count."""
-    return next((info.key for info in store.list("") if not info.key.startswith(f"{PROBE_FOLDER}/")), None)
 
 
 def refuse_inside(store: Store) -> None:
@@ -115,7 +109,7 @@ class Place:
             if store.stat(ROOT_KEY) is not None:
                 raise BadRequest(f"{store.location} is a root; give backups a folder of their own")
             refuse_inside(store)
-            first = first_key(store)
+            first = foreign_name(store)
             # Another first backup may have been quicker.
             if first is not None and not is_place(store):
                 raise BadRequest(f"{store.location} is not empty, found {first}; give backups a folder of their own")

@@ -27,7 +27,7 @@ from sparklog.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
 from sparklog.backup.cut import Cut
 from sparklog.backup.entries import EntryChain
 from sparklog.backup.manifest import LeftOut, decode_left_out, left_out_document
-from sparklog.backup.place import Place, backup_numbers, first_key, is_place, refuse_inside
+from sparklog.backup.place import Place, backup_numbers, is_place, refuse_inside
 from sparklog.backup.restored import (
     MovedOffset,
     at_the_end,
@@ -46,6 +46,7 @@ from sparklog.log.decision import DECISIONS, Decisions
 from sparklog.log.entry_log import Entry, EntryKind
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.fields import FORMAT, Fields
+from sparklog.log.foreign_content import foreign_name
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.history import History
 from sparklog.log.invariants import check_commit, check_state
@@ -226,7 +227,7 @@ def _read_plan(target: Store, request: str) -> dict[str, Any] | None:
     try:
         doc = json_fields.decode(target.get(RESTORE_KEY), RESTORE_KEY, "restore")
     except NotFound:
-        first = first_key(target)
+        first = foreign_name(target)
         if first is not None:
             raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty folder") from None
         return None

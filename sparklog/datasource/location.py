@@ -48,8 +48,6 @@ def resolve(path: str | None) -> Location:
     if not path:
         raise BadRequest("No path: give the root, topic folder or Kafka log directory, as in load('/data/log')")
     location = absolute(path)
-    if is_url(location):
-        return _resolve_store(location)
     if os.path.exists(location) and not os.path.isdir(location):
         raise BadRequest(f"The path {location} is a file: give the root, topic folder or Kafka log directory")
     if os.path.isfile(os.path.join(location, ROOT_FILE)):
@@ -66,26 +64,17 @@ def resolve(path: str | None) -> Location:
     return Location(NOTHING, location, location)
 
 
-def _resolve_store(location: str) -> Location:
-    from sparklog.storage import open_store
-
-    if open_store(location).stat(ROOT_FILE) is not None:
-        return Location(ROOT, location, location)
-    parent, _, name = location.rstrip("/").rpartition("/")
-    if name and urlsplit(parent).netloc and open_store(parent).stat(ROOT_FILE) is not None:
-        return Location(TOPIC, location, parent, name)
-    return Location(NOTHING, location, location)
-
-
-def is_url(path: str) -> bool:
-    return "://" in path
-
-
 def absolute(path: str) -> str:
-    """A local path, made absolute (tasks may run in another folder); `file:` URLs become paths, other URLs stay."""
-    if path.startswith("file:"):
+    """A local path, made absolute (tasks may run in another folder); `file:` URLs become paths.
+
+    Raises BadRequest for any other scheme: `hdfs:/x` is no folder of that name.
+    """
+    from sparklog.storage import refuse_scheme
+
+    refuse_scheme(path)
+    if path[:5].lower() == "file:":
         path = unquote(urlsplit(path).path)
-    return path if is_url(path) else os.path.abspath(os.path.expanduser(path))
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def open_view(
@@ -131,7 +120,7 @@ def missing(location: Location) -> str:
 
 
 def exists(location: Location) -> bool:
-    return is_url(location.path) or os.path.isdir(location.path)
+    return os.path.isdir(location.path)
 
 
 def open_log(location: Location, *, create: bool = False) -> Root:
@@ -159,7 +148,7 @@ def _refuse_inside(location: Location) -> None:
     BadRequest."""
     from sparklog.kafka.directory import kafka_layout
 
-    above = "" if is_url(location.root) else os.path.dirname(location.root)
+    above = os.path.dirname(location.root)
     while above and above != os.path.dirname(above):
         if os.path.isfile(os.path.join(above, ROOT_FILE)):
             raise BadRequest(

@@ -43,7 +43,7 @@ def examine(
 
 def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
     """The place and the state of a root. A Kafka directory is only told to be one: nothing is written there."""
-    from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, is_url, resolve
+    from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, resolve
 
     try:
         location = resolve(root)
@@ -51,19 +51,22 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
             return [Finding("root", OK, f"{location.path} is a {location.kind}: read where it lies, never written")]
         if location.kind == NOTHING and not exists(location):
             return [Finding("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
-        return _root(location, machine, local=not is_url(location.root))
+        return _root(location, machine)
     except SparklogError as error:
         return [Finding("root", FAIL, str(error), "give another --root")]
 
 
-def _root(location: Location, machine: Machine, *, local: bool) -> list[Finding]:
+def _root(location: Location, machine: Machine) -> list[Finding]:
     from sparklog.datasource.location import NOTHING, open_log
     from sparklog.doctor.root_checks import check_root
     from sparklog.doctor.store_checks import check_disk, check_store
+    from sparklog.log.foreign_content import refuse_foreign
     from sparklog.storage import open_store
 
-    found = check_disk(machine, location.root) if local else []
-    found += check_store(open_store(location.root))
+    store = open_store(location.root)
+    if location.kind == NOTHING:
+        refuse_foreign(store)
+    found = [*check_disk(machine, location.root), *check_store(store)]
     if location.kind == NOTHING:
         said = f"{location.path} is no root yet: the first topic makes it one"
         fix = f"sparklog topics create <topic> --root {location.path}"

@@ -6,6 +6,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.log import fields as json_fields
 from sparklog.log.env import Env
 from sparklog.log.fields import FORMAT
+from sparklog.log.foreign_content import refuse_foreign
 from sparklog.log.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY
 from sparklog.storage.store import Store
 
@@ -26,7 +27,7 @@ def read_root_id(store: Store) -> str:
 def create_root_id(store: Store, env: Env) -> str:
     """Make this store a root, once it has proved that it can hold one; the id of whoever was first.
 
-    `BadRequest` if backups lie here, or half of what a restore brings back.
+    `BadRequest` if backups lie here, half of what a restore brings back, or anything else.
     """
     from sparklog.storage.probe import ensure_probed
 
@@ -34,6 +35,7 @@ def create_root_id(store: Store, env: Env) -> str:
         raise BadRequest(f"backups lie in {store.location}, which can be no root; restore them into another folder")
     if store.stat(RESTORE_KEY) is not None:
         raise BadRequest(f"a restore into {store.location} is unfinished: run it again, or choose another folder")
+    refuse_foreign(store)
     ensure_probed(store)
     root_id = env.new_id()
     document = {"format": FORMAT, "readFeatures": [], "rootId": root_id, "createdMs": env.wall_ms()}

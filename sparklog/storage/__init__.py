@@ -10,7 +10,7 @@ from sparklog.errors import BadRequest
 from sparklog.storage.local import LocalStore
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
 
-__all__ = ["LocalStore", "ObjectInfo", "ObjectWriter", "Store", "local_path", "open_store"]
+__all__ = ["LocalStore", "ObjectInfo", "ObjectWriter", "Store", "local_path", "open_store", "refuse_scheme"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 
@@ -26,9 +26,7 @@ def local_path(location: str | os.PathLike[str]) -> str:
         if not text:
             raise BadRequest("the location is empty; expected a path such as /data/logs or file:///data/logs")
         return os.path.abspath(text)
-    name = scheme.group(1)
-    if name.lower() != "file":
-        raise BadRequest(f"no store for {name}: locations ({text}); expected a path or a file: URL")
+    refuse_scheme(text)
     path = text[scheme.end() :]
     if path.startswith("//"):
         host, slash, rest = path[2:].partition("/")
@@ -38,6 +36,18 @@ def local_path(location: str | os.PathLike[str]) -> str:
     if not path.startswith("/"):
         raise BadRequest(f"{text} is not absolute; expected file:///<path> or a plain path")
     return os.path.abspath(unquote(path))
+
+
+def refuse_scheme(location: str) -> None:
+    """`BadRequest` for a location with any scheme but `file:`, with or without slashes (`hdfs:/x`, `s3:x`)."""
+    scheme = _SCHEME.match(location)
+    if scheme is None or scheme.group(1).lower() == "file":
+        return
+    plain = "" if location.startswith("/", scheme.end()) else f"; a folder of that name is ./{location}"
+    raise BadRequest(
+        f"no store for {scheme.group(1)}: locations ({location}); expected a path or a file: URL, such as /data/log or "
+        f"file:///data/log, on a disk that all machines mount{plain}"
+    )
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:

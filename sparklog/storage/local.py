@@ -187,6 +187,15 @@ class LocalStore:
         except OSError as error:
             self._fail(error, "read the clock of", "")
 
+    def names(self) -> Sequence[str]:
+        """Names of all that lies directly in the directory, whether they can be keys or not; none if there is none."""
+        try:
+            return sorted(os.listdir(self._path))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._fail(error, "list", "")
+
     def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
         """Files that somebody is writing, or died writing, below a folder (`""` or ending in `/`), in no order.
 

@@ -6,7 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+import sparklog as library
+from sparklog.cli.app import app
+from sparklog.datasource.handles import root_at
 from sparklog.datasource.location import (
     KAFKA_DIRECTORY,
     KAFKA_PARTITION,
@@ -14,6 +18,7 @@ from sparklog.datasource.location import (
     ROOT,
     TOPIC,
     Location,
+    absolute,
     missing,
     open_log,
     open_view,
@@ -95,3 +100,36 @@ def test_damage_in_a_root_is_not_passed_over(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"corruptRecords=skip is for Kafka directories and .*/log is a sparklog root"):
         open_view(location, tailing=False, corrupt_records="skip")
     assert open_view(location, tailing=False, corrupt_records="fail").topics() == []
+
+
+@pytest.mark.parametrize(
+    "path", ["hdfs:/x", "dbfs:/x", "s3:/b/x", "s3://b/x", "abfss://a@b/x", "HDFS://nn:8020/x", "s3:x"]
+)
+def test_what_is_no_path_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    scheme = path.partition(":")[0]
+    for use in (resolve, absolute, lambda each: library.open(each, create=True)):
+        with pytest.raises(
+            BadRequest, match=f"no store for {scheme}: locations .*expected a path or a file: URL"
+        ) as error:
+            use(path)
+        assert ("a folder of that name is ./s3:x" in str(error.value)) == (path == "s3:x")
+    result = CliRunner().invoke(app, ["topics", "create", "t", "--root", path])
+    assert result.exit_code != 0
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_whose_name_has_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve("./s3:x").path == str(tmp_path / "s3:x")
+    assert open_log(resolve(f"{tmp_path}/a:b"), create=True).location == f"{tmp_path}/a:b"
+    assert resolve(f"FILE://{tmp_path}/a:b").kind == ROOT
+
+
+def test_a_folder_with_foreign_content_becomes_no_root(tmp_path: Path) -> None:
+    (tmp_path / "part-0.parquet").touch()
+    location = resolve(str(tmp_path))
+    for attempt in (lambda: open_log(location, create=True), lambda: root_at(location, create=True)):
+        with pytest.raises(BadRequest, match=r"not empty, found part-0.parquet: give an empty or new folder"):
+            attempt()
+    assert os.listdir(tmp_path) == ["part-0.parquet"]

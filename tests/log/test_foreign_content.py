@@ -1,0 +1,103 @@
+"""Which folders become a root by themselves: new and empty ones, and none that holds what is not of a root."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import sparklog
+from sparklog.backup.restoring import restore
+from sparklog.errors import BadRequest
+from sparklog.storage import LocalStore
+from sparklog.storage.memory import MemoryStore
+from tests.backup.lab import Lab
+
+ROWS = pa.table({"value": [b"1"]})
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def parquet(folder: Path) -> None:
+    pq.write_table(ROWS, folder / "part-00000.parquet")
+    (folder / "_SUCCESS").touch()
+
+
+def configuration(folder: Path) -> None:
+    (folder / "my settings.conf").write_text("x")
+
+
+def folders(folder: Path) -> None:
+    (folder / "data").mkdir()
+
+
+def delta(folder: Path) -> None:
+    (folder / "_delta_log").mkdir()
+
+
+@pytest.mark.parametrize("fill", [parquet, configuration, folders, delta])
+def test_a_folder_with_foreign_content_becomes_no_root(tmp_path: Path, fill: object) -> None:
+    fill(tmp_path)  # type: ignore[operator]
+    before = everything(tmp_path)
+    first = min(os.listdir(tmp_path))
+    with pytest.raises(BadRequest) as caught:
+        sparklog.open(tmp_path, create=True)
+    assert str(caught.value) == (
+        f"{tmp_path} is no sparklog root and not empty, found {first}: give an empty or new folder, such as "
+        f"{tmp_path}/sparklog"
+    )
+    lab = Lab()
+    lab.root().create_topic("t")
+    with pytest.raises(BadRequest, match=f"is not empty, found {first}"):
+        restore(lab.store, LocalStore(tmp_path), env=lab.env())
+    assert everything(tmp_path) == before
+    assert sparklog.open(tmp_path / "sparklog", create=True).create_topic("t")
+
+
+def test_what_was_meant_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    sparklog.open(root, create=True).create_topic("orders").append(ROWS)
+    with pytest.raises(BadRequest, match=f"did you mean the root {root}\\?"):
+        sparklog.open(tmp_path, create=True)
+    with pytest.raises(BadRequest, match=f"it lies in the root {root}: give that"):
+        sparklog.open(root / "orders", create=True)
+    (root / "_root.json").unlink()
+    with pytest.raises(BadRequest, match=r"topics lie there without _root.json: restore that file"):
+        sparklog.open(root, create=True)
+
+
+def test_what_file_systems_probes_and_checkpoints_leave_does_not_count(tmp_path: Path) -> None:
+    for name in ("lost+found", "_probe/x", ".snapshot", "_checkpoints/query", "query/offsets"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in (".DS_Store", ".nfs0000000012ab", "query/metadata", f"~{'0' * 24}"):
+        (tmp_path / name).touch()
+    topic = sparklog.open(tmp_path, create=True).create_topic("t")
+    topic.append(ROWS)
+    assert sparklog.open(tmp_path).topics() == ["t"]
+
+
+def test_a_store_of_keys_is_judged_by_its_keys() -> None:
+    store = MemoryStore(lambda: 0)
+    store.create("_probe/x", b"")
+    store.create("a/b", b"")
+    with pytest.raises(BadRequest, match=r"found a/b: give an empty or new folder"):
+        sparklog.open(store, create=True)
+    store.delete("a/b")
+    assert sparklog.open(store, create=True).topics() == []
+
+
+def test_a_root_that_another_process_makes_meanwhile_is_opened(tmp_path: Path) -> None:
+    class Slow(LocalStore):
+        """Another process makes the root and a topic just before what lies there is looked at."""
+
+        def names(self) -> Sequence[str]:
+            sparklog.open(LocalStore(self.location), create=True).create_topic("t")
+            return super().names()
+
+    assert sparklog.open(Slow(tmp_path), create=True).topics() == ["t"]
