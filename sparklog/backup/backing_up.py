@@ -1,11 +1,12 @@
 """`backup`: what a root holds, in another place, from which it can be made anew as it was at the backup or before.
 
 1. Show the run in the place, so that no prune takes away what is found there.
-2. Take a cut of all topics, decisions and groups, then hold the version of each topic, so that the vacuum keeps what it
-   names. A version that fell below the upload floor meanwhile is refused: take a new cut.
+2. Take a cut of all topics, decisions and groups, and the next number (see `numbering`); then hold the version of each
+   topic, so that the vacuum keeps what it names. A version that fell below the upload floor meanwhile is refused: take
+   a new cut.
 3. Copy the entries of decisions and groups, then data files, then commits and a checkpoint of each topic's cut. What
    lies there already is not read again; every byte that is copied is checked.
-4. Create the manifest: from here on it is a backup. Let go of the holds.
+4. Create the manifest, unless a prune took this run for dead: from here on it is a backup. Let go of the holds.
 
 Whatever it is killed at, there is a backup or there is none; the next run finds what was copied. Holds of a dead run
 end by themselves after a day, its mark after six hours. Between the last backup's cut and this one's all commits are
@@ -16,7 +17,8 @@ then on.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -27,7 +29,8 @@ from sparklog.backup.cut import Cut, cut_now, writers_in
 from sparklog.backup.entries import EntryChain
 from sparklog.backup.history import Named, files_named, oldest_base, start_at
 from sparklog.backup.manifest import EntriesBackup, LeftOut, Manifest, TopicBackup, encode_manifest
-from sparklog.backup.place import BACKUP, Mark, Place, backup_key
+from sparklog.backup.numbering import backup_key, begun_key, newest_number, take_number
+from sparklog.backup.place import BACKUP, Mark, Place
 from sparklog.backup.unread import Unread
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.groups.state import GROUPS
@@ -161,7 +164,7 @@ def back_up(
                 if not left:
                     raise
             finally:
-                run.holds.release()
+                run.release()
     raise AssertionError("unreachable")
 
 
@@ -180,9 +183,19 @@ class _Run:
         self.copied = Copied()
         self.looked_ms = root.env.boot_ms()
         self.unread = Unread(root.store)
+        self.started_ms = 0
+        self.number = 0
+        self.undecided = False
+
+    def release(self) -> None:
+        """Let go of the holds, and of the number where it is known what became of it."""
+        self.holds.release()
+        if self.number and not self.undecided:
+            with suppress(SparklogError, OSError):
+                self.place.store.delete(begun_key(self.number))
+            self.number = 0
 
     def make(self, topics: Collection[str] | None) -> Manifest:
-        started_ms = self.root.env.wall_ms()
         before = self.place.manifests()
         cut = self._held_cut(topics)
         self.unread = Unread(self.root.store, strict=topics is None)
@@ -198,10 +211,10 @@ class _Run:
         self.mark.check()
         return self._publish(
             Manifest(
-                before[-1].number + 1 if before else 1,
+                self.number,
                 self.id,
                 self.root.id,
-                started_ms,
+                self.started_ms,
                 self.root.env.wall_ms(),
                 self.copied.objects,
                 self.copied.nbytes,
@@ -215,16 +228,25 @@ class _Run:
 
     def _held_cut(self, topics: Collection[str] | None) -> Cut:
         for left in reversed(range(CUTS)):
+            newest = newest_number(self.place.store)
+            self.started_ms = self.root.env.wall_ms()
             try:
                 cut = cut_now(self.root, topics)
+                self._take_number(newest + 1)
                 self.holds.take(cut.topics)
                 return cut
             except (Conflict, Unavailable):
-                # So slow that the vacuum has passed it, deleted meanwhile, or hidden by a cache for a moment.
+                # Another backup was begun meanwhile, or the cut was so slow that the vacuum has passed it, or it was
+                # deleted meanwhile, or hidden by a cache for a moment.
                 if not left:
                     raise
-                self.holds.release()
+                self.release()
         raise AssertionError("unreachable")
+
+    def _take_number(self, number: int) -> None:
+        if not take_number(self.place.store, number, self.id):
+            raise Conflict(f"other backups into {self.place.store.location} are begun all the time; try again later")
+        self.number = number
 
     def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
         """What the versions since the last backup of the topic name."""
@@ -367,14 +389,18 @@ class _Run:
         raise Corrupt(f"{self.place.store.location} holds something else under this key; delete it there", file=key)
 
     def _publish(self, manifest: Manifest) -> Manifest:
-        """Create the manifest under the next number that is free."""
-        number = manifest.number
-        while True:
-            found = replace(manifest, number=number)
-            data = encode_manifest(found)
-            if self.place.store.create(backup_key(number), data) or self.place.store.get(backup_key(number)) == data:
-                return found
-            number += 1
+        """Create the manifest. `Conflict` if a prune has decided meanwhile that there is no such backup."""
+        key, data = backup_key(manifest.number), encode_manifest(manifest)
+        # Until there is an answer: it may lie there, or come to lie there later.
+        self.undecided = True
+        published = self.place.store.create(key, data) or self.place.store.get(key) == data
+        self.undecided = False
+        if not published:
+            raise Conflict(
+                f"this run stood still for too long in {self.place.store.location}, and a prune has given backup "
+                f"{manifest.number} up; run it again"
+            )
+        return manifest
 
 
 def _entry_data(chain: EntryChain[E], number: int, link: int | None) -> bytes:

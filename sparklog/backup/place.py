@@ -2,6 +2,7 @@
 
     _backup.json                       whose backups lie here
     _backups/00000000000000000003.json backup 3; created last, so what was not finished is not seen
+    _backups/begun/<number>.json       a number that a run has taken (see `numbering`)
     _backups/running/<id>-<n>.json     a run at work: a backup, or a prune that deletes
     <topic>/..., _transactions/..., _groups/...   as in a root, under the same keys
 
@@ -18,48 +19,30 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.backup.manifest import PLACE_FIELDS, Manifest, decode_manifest
+from sparklog.backup.numbering import BACKUPS_FOLDER, backup_key, backup_numbers, is_given_up
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log import fields as json_fields
 from sparklog.log.env import Env
 from sparklog.log.fields import FORMAT
 from sparklog.log.foreign_content import foreign_name
-from sparklog.log.names import PLACE_KEY, ROOT_KEY, VERSION_DIGITS
+from sparklog.log.names import PLACE_KEY, ROOT_KEY
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
 
 __all__ = [
     "BACKUP",
-    "BACKUPS_FOLDER",
     "MARK_MS",
     "PLACE_KEY",
     "PRUNE",
     "Mark",
     "Place",
-    "backup_key",
-    "backup_numbers",
     "is_place",
     "refuse_inside",
 ]
 
-BACKUPS_FOLDER = "_backups"
 RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
 MARK_MS = 6 * 3_600_000
 BACKUP, PRUNE = "backup", "prune"
-
-
-def backup_key(number: int) -> str:
-    """The key of a backup's manifest."""
-    return f"{BACKUPS_FOLDER}/{number:020d}.json"
-
-
-def backup_numbers(store: Store) -> list[int]:
-    """Numbers of the backups that lie in a store, in order."""
-    found = []
-    for info in store.list(f"{BACKUPS_FOLDER}/0"):
-        digits, _, suffix = info.key.rsplit("/", 1)[-1].partition(".")
-        if suffix == "json" and digits.isdigit() and len(digits) == VERSION_DIGITS:
-            found.append(int(digits))
-    return found
 
 
 def is_place(store: Store) -> bool:
@@ -126,22 +109,27 @@ class Place:
         return place
 
     def manifests(self) -> list[Manifest]:
-        """All backups, oldest first. `Corrupt` if one is damaged."""
+        """All backups, in the order of their cuts, oldest first. `Corrupt` if one is damaged."""
         found = []
         for number in backup_numbers(self.store):
             try:
-                found.append(self._manifest(backup_key(number), number))
+                manifest = self._manifest(backup_key(number), number)
             except NotFound:
                 # Dropped since it was listed.
                 continue
+            if manifest is not None:
+                found.append(manifest)
         return found
 
-    def _manifest(self, key: str, number: int) -> Manifest:
+    def _manifest(self, key: str, number: int) -> Manifest | None:
+        """None: the number was given up."""
+        data = self.store.get(key)
         try:
-            return decode_manifest(self.store.get(key), key, number)
+            return None if is_given_up(data, key) else decode_manifest(data, key, number)
         except Corrupt:
             # A bit that flipped on the way: read again before calling it damaged.
-            return decode_manifest(self.store.get(key), key, number)
+            data = self.store.get(key)
+            return None if is_given_up(data, key) else decode_manifest(data, key, number)
 
     def covering(self, topics: Collection[str] | None) -> list[Manifest]:
         """The backups that have these topics, None: everything; where there is none, all. `NotFound`: none at all."""

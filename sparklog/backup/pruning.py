@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from sparklog.backup.history import files_named, start_at
 from sparklog.backup.manifest import Manifest
-from sparklog.backup.place import PRUNE, Mark, Place, backup_key
+from sparklog.backup.numbering import backup_key, give_up_begun
+from sparklog.backup.place import PRUNE, Mark, Place
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.index_crc import SUFFIXES
 from sparklog.groups.state import GROUPS
@@ -67,6 +68,8 @@ def prune(
     if dry_run:
         return _plan(place, keep, keep_ms, env)[0]
     with Mark(place, env, PRUNE) as mark:
+        # From here on no run that is taken for dead can publish: what it copied may go.
+        give_up_begun(target, place.root_id, env.wall_ms())
         pruned, dropped, victims = _plan(place, keep, keep_ms, env)
         keys = [backup_key(item.number) for item in dropped] + [info.key for info in victims]
         for start in range(0, len(keys), CHUNK):

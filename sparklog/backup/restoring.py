@@ -27,7 +27,8 @@ from sparklog.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
 from sparklog.backup.cut import Cut
 from sparklog.backup.entries import EntryChain
 from sparklog.backup.manifest import LeftOut, decode_left_out, left_out_document
-from sparklog.backup.place import Place, backup_numbers, is_place, refuse_inside
+from sparklog.backup.numbering import backup_numbers
+from sparklog.backup.place import Place, is_place, refuse_inside
 from sparklog.backup.restored import (
     MovedOffset,
     at_the_end,
