@@ -123,7 +123,7 @@ class Counts:
 class Report:
     """The outcome. `quick`: files were not opened, only counted and measured.
 
-    `ignored`: what is no damage and yet not read: why, in words.
+    `notes`: what may be damage, where no file tells; a report with notes alone is sound.
     """
 
     location: str
@@ -133,7 +133,7 @@ class Report:
     counts: Counts
     quick: bool = False
     seconds: float = 0.0
-    ignored: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     @property
     def sound(self) -> bool:

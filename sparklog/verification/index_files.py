@@ -33,6 +33,8 @@ class Batches:
     position: list[Int64s] = field(default_factory=list)
     last: list[Int64s] = field(default_factory=list)
     stamp: list[Int64s] = field(default_factory=list)
+    old: list[npt.NDArray[np.bool_]] = field(default_factory=list)
+    """Which are messages of formats v0 or v1."""
     aborts: dict[int, int] = field(default_factory=dict)
     """Offset of each ABORT marker -> its producer id."""
     offset: list[Int64s] = field(default_factory=list)
@@ -44,6 +46,7 @@ class Batches:
         self.offset.append(headers.base_offset)
         self.last.append(headers.last_offset + shift)
         self.stamp.append(headers.max_timestamp)
+        self.old.append(headers.is_legacy)
         markers = np.flatnonzero(headers.is_control)
         for row in markers.tolist():
             one = headers[row : row + 1]
@@ -82,7 +85,7 @@ def check_offset_index(
     """An `.index` of the segment that starts at offset `base`. `whole`: all batches of the segment are known.
 
     Kafka's followers, and brokers before 4.0, name several batches by one entry: the first one's position, the last
-    one's offset. Such entries are right, too, but one alone among others is a flipped bit.
+    one's offset. Readers find the same batches by them, so such entries are right, too.
     """
     try:
         found = offset_index.parse(data, base, file=file)
@@ -100,9 +103,6 @@ def check_offset_index(
     # The batches of one entry lie before the next one's.
     after = np.append(rows[1:], len(position))
     named &= ends < after
-    alone = last[rows] == found.offsets
-    if int((named & ~alone).sum()) == 1 < len(found):
-        named &= alone
     known = np.ones(len(found), np.bool_) if whole else found.positions <= position[-1]
     for entry in np.flatnonzero(~named & known).tolist():
         wrong.append(
@@ -122,7 +122,11 @@ def check_offset_index(
 def check_time_index(
     data: bytes, base: int, batches: Batches, *, file: str, preallocated: bool = False, closed: bool = True
 ) -> list[Finding]:
-    """A `.timeindex`. `closed`: the last entry is the segment's greatest timestamp (not so in an active segment)."""
+    """A `.timeindex`. `closed`: the last entry is the segment's greatest timestamp (not so in an active segment).
+
+    An entry names the earliest batch with its timestamp; but of messages of formats v0 and v1 that were appended
+    together and have one time, it names the last.
+    """
     try:
         found = time_index.parse(data, base, file=file)
     except Corrupt as error:
@@ -136,7 +140,8 @@ def check_time_index(
     rows = np.minimum(np.searchsorted(last, found.offsets), len(last) - 1)
     # The earliest batch with the greatest timestamp so far.
     rises = np.concatenate(([True], running[1:] > running[:-1]))
-    named = (last[rows] == found.offsets) & (stamp[rows] == found.timestamps) & rises[rows]
+    first = rises | (np.concatenate(batches.old) & (stamp == running))
+    named = (last[rows] == found.offsets) & (stamp[rows] == found.timestamps) & first[rows]
     if len(found) == 1 and int(found.timestamps[0]) == 0 and int(found.offsets[0]) == base:
         # What Kafka's indexes begin with where nothing has a time.
         named |= running[-1] <= 0

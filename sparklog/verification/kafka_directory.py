@@ -1,13 +1,15 @@
 """A Kafka log directory, or one partition folder of it, in place: what `verify` says of it. Nothing is written.
 
 Most of Kafka's small files have no checksum. What of them cannot be held against anything else is said to be so: the
-numbers in the log dir's checkpoint files (only their bounds are known), and the id in `partition.metadata` where a
-topic has one partition here.
+numbers in the log dir's checkpoint files, and the id in `partition.metadata` where a topic has one partition here.
+A number above the log's end is no damage by itself: where Kafka cuts a log, after an unclean stop or to follow another
+leader, it writes some of these files later and others never. But it is noted, for a lost end looks the same.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -23,17 +25,20 @@ from sparklog.format.checkpoint_files import (
     parse_offsets,
 )
 from sparklog.kafka.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
+from sparklog.kafka.file_names import CLEANED, DELETED, SWAP
 from sparklog.log.env import SYSTEM, Env
 from sparklog.log.names import did_you_mean
 from sparklog.verification.findings import CHECKPOINT, Counts, Finding, Orphan, Report
-from sparklog.verification.kafka_partition import REPLICA, KafkaPartition, read_partition
+from sparklog.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
 from sparklog.verification.run import Say
 
 __all__ = ["verify_log_dir"]
 
 CHECKPOINTS = (LOG_STARTS_FILE, HIGH_WATERMARKS_FILE, RECOVERY_POINTS_FILE, CLEANER_OFFSETS_FILE)
 KNOWN = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", ".kafka_cleanshutdown"})
-LEFT = (".deleted", ".cleaned", ".swap")
+LEFT = (DELETED, CLEANED, SWAP)
+SEGMENT_FILE = re.compile(r"\d{20}\.(?:log|index|timeindex|txnindex)")
+"""What a swap replaces, where it counts and they do not."""
 LEFT_FOLDERS = ("-delete", "-future", "-stray")
 
 
@@ -61,6 +66,7 @@ def verify_log_dir(
         if topic not in names:
             raise NotFound(f"topic '{topic}' is not in {folder}{did_you_mean(topic, names)}; check --topic")
     read: dict[TopicPartition, KafkaPartition] = {}
+    notes: list[Finding] = []
     for key in sorted(folders):
         if topics and key[0] not in topics:
             continue
@@ -69,19 +75,20 @@ def verify_log_dir(
             folders[key],
             folder,
             log_start=offsets.get(LOG_STARTS_FILE, {}).get(key),
-            cleaned=offsets.get(CLEANER_OFFSETS_FILE, {}).get(key),
-            dense=layout == "log-dir",
+            cleaned=offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None,
             env=env,
         )
         findings += found.findings
         counts += found.counts
-        findings += _beyond(key, found, offsets)
+        negative, beyond = _out_of_bounds(key, found, offsets)
+        findings += negative
+        notes += [*found.notes, *beyond]
     findings += _ids(read, folder)
     orphans, foreign = _others(folder, layout, read, env.wall_ms())
     counts += Counts(topics=len({topic for topic, _ in read}))
     seconds = (env.boot_ms() - begun) / 1000
     unique = tuple(dict.fromkeys(findings))
-    return Report(folder, unique, orphans, foreign, counts, seconds=seconds)
+    return Report(folder, unique, orphans, foreign, counts, seconds=seconds, notes=tuple(notes))
 
 
 def _checkpoints(folder: str) -> tuple[list[Finding], Counts, dict[str, dict[TopicPartition, int]]]:
@@ -104,17 +111,23 @@ def _checkpoints(folder: str) -> tuple[list[Finding], Counts, dict[str, dict[Top
     return findings, counts, offsets
 
 
-def _beyond(key: TopicPartition, found: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]) -> list[Finding]:
-    """Offsets in checkpoint files that the log does not reach."""
-    wrong = []
+def _out_of_bounds(
+    key: TopicPartition, found: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]
+) -> tuple[list[Finding], list[Finding]]:
+    """Offsets in checkpoint files that no log has, and those that this one does not reach."""
+    negative, beyond = [], []
+    # A log that was emptied, and whose start moved, ends where it starts.
+    end = max(found.log_end, offsets.get(LOG_STARTS_FILE, {}).get(key, 0))
     for name, values in offsets.items():
-        offset = values.get(key)
-        # A log that was emptied, and whose start moved, ends where it starts.
-        end = max(found.log_end, offsets.get(LOG_STARTS_FILE, {}).get(key, 0) if name != LOG_STARTS_FILE else 0)
-        if offset is not None and not 0 <= offset <= end:
-            message = f"it says offset {offset} of {key[0]}-{key[1]}, whose log ends at {end}"
-            wrong.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
-    return wrong
+        offset = values.get(key, 0)
+        reached = found.log_end if name == LOG_STARTS_FILE else end
+        message = f"it says offset {offset} of {key[0]}-{key[1]}, whose log ends at {reached}"
+        if offset < 0:
+            negative.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
+        elif offset > reached:
+            message += ": Kafka leaves it so where it has cut the log, or the end of the log is lost"
+            beyond.append(Finding(CHECKPOINT, name, message, COMPARE, offset=offset))
+    return negative, beyond
 
 
 def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]:
@@ -148,10 +161,11 @@ def _others(
         target.append(Orphan(os.path.relpath(path, folder), stat.st_size, age, why))
 
     for found in read.values():
+        swapping = any(".log" + SWAP in name for name in found.names)
         for name in sorted(os.listdir(found.folder)):
             if name in found.names:
                 continue
-            left = name.endswith(LEFT)
+            left = name.endswith(LEFT) or (swapping and SEGMENT_FILE.match(name) is not None)
             why = "the broker removes or finishes it" if left else "Kafka gives no such name"
             note(os.path.join(found.folder, name), orphans if left else foreign, why)
     if layout == "log-dir":

@@ -1,8 +1,8 @@
 """One partition folder as Kafka left it: every batch, and every file beside the segments.
 
 What lies outside a batch's checksum is held against something else: base offsets and lengths against the batches around
-them, leader epochs against `leader-epoch-checkpoint` and the other way round. Kafka's logs have no gaps but those that
-its cleaner made, and how far it came stands in the log dir.
+them, leader epochs against `leader-epoch-checkpoint` and the other way round. What a gap means: see
+`sparklog.verification.kafka_gaps`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from sparklog.format.control import ABORT
 from sparklog.format.index_crc import SUFFIXES
 from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.kafka.directory import SegmentName, file_bytes, settled_segments
+from sparklog.kafka.file_names import SWAP, companion
 from sparklog.kafka.import_segment import WINDOW_BYTES
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 from sparklog.kafka.sound_batches import Damage, sound_windows
@@ -42,22 +43,28 @@ from sparklog.verification.index_files import (
     check_time_index,
     check_transaction_index,
 )
+from sparklog.verification.kafka_gaps import Gap, Gaps
 
 __all__ = ["KafkaPartition", "read_partition"]
 
 LOOKS = 3
 PAUSE_SECONDS = 0.2
 REPLICA = "restore the file from another replica or a backup"
+COMPARE = "compare it with another replica"
 CUT_OFF = "a broker that starts after an unclean stop cuts it off there; " + REPLICA
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class KafkaPartition:
-    """What one folder holds: what is wrong, how much was read, names of its files that are known, its topic's id."""
+    """What one folder holds: what is wrong, how much was read, names of its files that are known, its topic's id.
+
+    `notes`: what may be damage or Kafka's doing.
+    """
 
     folder: str
     findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     names: set[str] = field(default_factory=set)
     topic_id: str | None = None
@@ -72,29 +79,36 @@ class _Segment:
     batches: Batches = field(default_factory=Batches)
     epochs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
     events: TransactionEvents = field(default_factory=TransactionEvents)
+    gaps: Gaps = field(default_factory=Gaps)
     damaged: bool = False
     end: int = 0
 
+    @property
+    def swapped(self) -> bool:
+        """A cleaner wrote the file and died before it gave it its name."""
+        return self.name.path.endswith(SWAP)
 
-def read_partition(
-    folder: str, root: str, *, log_start: int | None, cleaned: int | None, dense: bool, env: Env
-) -> KafkaPartition:
+    def index_path(self, suffix: str) -> str:
+        """Where Kafka keeps the segment's index of this kind."""
+        return companion(self.name.path, suffix)
+
+
+def read_partition(folder: str, root: str, *, log_start: int | None, cleaned: int | None, env: Env) -> KafkaPartition:
     """Read a partition folder whole; files are named relative to `root`.
 
-    `log_start`, `cleaned`: what the log dir's checkpoints say, None: nothing. `dense`: offsets from `cleaned` on (all,
-    if it is None) have no gaps; False where nobody knows how far the cleaner came.
+    `log_start`, `cleaned`: what the log dir's checkpoints say. None: there is no log start; nobody knows what was
+    cleaned.
     """
-    return _Reader(folder, root, log_start, cleaned if dense else None, dense, env).run()
+    return _Reader(folder, root, log_start, cleaned, env).run()
 
 
 class _Reader:
-    def __init__(
-        self, folder: str, root: str, log_start: int | None, cleaned: int | None, dense: bool, env: Env
-    ) -> None:
+    def __init__(self, folder: str, root: str, log_start: int | None, cleaned: int | None, env: Env) -> None:
         self.folder = folder
         self.root = root
         self.log_start = log_start
-        self.dense_from = (cleaned or 0) if dense else None
+        self.cleaned = cleaned or 0
+        self.cleaner_known = cleaned is not None
         self.env = env
         self.found = KafkaPartition(folder)
         self.old = False
@@ -108,9 +122,12 @@ class _Reader:
             for name, after in zip(names, [*names[1:], None], strict=True)
         ]
         expected = names[0].base if names else 0
+        uncleaned = False
         for segment in segments:
-            expected = self._segment(segment, expected)
+            expected = self._segment(segment, expected, uncleaned)
+            uncleaned = segment.gaps.uncleaned
         self.found.log_end = expected
+        self._undecided(segments)
         self._epochs(segments, start)
         self._transactions(segments)
         self._metadata()
@@ -134,12 +151,16 @@ class _Reader:
 
     # -- segments
 
-    def _segment(self, segment: _Segment, expected: int) -> int:
-        """Read one segment and its indexes; the offset behind it."""
+    def _segment(self, segment: _Segment, expected: int, uncleaned: bool) -> int:
+        """Read one segment and its indexes; the offset behind it. `uncleaned`: see `Gaps`, of the one before."""
         path = segment.name.path
         self.found.names.add(os.path.basename(path))
+        if segment.swapped:
+            # A pass goes from the log's start on: it has been everywhere up to the next segment.
+            self.cleaned = max(self.cleaned, segment.name.base if segment.limit is None else segment.limit)
         for look in range(LOOKS):
             before = len(self.found.findings)
+            segment.gaps = Gaps(uncleaned)
             size, changed = self._walk(segment, expected)
             if len(self.found.findings) == before or not segment.last:
                 break
@@ -149,7 +170,9 @@ class _Reader:
             if (now.st_size, now.st_mtime_ns) == (size, changed) or look == LOOKS - 1:
                 break
             del self.found.findings[before:]
-        self.found.counts += Counts(files=1, nbytes=size)
+        self.found.counts += Counts(files=1, nbytes=size, gaps=segment.gaps.offsets)
+        for gap in () if segment.damaged else segment.gaps.lost:
+            self._lost(gap, path)
         self._indexes(segment)
         return max(segment.end, segment.name.base)
 
@@ -197,13 +220,14 @@ class _Reader:
         return (damage.position, None) if at is None else (damage.position + CRC_START + at[0], at[1])
 
     def _take(self, segment: _Segment, window: Window, path: str) -> None:
-        """Count in the batches of a window, and look whether they follow without gaps."""
+        """Count in the batches of a window."""
         from sparklog.format.decode import decode
 
         headers = window.headers
         holds = ~headers.is_control & (headers.count > 0)
+        records = None
         try:
-            decode(
+            records = decode(
                 window.data,
                 headers,
                 columns=("offset", "key"),
@@ -218,37 +242,43 @@ class _Reader:
         segment.batches.add(window.data, headers, window.start)
         segment.events.add(window)
         segment.epochs.append((headers.base_offset, headers.leader_epoch, headers.position + window.start))
-        self._gaps(segment, window, path)
+        segment.gaps.add(window, records, segment.end, self.cleaned)
         segment.end = int(headers.next_offset[-1])
-        records = int(headers.count[~headers.is_control].sum())
-        self.found.counts += Counts(batches=len(headers), records=records)
+        self.found.counts += Counts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
 
-    def _gaps(self, segment: _Segment, window: Window, path: str) -> None:
-        headers = window.headers
-        before = np.concatenate(([segment.end], headers.next_offset[:-1]))
-        gaps = headers.base_offset > before
-        self.found.counts += Counts(gaps=int((headers.base_offset - before)[gaps].sum()))
-        if self.dense_from is None or segment.damaged:
+    def _lost(self, gap: Gap, path: str) -> None:
+        self._say(
+            CONTENT,
+            path,
+            f"expected a batch at offset {gap.start}, found one at {gap.end}: the cleaner has not been here",
+            position=gap.position,
+            offset=gap.start,
+        )
+
+    def _undecided(self, segments: Sequence[_Segment]) -> None:
+        """Note gaps that a cleaner may have made, or not."""
+        sound = [each for each in segments if not each.damaged]
+        first = next((each for each in sound if each.gaps.first is not None), None)
+        if first is None or first.gaps.first is None or not self.cleaner_known:
             return
-        wrong = np.flatnonzero(gaps & (before >= self.dense_from) & ~headers.is_legacy)
-        for row in wrong[:3].tolist():
-            self._say(
-                CONTENT,
-                path,
-                f"expected a batch at offset {int(before[row])}, found one at {int(headers.base_offset[row])}: the "
-                "cleaner has not been here",
-                position=window.start + int(headers.position[row]),
-                offset=int(before[row]),
-            )
+        gap, many = first.gaps.first, sum(each.gaps.open for each in sound)
+        offsets = sum(each.gaps.open_offsets for each in sound)
+        message = (
+            f"expected a batch at offset {gap.start}, found one at {gap.end}; from here on {offsets} offsets in {many} "
+            f"gaps lie above the cleaner's checkpoint ({self.cleaned}): a cleaner has removed them, where the log was "
+            "fetched from or before this broker died, or they are lost"
+        )
+        note = Finding(CONTENT, self._place(first.name.path), message, COMPARE, gap.position, gap.start)
+        self.found.notes.append(note)
 
     def _indexes(self, segment: _Segment) -> None:
-        stem, base = segment.name.path.removesuffix("log"), segment.name.base
         for suffix in SUFFIXES:
-            data = self._data(f"{stem}{suffix}")
+            path = segment.index_path(suffix)
+            data = self._data(path)
             if data is not None and not segment.damaged:
-                self.found.findings += _index(suffix, data, base, segment, self._place(f"{stem}{suffix}"))
+                self.found.findings += _index(suffix, data, segment, self._place(path))
             elif data is None and suffix != "txnindex" and len(segment.batches.position):
-                self._say(INDEX, f"{stem}{suffix}", "expected an index beside the segment, found none", REBUILD)
+                self._say(INDEX, path, "expected an index beside the segment, found none", REBUILD)
 
     # -- what lies beside
 
@@ -287,12 +317,12 @@ class _Reader:
                 return
 
     def _transactions(self, segments: Sequence[_Segment]) -> None:
-        """Where aborted transactions began, as far as their first batches are still there."""
-        if self.dense_from or self.dense_from is None or any(segment.damaged for segment in segments):
+        """Where aborted transactions began, unless a cleaner may have removed their first batches."""
+        if self.cleaned or not self.cleaner_known or any(each.damaged or each.gaps.offsets for each in segments):
             return
         state = TransactionState()
         for segment in segments:
-            path = f"{segment.name.path.removesuffix('log')}txnindex"
+            path = segment.index_path("txnindex")
             markers: dict[int, tuple[int, int]] = {}
             triples = segment.events.triples
             for at in range(0, len(triples), 3):
@@ -354,8 +384,8 @@ class _Reader:
             return data, None
 
 
-def _index(suffix: str, data: bytes, base: int, segment: _Segment, file: str) -> list[Finding]:
-    batches, last = segment.batches, segment.last
+def _index(suffix: str, data: bytes, segment: _Segment, file: str) -> list[Finding]:
+    base, batches, last = segment.name.base, segment.batches, segment.last
     if suffix == "index":
         return check_offset_index(data, base, batches, file=file, preallocated=last)
     if suffix == "timeindex":

@@ -19,7 +19,7 @@ def summary(report: Report) -> str:
     lines = [str(finding) for finding in report.findings]
     lines += _listed("named by nobody", report.orphans)
     lines += _listed("not sparklog's", report.foreign)
-    lines += report.ignored
+    lines += [f"no damage by itself: {note}" for note in report.notes]
     lines.append(_verdict(report))
     return "\n".join(lines)
 
@@ -86,7 +86,7 @@ def document(report: Report) -> dict[str, object]:
         "problems": [_finding_document(finding) for finding in report.findings],
         "orphans": [_orphan_document(each) for each in report.orphans],
         "foreign": [_orphan_document(each) for each in report.foreign],
-        "ignored": list(report.ignored),
+        "notes": [_finding_document(note) for note in report.notes],
     }
 
 
