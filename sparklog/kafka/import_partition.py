@@ -266,7 +266,7 @@ class _Copies:
         except Corrupt:
             if self._target.policy != TRUNCATE or after is None:
                 raise
-            self.truncated, after = True, None
+            self.truncated = True
             copied = self._copy(name, after)
         self._epochs.update(copied.epochs)
         if copied.file is not None:
@@ -292,7 +292,7 @@ class _Copies:
     def _copy(self, name: SegmentName, after: SegmentName | None) -> CopiedSegment:
         target = self._target
         since = self._since_in(name)
-        if after is None or since is not None:
+        if after is None or self.truncated or since is not None:
             try:
                 return self._copy_to(append_path(target.read_version, target.env.new_id()), name, after)
             except OldMessages:
@@ -316,7 +316,7 @@ class _Copies:
                     path,
                     linked or target.writer(path),
                     partition=self._partition,
-                    last=after is None,
+                    last=after is None or self.truncated,
                     log_start=self._log_start,
                     aborted_by=lambda events: self._aborted(name, events),
                     since=self._since_in(name),
@@ -355,7 +355,8 @@ class _Copies:
 
     def _may_link(self, name: SegmentName, after: SegmentName | None, path: str) -> bool:
         """Whether the whole segment is taken as it is, and no broker will cut it off again."""
-        if after is None or not is_sealed(path) or self._since_in(name) is not None or self._target.policy == SKIP:
+        whole = is_sealed(path) and self._since_in(name) is None and not self.truncated
+        if after is None or not whole or self._target.policy == SKIP:
             return False
         return self._source.high_watermark is None or after.base <= self._source.high_watermark
 

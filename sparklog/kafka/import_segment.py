@@ -113,12 +113,13 @@ def copy_segment(
 ) -> CopiedSegment:
     """Copy the segment that starts at offset `base` to `path`, a sealed segment or an append file; closes `writer`.
 
-    `last`: it is the active one, else `limit` is the base of the next. What it holds below `log_start` alone is not
-    copied, nor what lies below `since` (None: all is new), where the copy begins. `aborted_by`: from the segment's
-    events, the transactions with their ABORT marker in it. `Corrupt` with file, position and offset for damage, unless
-    `policy` is to skip it, or to truncate and this is the last segment: then `left_out` is told, and `endings` ends the
-    transactions whose markers were lost (None: they stay open). `OldMessages` for such messages
-    where `path` is an append file; `Conflict` if a batch lies across `since`. Nothing is written then.
+    `last`: it is the active one, or becomes that; `limit`: the base of the next, None without one. What it holds below
+    `log_start` alone is not copied, nor what lies below `since` (None: all is new), where the copy begins.
+    `aborted_by`: from the segment's events, the transactions with their ABORT marker in it. `Corrupt` with file,
+    position and offset for damage, unless `policy` is to skip it, or to truncate and this is the last segment: then
+    `left_out` is told, and `endings` ends the transactions whose markers were lost (None: they stay open).
+    `OldMessages` for such messages where `path` is an append file; `Conflict` if a batch lies across `since`. Nothing
+    is written then.
     """
     begin = base if since is None else since
     totals = SegmentTotals(begin)

@@ -31,7 +31,7 @@ DETAILED_BLOCKS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Bytes of a file from `position` on that lie behind the end of a truncated log, which is offset `start`."""
+    """Bytes of a file from `position` on that are left out behind the end of the log, which is offset `start`."""
 
     file: str
     position: int
@@ -53,7 +53,7 @@ class Unknown:
 class PartitionState:
     """Segments and transactions of one partition folder; `refresh` brings them up to date.
 
-    `policy`: what damage does (see `sparklog.kafka.damage`); `cut`: what a log that it truncated has lost.
+    `policy`: what damage does (see `sparklog.kafka.damage`); `cut`: what it left out behind the log's end.
     """
 
     def __init__(self, folder: str, env: Env = SYSTEM, policy: str = FAIL) -> None:
@@ -143,6 +143,10 @@ class PartitionState:
                 self._look_at(position, last=last)
             if self._truncated(position):
                 break
+        if self.policy == SKIP and self.segments and self.segments[-1].stray >= 0:
+            state = self.segments[-1]
+            reason = f"expected a batch at offset {state.next_offset} or above; found one below"
+            self.cut = (Cut(state.name.path, state.stray, state.size - state.stray, state.next_offset, reason),)
         if self._replay:
             self._indexed.clear()
             self.transactions = TransactionState()

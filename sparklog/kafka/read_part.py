@@ -20,7 +20,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.damage import FAIL, SKIP, OnSkipped, Skipped, log_skipped
+from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.directory import SegmentName, never_there, settled_segments
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window, seek
 from sparklog.kafka.sound_batches import Damage, Resumed, resume, sound_windows
@@ -169,6 +169,8 @@ class KafkaReadPart:
         def decide(damage: Damage) -> bool:
             if skipping:
                 return True
+            if self.corrupt_records == TRUNCATE and damage.offset >= self.range.end:
+                return False  # It is what ended the log.
             message, offset = damage.reason, damage.offset
             if damage.structural:
                 message, offset = (
@@ -253,7 +255,7 @@ def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -
 def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: int | None, *, skipping: bool) -> int:
     """Where the first batch stands that ends at or behind `offset`, or the damage that may have held it.
 
-    Headers alone are looked at. With `skipping`, also behind damage.
+    Headers alone are looked at. With `skipping`, also behind damage; else behind a batch of an unknown format alone.
     """
     start = seek(file, name.base, offset)
     while True:
@@ -262,6 +264,10 @@ def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: in
             ahead = np.flatnonzero(window.headers.last_offset >= offset)
             if len(ahead):
                 return window.start + int(window.headers.position[ahead[0]])
+        unknown = None if walk.stop == "end" else file.unknown_format_at(walk.end)
+        if unknown is not None and int(unknown.last_offset[0]) < offset:
+            start = walk.end + int(unknown.size[0])
+            continue
         following = None
         if skipping and walk.stop != "end":
             following = resume(file, walk.end, name.base, limit)

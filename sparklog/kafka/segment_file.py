@@ -21,6 +21,8 @@ from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC, MAGIC_P
 from sparklog.kafka.file_names import companion
 
 HEADER_WINDOW_BYTES = 256 * 1024
+MAX_MAGIC = 127
+"""Kafka reads the byte as signed: less than 0 is no batch."""
 HUGE_BATCH_BYTES = 64 * 1024 * 1024
 """A batch that claims more is read only after its checksum has been computed in pieces: its length may be damaged."""
 _CRC_PIECE_BYTES = 1024 * 1024
@@ -68,6 +70,25 @@ class SegmentFile:
         header = single_header(data)
         size = int(header.size[0])
         return header.row(0) if least_size(data[MAGIC_POSITION]) <= size <= self.size - position else None
+
+    def holds_at(self, position: int) -> bool:
+        """Does a whole batch stand at `position` whose checksum matches?"""
+        header = self.header_at(position)
+        return header is not None and self.crc_holds(position, header)
+
+    def unknown_format_at(self, position: int) -> BatchHeaders | None:
+        """The header of a whole batch whose magic is above any that is known, and whose checksum holds, or None.
+
+        The magic lies outside the checksum. Kafka takes such a batch for one of its newest format.
+        """
+        data = bytearray(self.read(position, HEADER_BYTES))
+        if len(data) < HEADER_BYTES or not MAGIC < data[MAGIC_POSITION] <= MAX_MAGIC:
+            return None
+        data[MAGIC_POSITION] = MAGIC
+        headers = single_header(bytes(data))
+        header = headers.row(0)
+        whole = HEADER_BYTES <= header.size <= self.size - position and header.last_offset_delta >= 0
+        return headers if whole and self.crc_holds(position, header) else None
 
     def crc_holds(self, position: int, header: BatchHeader) -> bool:
         """Does the checksum of the batch at `position` match? Read in pieces."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparklog.format.batch_checks import MAX_OFFSET
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.directory import SegmentName
+from sparklog.kafka.offset_order import OffsetOrder
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 from sparklog.kafka.sound_batches import Damage, resume, sound_windows
 from sparklog.kafka.transaction_state import TransactionEvents
@@ -32,7 +32,9 @@ class SegmentState:
 
     * `records`: that its batches say they hold, markers left out; a compressed message of format v0 or v1 is one
     * `batches`: how many there are, markers among them
-    * `next_offset`: the offset after that batch, or the base offset; `max_timestamp` of its batches, -1 without any
+    * `next_offset`: the offset after the last batch in order, or the base offset; `max_timestamp` of its batches, -1
+      without any
+    * `stray`: where batches begin that end the segment and are out of order, -1: there are none
     * `stop`, `reason`: why the last look went no further (see `BatchWalk`)
     * `closed`: it has a successor and was read to its end since; the file then had `size` bytes and was `modified` (ns)
     * blocks (parallel arrays): where each begins, its offsets `[offset, end)`, its greatest timestamp, how many offsets
@@ -50,6 +52,7 @@ class SegmentState:
     closed: bool = False
     size: int = 0
     modified: int = 0
+    stray: int = -1
     last_position: int = -1
     last_header: bytes = b""
     events: TransactionEvents = field(default_factory=TransactionEvents)
@@ -59,9 +62,11 @@ class SegmentState:
     block_timestamp: array[int] = field(default_factory=lambda: array("q"))
     block_records: array[int] = field(default_factory=lambda: array("q"))
     block_batches: array[int] = field(default_factory=lambda: array("q"))
+    _order: OffsetOrder = field(init=False)
 
     def __post_init__(self) -> None:
         self.next_offset = max(self.next_offset, self.name.base)
+        self._order = OffsetOrder(self.next_offset)
 
     def still_holds(self, file: SegmentFile) -> bool:
         """Is the opened file the one that was read before, grown at most?
@@ -86,7 +91,7 @@ class SegmentState:
             self._scan_sound(file, limit)
         else:
             self._scan_headers(file, last=last)
-            while policy == SKIP and self._resumed(file, last=last, limit=limit):
+            while self._unknown_format(file) or (policy == SKIP and self._resumed(file, last=last, limit=limit)):
                 self._scan_headers(file, last=last)
         self.size, self.modified = file.size, file.modified
         self.closed = not last
@@ -98,11 +103,11 @@ class SegmentState:
         held: Window | None = None
         for window in walk:
             if held is not None:
-                self._take(held)
+                self._take(held, file)
             held = window
         self.stop, self.reason = walk.stop, walk.reason
         if held is not None:
-            self._take(self._without_unwritten(file, held) if last else held)
+            self._take(self._without_unwritten(file, held) if last else held, file)
 
     def _scan_sound(self, file: SegmentFile, limit: int | None) -> None:
         """Walk on with all checksums verified, to the first batch that is not sound."""
@@ -116,7 +121,18 @@ class SegmentState:
             return BatchWalk(file, start, bodies=True)
 
         for window in sound_windows(file, self.end, self.next_offset, walk=walk, decide=ends, limit=limit):
-            self._take(window)
+            self._take(window, file)
+
+    def _unknown_format(self, file: SegmentFile) -> bool:
+        """Stopped at a whole batch of an unknown magic? Kafka's recovery keeps it, so the log does not end there."""
+        headers = None if self.stop == "end" else file.unknown_format_at(self.end)
+        if headers is None:
+            return False
+        self.events.lost(self.next_offset)
+        self._order.take(headers, self.end, lambda position: True)
+        self.next_offset = self._order.end
+        self.end += int(headers.size[0])
+        return True
 
     def _resumed(self, file: SegmentFile, *, last: bool, limit: int | None) -> bool:
         """Stopped at what is no batch: is there one behind it? What lies between may have held markers."""
@@ -138,7 +154,7 @@ class SegmentState:
         self.reason = "the last batch does not match its checksum: not written yet"
         return Window(window.data, window.start, window.headers[:-1])
 
-    def _take(self, window: Window) -> None:
+    def _take(self, window: Window, file: SegmentFile) -> None:
         headers = window.headers
         if not len(headers):
             return
@@ -146,10 +162,6 @@ class SegmentState:
         self.records += int(headers.count[~headers.is_control].sum())
         self.batches += len(headers)
         self.max_timestamp = max(self.max_timestamp, greatest)
-        # Kafka, too, goes by the last batch alone: an offset that was damaged before it does not stay. One that is too
-        # large for a log ends it there, and whoever reads the batch is told.
-        last = int(headers.base_offset[-1]) + int(headers.last_offset_delta[-1])
-        self.next_offset = max(self.name.base, min(last, MAX_OFFSET) + 1)
         start = window.start + int(headers.position[0])
         if not self.block_position or start - self.block_position[-1] >= BLOCK_BYTES:
             self.block_position.append(start)
@@ -158,14 +170,24 @@ class SegmentState:
             self.block_timestamp.append(greatest)
             self.block_records.append(0)
             self.block_batches.append(0)
-        self.block_end[-1] = self.next_offset
         self.block_timestamp[-1] = max(self.block_timestamp[-1], greatest)
         self.block_records[-1] += int(np.maximum(headers.count, 0).sum())
         self.block_batches[-1] += len(headers)
+        # One damaged or stale offset moves the end neither up nor down.
+        ordered = self._order.take(headers, window.start, file.holds_at)
+        self.next_offset = self._order.end
+        self.block_end[-1] = max(self.block_offset[-1], self.next_offset)
+        strays = np.flatnonzero(np.logical_and.accumulate(~ordered[::-1])[::-1])
+        if len(strays) < len(headers):
+            self.stray = -1
+        if len(strays) and self.stray < 0:
+            self.stray = window.start + int(headers.position[strays[0]])
         at = int(headers.position[-1])
         self.last_position = window.start + at
         self.last_header = window.data[at : at + HEADER_BYTES]
-        self.events.add(window)
+        # A stray marker ends its transaction, whatever its offset; stray data begins none.
+        kept = headers if ordered.all() else headers[ordered | headers.is_control]
+        self.events.add(Window(window.data, window.start, kept))
         self.end = self.last_position + int(headers.size[-1])
 
     def blocks_with(self, timestamp: int) -> list[tuple[int, int]]:

@@ -2,8 +2,8 @@
 
 A batch is sound if its checksum holds, its header is one that a writer writes, and its offsets lie behind those of the
 batch before it and below the next segment. The last matters because base offset and length lie outside the checksum:
-a flipped bit there would move records to other offsets, or hide all that follow. Of two batches out of order the
-first is to blame if it does not follow on its predecessor and the second one would fit in its place.
+a flipped bit there would move records to other offsets, or hide all that follow. Of two batches out of order one is
+blamed (`sparklog.kafka.offset_order`).
 
 Behind damage the next sound batch is where the damaged one's length says, or else the first place where one of magic 2
 can be read: a possible header, fitting offsets, a checksum that holds. Messages of formats v0 and v1 are so small and
@@ -33,6 +33,7 @@ from sparklog.format.record_batch import (
     BatchHeader,
     BatchHeaders,
 )
+from sparklog.kafka.offset_order import Span, first_is_wrong
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 
 _SEARCH_BYTES = 1 << 20
@@ -105,7 +106,7 @@ def sound_windows(
             if window is None:
                 if walking.stop == "end":
                     return
-                damage = Damage(walking.end, 0, offset, walking.reason, True, walking.stop)
+                damage = _no_batch(file, walking, offset)
                 break
             count, damage = _sound(window, file, offset, end, limit)
             if count:
@@ -124,6 +125,16 @@ def sound_windows(
         if following is None:
             return
         position = following.position
+
+
+def _no_batch(file: SegmentFile, walking: BatchWalk, offset: int) -> Damage:
+    """Where a walk stopped in front of what is no batch that is known."""
+    headers = file.unknown_format_at(walking.end)
+    if headers is None:
+        return Damage(walking.end, 0, offset, walking.reason, True, walking.stop)
+    size = int(headers.size[0])
+    final = file.header_at(walking.end + size) is None
+    return Damage(walking.end, size, offset, walking.reason, final)
 
 
 def _huge(file: SegmentFile, position: int, offset: int) -> Damage:
@@ -150,10 +161,10 @@ def _sound(
         inside = int(beyond[0]) if len(beyond) else inside
     if row is not None and row >= inside:
         # Out of order at the range's end: it matters only if something of the range follows.
-        follows = row == inside and _base_after(window, file, row)
-        row = row if follows and end is not None and follows[0] < end else None
+        follows = _behind(window, file, row) if row == inside else None
+        row = row if follows and end is not None and follows.start < end else None
     stop = inside if row is None else min(row, inside)
-    wrong = crc_failures(window.data, headers[:stop])
+    wrong = crc_failures(window.data, headers[:stop] if row is None else headers[: row + 1])
     if len(wrong):
         row = int(wrong[0])
         reason = crc_message(headers, row)
@@ -177,8 +188,8 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
     beyond = following > limit if limit is not None else np.zeros(len(base), np.bool_)
     back = base < before
     last = len(base) - 1
-    after = _base_after(window, file, last)
-    behind = after is not None and after[0] < following[last]
+    after = _behind(window, file, last)
+    behind = after is not None and after.start < following[last]
     wrong = odd | beyond | back
     if not wrong.any() and not behind:
         return None, ""
@@ -189,13 +200,16 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
         return row, "the batch's header has values that no writer writes"
     if row <= last and beyond[row]:
         return row, f"expected offsets below {limit}, where the next segment begins; found {int(following[row]) - 1}"
-    found = int(base[row]) if row <= last else (after or (0,))[0]
-    if row and int(before[row - 1]) <= found and base[row - 1] != before[row - 1]:
-        blamed = int(base[row - 1])
-        return row - 1, f"expected a batch below offset {found}, where the next one begins; found offset {blamed}"
+    second = after if row > last else Span(int(base[row]), int(following[row]))
+    if row and second is not None:
+        first = Span(int(base[row - 1]), int(following[row - 1]))
+        third = _behind(window, file, row)
+        if first_is_wrong(int(before[row - 1]), first, second, limit if third is None else third.start):
+            wanted = f"expected a batch below offset {second.start}, where the next one begins"
+            return row - 1, f"{wanted}; found offset {first.start}"
     if row > last:
         return None, ""
-    return row, f"expected a batch at offset {int(before[row])} or above; found offset {found}"
+    return row, f"expected a batch at offset {int(before[row])} or above; found offset {int(base[row])}"
 
 
 def _odd(headers: BatchHeaders) -> npt.NDArray[np.bool_]:
@@ -210,14 +224,19 @@ def _odd(headers: BatchHeaders) -> npt.NDArray[np.bool_]:
     return wrong
 
 
-def _base_after(window: Window, file: SegmentFile, row: int) -> tuple[int] | None:
-    """Base offset of the batch of magic 2 behind a row, if there is one."""
+def _behind(window: Window, file: SegmentFile, row: int) -> Span | None:
+    """The offsets of the batch behind a row, if there is one of magic 2; `row` may be the one behind the window."""
     headers = window.headers
     if row + 1 < len(headers):
-        return (int(headers.base_offset[row + 1]),)
-    position = window.start + int(headers.position[row] + headers.size[row])
+        return Span(int(headers.base_offset[row + 1]), int(headers.next_offset[row + 1]))
+    last = len(headers) - 1
+    position = window.start + int(headers.position[last] + headers.size[last])
     header = file.header_at(position)
-    return None if header is None or header.magic != MAGIC else (header.base_offset,)
+    if header is not None and row > last:
+        header = file.header_at(position + header.size)
+    if header is None or header.magic != MAGIC:
+        return None
+    return Span(header.base_offset, header.base_offset + header.last_offset_delta + 1)
 
 
 def resume(file: SegmentFile, position: int, expected: int, limit: int | None, *, size: int = 0) -> Resumed | None:

@@ -40,7 +40,7 @@ def _in_segment(
     segment: SegmentState, file: SegmentFile, timestamp: int, log_start: int, *, skipping: bool
 ) -> TimestampOffset | None:
     for start, end in segment.blocks_with(timestamp):
-        for window in _windows(segment, file, start, skipping):
+        for window in _windows(segment, file, start, end, skipping):
             found = _in_window(file, window, end, timestamp, log_start, skipping)
             if found is not None:
                 return found
@@ -49,9 +49,9 @@ def _in_segment(
     return None
 
 
-def _windows(segment: SegmentState, file: SegmentFile, start: int, skipping: bool) -> Iterator[Window]:
+def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
     if not skipping:
-        return iter(BatchWalk(file, start, bodies=True))
+        return _unbroken(file, start, end)
     return sound_windows(
         file,
         start,
@@ -59,6 +59,14 @@ def _windows(segment: SegmentState, file: SegmentFile, start: int, skipping: boo
         walk=lambda at: BatchWalk(file, at, bodies=True),
         decide=lambda damage: True,
     )
+
+
+def _unbroken(file: SegmentFile, start: int, end: int) -> Iterator[Window]:
+    """Windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
+    walk = BatchWalk(file, start, bodies=True)
+    yield from walk
+    if walk.end < end:
+        raise Corrupt(walk.reason, file=file.path, position=walk.end)
 
 
 def _in_window(

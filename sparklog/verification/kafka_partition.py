@@ -186,7 +186,8 @@ class _Reader:
                 if segment.last and damage.stop == "zeros":
                     return False
                 segment.damaged = True
-                remedy = CUT_OFF if segment.last and damage.final else REPLICA
+                cut_off = damage.final and (damage.structural or damage.wrong_crc)
+                remedy = CUT_OFF if segment.last and cut_off else REPLICA
                 kind = CHECKSUM if damage.wrong_crc else CONTENT
                 position, bit = self._flipped(file, damage)
                 self._say(kind, file.path, damage.reason, remedy, position=position, offset=damage.offset, bit=bit)
