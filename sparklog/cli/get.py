@@ -29,9 +29,10 @@ EXIT_DELETED = 3
 
 HELP = """Print the latest record of a key.
 
-It is looked for backwards from the log end, in the partition where Kafka's default partitioner puts the key. Where
-another one wrote it, or partitions were added since, give --partition or --all-partitions (of several records the one
-with the greatest timestamp). Exit code 3: the latest record is a tombstone, the key was deleted; 1: there is none.
+It is looked for backwards from the log end, in the partition where Kafka's default partitioner puts the key, and where
+it put it before partitions were added to a topic of a root. Where another partitioner wrote it, or partitions were
+added in Kafka, give --partition or --all-partitions (of several records the one with the greatest timestamp). Exit code
+3: the latest record is a tombstone, the key was deleted; 1: there is none.
 """
 EXAMPLES = example("sparklog get orders --key customer-17 --root /data/log --print-offset")
 
@@ -85,7 +86,8 @@ def get(
     chosen = sorted(place.view.bounds(name)) if all_partitions else None if partition is None else [partition]
     record = latest_record(place.view, name, sought, partitions=chosen, isolation=isolation.value)
     if record is None:
-        where = "" if all_partitions else "; another partitioner may have written it: try --all-partitions"
+        elsewhere = "another partitioner may have written it, or partitions were added in Kafka: try --all-partitions"
+        where = "" if all_partitions else f"; {elsewhere}"
         raise NotFound(f"no record of topic {name} has the key {key!r}{where}")
     deleted = not record.column("value")[0].is_valid
     layout = Layout(print_timestamp, print_partition, print_offset, print_headers, print_key, not deleted)

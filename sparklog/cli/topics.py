@@ -10,7 +10,7 @@ import typer
 from sparklog.cli.documents import print_json
 from sparklog.cli.options import ConfigOption, JsonOption, PlaceOption, RootOption, example, parse_configs
 from sparklog.cli.tables import print_table
-from sparklog.cli.terminal import printable
+from sparklog.cli.terminal import printable, say
 
 if TYPE_CHECKING:
     from sparklog.cli.places import Place
@@ -178,6 +178,7 @@ def alter(
     from sparklog.cli.places import open_root
 
     open_root(root).topic(topic).alter(partitions=partitions)
+    say(f"keys of topic {printable(topic)} map to other partitions from now on: the order of a key's records ends here")
     if as_json:
         print_json({"topic": topic, "partitions": partitions})
     else:

@@ -129,6 +129,10 @@ class KafkaView:
         """Of every partition that has a folder here, from the snapshot."""
         return {number: partition.bounds for number, partition in self._snapshot(topic).items()}
 
+    def earlier_partitions(self, topic: str) -> Sequence[int]:
+        """Nothing in a directory tells."""
+        return ()
+
     def partition_states(self, topic: str) -> dict[int, PartitionState]:
         """What the snapshot knows of each partition's files: for who looks into them."""
         return {number: partition.state for number, partition in self._snapshot(topic).items()}

@@ -94,6 +94,7 @@ class CloneIntent:
             log_starts={partition: start for partition, start in enumerate(head.log_start.tolist()) if start > 0},
             configs=configs,
             partitions=head.partitions,
+            earlier_partitions=head.earlier_partitions,
             kafka_open=head.kafka_open,
         )
 

@@ -18,6 +18,7 @@
 | logStarts                    | {partition: offset}, applied as a maximum                                        |
 | configs                      | {name: text, or null for the default}                                            |
 | partitions                   | the new number of partitions                                                     |
+| earlier_partitions           | of a clone: the numbers of partitions that its source had before                 |
 | txn                          | {id, n, siblings, timeoutMs}: the appended slices are open in this transaction   |
 | resolved                     | [{id, n, committed, siblings}]: outcomes; `committed` lists prepare versions     |
 | kafkaOpen                    | [{partition, producer, epoch, first, end}]: Kafka's transactions, imported open  |
@@ -71,8 +72,9 @@ OPS = (CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEA
 
 COMMIT_FIELDS = (
     *("format", "readFeatures", "writeFeatures", "version", "topicId", "commitId", "prevCrc", "timeMs", "leaderEpoch"),
-    *("writer", "op", "files", "remove", "edits", "logStarts", "configs", "partitions", "txn", "resolved"),
-    *("kafkaOpen", "kafkaEnded", "kafkaSource", "holds", "floor", "expired", "clockMs", "clockSince", "crc"),
+    *("writer", "op", "files", "remove", "edits", "logStarts", "configs", "partitions", "earlierPartitions"),
+    *("txn", "resolved", "kafkaOpen", "kafkaEnded", "kafkaSource", "holds", "floor", "expired", "clockMs"),
+    *("clockSince", "crc"),
 )
 WRITER_FIELDS = ("kind", "id", "batch", "run", "count")
 WRITER_OPTIONAL_FIELDS = ("epoch", "bytes", "layout")
@@ -165,6 +167,7 @@ class Changes:
     log_starts: Mapping[int, int] = field(default_factory=dict)
     configs: Mapping[str, str | None] = field(default_factory=dict)
     partitions: int | None = None
+    earlier_partitions: tuple[int, ...] = ()
     txn: Txn | None = None
     resolved: tuple[Resolved, ...] = ()
     kafka_open: tuple[KafkaOpen, ...] = ()
@@ -227,6 +230,7 @@ def encode_commit(commit: Commit) -> bytes:
         "logStarts": by_text(commit.log_starts),
         "configs": dict(sorted(commit.configs.items())),
         "partitions": commit.partitions,
+        "earlierPartitions": list(commit.earlier_partitions),
         "txn": txn_document(commit.txn) if commit.txn else None,
         "resolved": [
             {"id": r.id, "n": r.n, "committed": list(r.committed), "siblings": dict(sorted(r.siblings.items()))}
@@ -340,6 +344,7 @@ def decode_commit(data: bytes, key: str, version: int) -> Commit:
         log_starts=doc.numbers_by_partition("logStarts", MAX_PARTITIONS),
         configs=_configs(doc),
         partitions=doc.optional("partitions", 1, MAX_PARTITIONS),
+        earlier_partitions=_earlier_partitions(doc),
         txn=decode_txn(doc.object("txn")) if doc.has("txn") else None,
         resolved=tuple(_resolved(item) for item in doc.objects("resolved")),
         kafka_open=tuple(KafkaOpen.from_json(item, MAX_PARTITIONS) for item in doc.objects("kafkaOpen")),
@@ -357,6 +362,11 @@ def decode_commit(data: bytes, key: str, version: int) -> Commit:
         crc=crc32c.crc32c(data),
         nbytes=len(data),
     )
+
+
+def _earlier_partitions(doc: Fields) -> tuple[int, ...]:
+    """Numbers of partitions, growing; absent is none."""
+    return doc.integers("earlierPartitions", None, 1, MAX_PARTITIONS) if doc.has("earlierPartitions") else ()
 
 
 def peek_commit_id(data: bytes) -> str | None:

@@ -51,6 +51,7 @@ HEAD_FIELDS = [
     "logStart",
     "logEnd",
     "cleanedThrough",
+    "earlierPartitions",
     "open",
     "kafkaOpen",
     "kafkaSource",
@@ -81,8 +82,9 @@ class Head:
     """State of a topic at `version`; `version` -1 is a log without commits. Arrays are per partition and not writable.
 
     `crc` is that of the newest commit's bytes, `time_ms`, `clock_ms` and `clock_since` are its times, `floor` the
-    upload floor, `siblings` the version of each other topic that a committed transaction wrote together with this
-    topic (a reader of both must not be behind it).
+    upload floor, `earlier_partitions` the numbers of partitions that the topic had before the last ones were added,
+    growing; `siblings` the version of each other topic that a committed transaction wrote together with this topic (a
+    reader of both must not be behind it).
     """
 
     version: int = -1
@@ -95,6 +97,7 @@ class Head:
     log_start: Offsets = field(default_factory=lambda: NO_PARTITIONS)
     log_end: Offsets = field(default_factory=lambda: NO_PARTITIONS)
     cleaned_through: Offsets = field(default_factory=lambda: NO_PARTITIONS)
+    earlier_partitions: tuple[int, ...] = ()
     open: tuple[Prepare, ...] = ()
     kafka_open: tuple[KafkaOpen, ...] = ()
     kafka_source: KafkaSource | None = None
@@ -204,6 +207,7 @@ class Head:
             "logStart": self.log_start.tolist(),
             "logEnd": self.log_end.tolist(),
             "cleanedThrough": self.cleaned_through.tolist(),
+            **({"earlierPartitions": list(self.earlier_partitions)} if self.earlier_partitions else {}),
             "open": [_prepare_document(prepare) for prepare in self.open],
             **({"kafkaOpen": kafka_open} if kafka_open else {}),
             **({"kafkaSource": self.kafka_source.to_json()} if self.kafka_source else {}),
@@ -236,6 +240,9 @@ class Head:
             log_start=_frozen(np.array(item.integers("logStart", len(log_end), 0), np.int64)),
             log_end=_frozen(np.array(log_end, np.int64)),
             cleaned_through=_frozen(np.array(item.integers("cleanedThrough", len(log_end), 0), np.int64)),
+            earlier_partitions=(
+                item.integers("earlierPartitions", None, 1, MAX_PARTITIONS) if item.has("earlierPartitions") else ()
+            ),
             open=tuple(_prepare(entry, len(log_end)) for entry in item.objects("open")),
             kafka_open=tuple(KafkaOpen.from_json(entry, len(log_end)) for entry in item.objects("kafkaOpen")),
             kafka_source=(
@@ -289,6 +296,10 @@ def _applied(head: Head, commit: Commit) -> Head:
     partitions = head.partitions if commit.partitions is None else commit.partitions
     start, end = _grown(head.log_start, partitions), _grown(head.log_end, partitions)
     cleaned = _grown(head.cleaned_through, partitions)
+    if commit.earlier_partitions:
+        changes["earlier_partitions"] = commit.earlier_partitions
+    elif 0 < head.partitions < partitions:
+        changes["earlier_partitions"] = (*head.earlier_partitions, head.partitions)
     prepares = head.open
     named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
     if named and max(named) >= len(end):

@@ -4,8 +4,10 @@ Kafka's default partitioner tells the partition. Its offsets are read in runs fr
 more each time, of each run only the keys; the first run that has the key ends the search, and its last record of the
 key is fetched whole. So a key written lately costs a read or two, and one that is not there the whole partition.
 
-Raising a topic's number of partitions moves keys to others, and whoever wrote with another partitioner put them
-anywhere: then all partitions are searched, and of several answers the one with the greatest timestamp is given.
+Adding partitions moves keys to others, so the partitions that the key had under earlier numbers are searched, too, the
+newest first. What lies in a partition that there was not before is newer than all that came before it; of other answers
+the one with the greatest timestamp is given. A root knows these numbers, a Kafka directory does not; and another
+partitioner may have put the key anywhere: then all partitions can be searched.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.log.arrow_numpy import bytes_array, bytes_scalar
 from sparklog.log.view import COLUMNS, READ_COMMITTED, OffsetRange, TakenView
 
-__all__ = ["latest_record", "partition_of_key"]
+__all__ = ["latest_record", "partitions_of_key"]
 
 FIRST_RUN_BYTES = 4 << 20
 LARGEST_RUN_BYTES = 256 << 20
@@ -38,31 +40,35 @@ def latest_record(
     A tombstone is a row whose value is null. `partitions`: where to look, None: where Kafka's default partitioner puts
     the key. `NotFound` for a partition that is not there.
     """
-    there = view.bounds(topic)
-    chosen = [partition_of_key(view, topic, key)] if partitions is None else list(dict.fromkeys(partitions))
+    known = view.bounds(topic)
+    chosen = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
     newest: pa.RecordBatch | None = None
-    for partition in chosen:
-        if partition not in there:
-            known = ", ".join(map(str, sorted(there))) if len(there) <= 8 else f"{min(there)} to {max(there)}"
-            raise NotFound(f"expected a partition of topic {topic} at {view.location} ({known}), found {partition}")
+    for partition, earlier in chosen.items():
+        if partition not in known:
+            few = len(known) <= 8
+            names = ", ".join(map(str, sorted(known))) if few else f"{min(known)} to {max(known)}"
+            raise NotFound(f"expected a partition of topic {topic} at {view.location} ({names}), found {partition}")
         offset = _newest_offset(view, topic, partition, key, isolation)
         if offset is None:
             continue
         found = _record(view, topic, partition, offset, isolation)
         if newest is None or _timestamp(found) > _timestamp(newest):
             newest = found
+        if 0 < earlier <= partition:
+            break
     return newest
 
 
-def partition_of_key(view: TakenView, topic: str, key: bytes) -> int:
-    """Where Kafka's default partitioner puts a key: murmur2 over the number of partitions.
+def partitions_of_key(view: TakenView, topic: str, key: bytes) -> dict[int, int]:
+    """Where Kafka's default partitioner puts a key, murmur2 over the number of partitions, now and in earlier times.
 
-    A place that holds a single partition is that partition. `BadRequest` where partitions are missing (a directory of
-    one of several brokers): their number is not known there.
+    The newest comes first, each with the number of partitions before it was the key's, 0: none is known. A place that
+    holds a single partition is that partition. `BadRequest` where partitions are missing (a directory of one of several
+    brokers): their number is not known there.
     """
     there = sorted(view.bounds(topic))
     if len(there) == 1:
-        return there[0]
+        return {there[0]: 0}
     if there != list(range(len(there))):
         raise BadRequest(
             f"{view.location} holds partitions {', '.join(map(str, there))} of topic {topic}, not how many there are:"
@@ -70,7 +76,11 @@ def partition_of_key(view: TakenView, topic: str, key: bytes) -> int:
         )
     from sparklog.format.murmur2 import partition_for_key
 
-    return int(partition_for_key(bytes_array([key]), len(there))[0])
+    counts = [len(there), *reversed(view.earlier_partitions(topic))]
+    found: dict[int, int] = {}
+    for count, earlier in zip(counts, [*counts[1:], 0], strict=True):
+        found.setdefault(int(partition_for_key(bytes_array([key]), count)[0]), earlier)
+    return found
 
 
 def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:

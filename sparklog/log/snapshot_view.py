@@ -37,6 +37,9 @@ class SnapshotView:
         snapshot = self.snapshot(topic)
         return bounds_of(snapshot, self._ends[topic])
 
+    def earlier_partitions(self, topic: str) -> Sequence[int]:
+        return self.snapshot(topic).head.earlier_partitions
+
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
         return [stored_in(self.snapshot(wanted.topic), wanted) for wanted in ranges]
 

@@ -227,8 +227,8 @@ class Topic:
         """The latest record of a key: one row with all columns, its value null if the key was deleted; None without
         any. See `sparklog.log.latest`.
 
-        It is looked for where Kafka's default partitioner puts the key, unless `partition` or `all_partitions` is
-        given.
+        It is looked for where Kafka's default partitioner puts the key, or put it before partitions were added, unless
+        `partition` or `all_partitions` is given.
         """
         view = SnapshotView(self.root.location, {self.name: self.read_snapshot()})
         chosen = sorted(view.bounds(self.name)) if all_partitions else None if partition is None else [partition]

@@ -116,6 +116,10 @@ class TakenView(Protocol):
         """Of every partition, from the snapshot."""
         ...
 
+    def earlier_partitions(self, topic: str) -> Sequence[int]:
+        """The numbers of partitions that the topic had before, growing, as far as is known."""
+        ...
+
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
         """What each range holds, from metadata alone: costs what is stored there, however many offsets it spans."""
         ...

@@ -12,7 +12,7 @@ reader may have planned on any version that is not older than the floor, and the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from crc32c import crc32c
@@ -237,6 +237,9 @@ class _Replay:
         if self.state is None:
             return
         head, own = self.state
+        if not checkpoint.head.earlier_partitions:
+            # A checkpoint may be older than this member.
+            head = replace(head, earlier_partitions=())
         if checkpoint.head != head:
             wrong = _members(head.to_json(), checkpoint.head.to_json())
             self._say(CHECKPOINT, key, f"it differs from what the commits say in: {wrong}", DELETE_CHECKPOINT)

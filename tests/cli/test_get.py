@@ -17,9 +17,12 @@ from sparklog.datasource.location import open_view, resolve
 from sparklog.format.key_text import KEY_FORMATS, parse_key
 from sparklog.format.murmur2 import partition_for_key
 from sparklog.log import latest
+from sparklog.log.cloning import clone_topic
 from sparklog.log.root import Root
+from sparklog.log.topic import Topic
 from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, LogView, OffsetRange
 from sparklog.transactions import transactional
+from sparklog.verification.run import verify_root
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
@@ -73,7 +76,7 @@ def test_a_tombstone_and_a_key_that_is_not_there(sparklog: Sparklog) -> None:
         assert says in sparklog("get", "t", *arguments, code=code).err
 
 
-def test_a_key_in_another_partition_and_after_partitions_were_added(sparklog: Sparklog, log: Root) -> None:
+def test_a_key_in_another_partition(sparklog: Sparklog, log: Root) -> None:
     topic = log.topic("t")
     elsewhere = (int(partition_for_key(pa.array([b"a"]), 3)[0]) + 1) % 3
     table = rows((b"a", b"newer"), partition=elsewhere)
@@ -81,12 +84,68 @@ def test_a_key_in_another_partition_and_after_partitions_were_added(sparklog: Sp
     assert sparklog("get", "t", "-k", "a").out == "2\n"
     assert sparklog("get", "t", "-k", "a", "-p", elsewhere).out == "newer\n"
     assert sparklog("get", "t", "-k", "a", "--all-partitions").out == "newer\n"
-    topic.alter(partitions=50)
-    assert "no record" in sparklog("get", "t", "-k", "a", code=1).err
-    found = topic.get("a", all_partitions=True)
+
+
+def value_of(topic: Topic, key: str) -> bytes | None:
+    """The newest value of a key, or what it has no record of."""
+    found = topic.get(key)
     assert found is not None
-    assert found.column("value")[0].as_py() == b"newer"
-    assert topic.get("a") is None
+    value: bytes | None = found.column("value")[0].as_py()
+    return value
+
+
+def place_of(key: bytes, partitions: int) -> int:
+    return int(partition_for_key(pa.array([key]), partitions)[0])
+
+
+def test_a_key_is_found_where_it_was_before_partitions_were_added(sparklog: Sparklog, log: Root) -> None:
+    topic = log.topic("t")
+    for partitions in (5, 50):
+        topic.alter(partitions=partitions)
+        assert len({place_of(b"a", count) for count in (3, 5, 50)}) == 3
+        assert sparklog("get", "t", "-k", "a").out == "2\n"
+    assert value_of(topic, "b") is None
+    topic.append(rows((b"a", b"3")))
+    assert sparklog("get", "t", "-k", "a").out == "3\n"
+    assert topic.get("c") is None
+    clone_topic(log, "t", "copy")
+    assert value_of(log.topic("copy"), "b") is None
+    log.topic("copy").alter(partitions=51)
+    assert value_of(log.topic("copy"), "b") is None
+    assert verify_root(log.store).sound
+
+
+def test_of_a_key_in_several_partitions_the_newest_record_is_given(root: Path) -> None:
+    """A partition that was added holds newer ones; of others the greatest timestamp tells."""
+    topic = library.open(root, create=True).create_topic("t", partitions=4)
+    keys = [b"k%d" % number for number in range(60)]
+    for round_number, partitions in enumerate((4, 6, 9)):
+        if partitions > 4:
+            topic.alter(partitions=partitions)
+        # Each round leaves out some keys, whose newest record lies where they were before.
+        chosen = [key for at, key in enumerate(keys) if at % 3 >= round_number]
+        topic.append(rows(*((key, b"%d" % round_number) for key in chosen)))
+    for at, key in enumerate(keys):
+        assert value_of(topic, key.decode()) == b"%d" % (at % 3)
+
+
+def test_a_record_in_an_added_partition_ends_the_search(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = library.open(root, create=True).create_topic("t", partitions=4)
+    topic.alter(partitions=8)
+    keys = [b"k%d" % number for number in range(40)]
+    topic.append(rows(*((key, b"v") for key in keys)))
+    looked: list[int] = []
+    newest_offset = latest._newest_offset
+
+    def counted(view: LogView, name: str, partition: int, key: bytes, isolation: str) -> int | None:
+        looked.append(partition)
+        return newest_offset(view, name, partition, key, isolation)
+
+    monkeypatch.setattr(latest, "_newest_offset", counted)
+    for key in keys:
+        assert topic.get(key) is not None
+    # Twice as many partitions: a key stays where it was, or is in a new one.
+    assert len(looked) == len(keys)
 
 
 def test_the_isolation_level_decides_which_record_is_the_latest(log: Root) -> None:

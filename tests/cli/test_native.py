@@ -27,7 +27,10 @@ def test_a_topic_is_created_altered_and_deleted(sparklog: Sparklog) -> None:
     assert json.loads(sparklog("topics", "list", "--json").out) == ["clicks", "orders"]
     assert "already" in sparklog("topics", "create", "orders", code=1).err
     assert sparklog("topics", "create", "orders", "--if-not-exists").code == 0
-    sparklog("topics", "alter", "orders", "--partitions", 5)
+    altered = sparklog("topics", "alter", "orders", "--partitions", 5)
+    assert altered.out == "Altered topic orders.\n"
+    (line,) = altered.err.splitlines()
+    assert line.startswith("sparklog: keys of topic orders map to other partitions from now on")
     sparklog("configs", "alter", "orders", "--add-config", "segment.ms=7", "--delete-config", "retention.ms")
     described = json.loads(sparklog("topics", "describe", "orders", "--json").out)
     assert [(topic["topic"], topic["partitionCount"], topic["configs"]) for topic in described] == [

@@ -135,6 +135,9 @@ class MemoryView:
             answers[partition] = TimestampOffset(hits[0], times[hits[0]]) if hits else None
         return answers
 
+    def earlier_partitions(self, topic: str) -> Sequence[int]:
+        return ()
+
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
         return [dense(found, (found.end - found.start) * RECORD_BYTES) for found in ranges]
 

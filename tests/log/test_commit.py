@@ -51,6 +51,7 @@ FULL = Commit(
     log_starts={10: 5, 2: 1},
     configs={"retention.ms": "-1", "cleanup.policy": None},
     partitions=12,
+    earlier_partitions=(4, 6),
     txn=Txn("Bestellung/ä", 5, {"payments": 17}, 60_000),
     resolved=(Resolved("t", 4, (38, 39), {"payments": 16}), Resolved("u", 1)),
     kafka_open=(KafkaOpen(1, 1000, 3, 31, 40), KafkaOpen(1, 1002, 0, 32, 40, "ä", 60_000, 17, "commit")),
@@ -76,7 +77,7 @@ GOLDEN = (
     '"remove":[{"path":"append/00000000000000000001-x.slices","partition":[1,1],"base":[30,35],"position":[0,100]}],'
     '"edits":[{"partition":1,"start":30,"end":40,"cleanedThrough":40},'
     '{"partition":0,"start":10,"end":15,"cleanedThrough":null}],'
-    '"logStarts":{"2":1,"10":5},"configs":{"cleanup.policy":null,"retention.ms":"-1"},"partitions":12,'
+    '"logStarts":{"2":1,"10":5},"configs":{"cleanup.policy":null,"retention.ms":"-1"},"partitions":12,"earlierPartitions":[4,6],'
     '"txn":{"id":"Bestellung/\\u00e4","n":5,"siblings":{"payments":17},"timeoutMs":60000},'
     '"resolved":[{"id":"t","n":4,"committed":[38,39],"siblings":{"payments":16}},'
     '{"id":"u","n":1,"committed":[],"siblings":{}}],'

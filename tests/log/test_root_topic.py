@@ -13,7 +13,8 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.conflicts import CreateIntent
 from sparklog.log.env import SYSTEM
-from sparklog.log.fields import decode
+from sparklog.log.fields import Fields, decode
+from sparklog.log.head import Head
 from sparklog.log.names import ROOT_KEY
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root, open_root
@@ -313,6 +314,22 @@ def test_altering(world: World) -> None:
         topic.alter(configs={"file.delete.delay.ms": 10})
     assert topic.alter(configs={"file.delete.delay.ms": 10}, force=True).configs.file_delete_delay_ms == 10
     assert topic.head().version == 2
+
+
+def test_earlier_numbers_of_partitions_stay_known(world: World) -> None:
+    """To those who open the topic from its commits and from a checkpoint."""
+    root = world.root(world.store())
+    topic = root.create_topic("t", partitions=2)
+    assert topic.head().earlier_partitions == ()
+    topic.alter(partitions=3)
+    topic.alter(configs={"segment.ms": "9"})
+    head = topic.alter(partitions=7)
+    assert head.earlier_partitions == (2, 3)
+    assert world.root(root.store).topic("t").head().earlier_partitions == (2, 3)
+    document = json.loads(json.dumps(head.to_json()))
+    assert Head.from_json(Fields(document, "k", "checkpoint"), (), ()).earlier_partitions == (2, 3)
+    root.delete_topic("t")
+    assert root.create_topic("t", partitions=9).head().earlier_partitions == ()
 
 
 def test_a_topic_with_keyless_records_becomes_compacted_only_by_force(world: World) -> None:
