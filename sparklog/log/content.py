@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.log.arrow_numpy import valid_rows
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -86,10 +88,7 @@ def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | No
 def _is_valid(column: pa.Array | None, n: int) -> npt.NDArray[np.bool_]:
     if column is None or column.null_count == n:
         return np.zeros(n, np.bool_)
-    if not column.null_count:
-        return np.ones(n, np.bool_)
-    valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
-    return valid
+    return valid_rows(column)
 
 
 def _sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
@@ -110,13 +109,13 @@ def _sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
 def _header_sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
     """int64[n]: bytes of the keys and values of each row's headers."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     if column is None or pa.types.is_null(column.type) or column.null_count == n:
         return np.zeros(n, np.int64)
-    items = column.flatten()
-    keys, values = items.field("key"), items.field("value")
-    ends = np.cumsum(_sizes(keys, len(items)) + _sizes(values, len(items)))
-    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    sums = np.concatenate([np.zeros(1, np.int64), ends])[np.concatenate([[0], np.cumsum(counts)])]
-    return np.diff(sums).astype(np.int64)  # type: ignore[no-any-return]
+    wide = pa.types.is_large_list(column.type)
+    offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)[column.offset : column.offset + n + 1]
+    first = int(offsets[0])
+    items = column.values.slice(first, int(offsets[-1]) - first)
+    sizes = _sizes(items.field("key"), len(items)) + _sizes(items.field("value"), len(items))
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[offsets - first]
+    return np.diff(sums) * _is_valid(column, n)
