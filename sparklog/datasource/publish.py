@@ -51,7 +51,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Batc
     """Commit what the tasks wrote: to one topic at once, to several as a transaction."""
     root = root_at(plan.location)
     _check_root(root, plan, messages)
-    writer = _writer_key(plan, key)
+    writer = _writer_key(root, plan, key)
     topics = collect(messages)
     if isinstance(key, StreamKey) and writer is not None and _published_otherwise(root, plan, topics, writer):
         return
@@ -98,7 +98,7 @@ def _together(name: str, parts: Sequence[TopicFiles]) -> Written:
     return Written(target, tuple(file for part in parts for file in part.files))
 
 
-def _writer_key(plan: SinkPlan, key: BatchKey | StreamKey | None) -> WriterKey | None:
+def _writer_key(root: Root, plan: SinkPlan, key: BatchKey | StreamKey | None) -> WriterKey | None:
     from sparklog.log.registry import WriterKey
 
     if key is None:
@@ -111,7 +111,8 @@ def _writer_key(plan: SinkPlan, key: BatchKey | StreamKey | None) -> WriterKey |
         run=key.run,
         mode="stream",
         replay_mismatch="accept" if plan.options.replay_mismatch == "accept" else "error",
-        epoch=key.epoch,
+        # Machines' clocks differ, and the next run may be on another one.
+        epoch=None if key.epoch is None else max(0, root.by_store_clock(key.epoch)),
     )
 
 

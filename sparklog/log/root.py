@@ -66,6 +66,11 @@ class Root:
             ensure_probed(self.store)
             self._probed = True
 
+    def by_store_clock(self, wall_ms: int) -> int:
+        """A time of this machine's clock by the store's. `Unavailable` if this clock is far ahead."""
+        self._guard.check()
+        return wall_ms - self.env.wall_ms() + self._guard.store_ms()
+
     def topics(self, failures: list[SparklogError] | None = None) -> list[str]:
         """Names of all topics, sorted. Costs a listing and a request per topic.
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
+from sparklog.datasource import handles
 from sparklog.datasource.location import open_view, resolve
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import StreamPlanner
@@ -24,6 +25,7 @@ from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.env import SYSTEM
 from sparklog.log.history import History
+from sparklog.log.root import Root
 from sparklog.log.topic import Topic
 from sparklog.log.view import OffsetRange
 from sparklog.maintenance.work import Settings
@@ -340,6 +342,23 @@ def test_a_run_of_a_query_is_fenced_however_many_came_between(
             commit(run, 8)
     commit(7, 8)
     assert len(values(given["path"], "t")) == 27
+
+
+def test_runs_on_machines_whose_clocks_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run's machine is four minutes ahead; the second run begins a moment later on one that is right."""
+    root = str(tmp_path / "log")
+    sink = plan(root, topic="t")
+    message = write_task(sink, [rows(range(3))], "x")
+    for number, ahead_ms in enumerate((240_000, 0)):
+        now = SYSTEM.wall_ms() + ahead_ms
+        env = replace(SYSTEM, wall_ms=lambda now=now: now)  # type: ignore[misc]
+        opened = sparklog.open(root)
+        monkeypatch.setitem(handles._roots, root, Root(opened.store, opened.id, env))
+        publish(sink, [message], StreamKey("q", number, f"r{number}", now + number * 1000))
+    entry = sparklog.open(root).topic("t").head().registry["q"]
+    assert entry.run == "r1"
+    assert entry.epoch is not None
+    assert abs(entry.epoch - SYSTEM.wall_ms()) < 100_000
 
 
 BY_COLUMN = "key string, value string, topic string"
