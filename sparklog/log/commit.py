@@ -94,7 +94,7 @@ _FILE_KNOWN = frozenset(FILE_FIELDS + FILE_OPTIONAL_FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who wrote: `kind` is `stream` or `txn`, `batch` its batch id, `run` the query run, `count` records here.
+    """The writer: `kind` is `stream` or `txn`, `batch` its batch id, `run` the query run, `count` records here.
 
     `epoch` counts the runs; `content`: of the batch. Release 0.1.0 wrote neither.
     """

@@ -445,7 +445,7 @@ class DeleteIntent:
 
 @dataclass(frozen=True, slots=True)
 class MaintainIntent:
-    """What maintenance writes down: holds, the upload floor, idle registry entries, outcomes of transactions.
+    """Maintenance to write down: holds, the upload floor, idle registry entries, outcomes of transactions.
 
     `topic_id`: of the topic that the caller looked at. Outcomes and idle entries of a topic that was deleted mean
     nothing in one created again under its name. Holds and the floor may be written down of a deleted topic, too.

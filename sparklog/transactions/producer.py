@@ -99,7 +99,7 @@ class TransactionalProducer:
         self.timeout_ms = timeout_ms
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch
-        """Of this instance, once it has begun a transaction: lower ones are fenced, however many come between."""
+        """Epoch of this instance, once it has begun a transaction: lower ones are fenced, however many come between."""
         self.log: DecisionLog = root.decisions.log(self.id)
         self._open: Transaction | None = None
 

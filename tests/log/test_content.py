@@ -34,7 +34,7 @@ def table(rows: Sequence[Row], first_ms: int = 1_700_000_000_000) -> pa.Table:
 
 
 def content(topic: Topic, *tasks: Sequence[Row], first_ms: int = 1_700_000_000_000, buffer: int = 1 << 20) -> Content:
-    """Of the files that tasks wrote."""
+    """Content of the files that tasks wrote."""
     files = []
     for number, rows in enumerate(tasks):
         writer = AppendWriter(topic.append_target(), WriteOptions(buffer_bytes=buffer), topic.root.env, seed=number)

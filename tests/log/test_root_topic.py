@@ -230,9 +230,9 @@ def test_a_clash_of_case_deletes_nothing_of_others(world: World) -> None:
             if calls == 2:
                 store.list_folders = list_folders  # type: ignore[method-assign]
                 meanwhile(other)
-            found = list(list_folders(prefix))
+            names = list(list_folders(prefix))
             # It came to be after the first look.
-            return [each for each in found if each != name.upper()] if calls == 1 else found
+            return [each for each in names if each != name.upper()] if calls == 1 else names
 
         if name.upper() not in other.topics():
             other.create_topic(name.upper())
