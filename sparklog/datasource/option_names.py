@@ -6,6 +6,7 @@ Spark hands options over with lower-cased keys, so each name is looked up in low
 from __future__ import annotations
 
 from sparklog.errors import BadRequest
+from sparklog.log.kafka_names import kafka_name
 
 SHARED = ("path", "includeHeaders")
 
@@ -164,7 +165,8 @@ def canonical(given: str) -> str | None:
         raise BadRequest(f"Option '{key}' is not supported: {REFUSED[key]}.")
     if key in _SILENT or key.startswith(KAFKA_IGNORED_PREFIXES):
         return None
-    raise BadRequest(f"Unknown option '{given}': {_nearest(key)}")
+    why = kafka_name(key)
+    raise BadRequest(f"Unknown option '{given}': {f'{why}; remove it' if why else _nearest(key)}")
 
 
 def _nearest(key: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import BadRequest
+from sparklog.log.kafka_names import kafka_name
 from sparklog.log.names import did_you_mean
 
 __all__ = [
@@ -352,6 +353,9 @@ def definition(name: str) -> ConfigDef:
     try:
         return CONFIGS[name]
     except KeyError:
+        why = kafka_name(name)
+        if why is not None:
+            raise BadRequest(f"'{name}' is no topic config: {why}; leave it out") from None
         raise BadRequest(f"unknown topic config '{name}'{did_you_mean(name, CONFIGS)}") from None
 
 

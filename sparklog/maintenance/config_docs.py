@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sparklog.errors import BadRequest
 from sparklog.log.config_table import CONFIGS
+from sparklog.log.kafka_names import kafka_name
 from sparklog.log.names import did_you_mean
 from sparklog.maintenance.properties import property_table
 
@@ -79,7 +80,8 @@ def one_config_doc(name: str) -> ConfigDoc:
     """The config of this name; `BadRequest` with the nearest names if there is none."""
     known = {each.name: each for each in config_docs()}
     if name not in known:
-        raise BadRequest(f"unknown config '{name}'{did_you_mean(name, known)}")
+        why = kafka_name(name)
+        raise BadRequest(f"unknown config '{name}'{f': {why}' if why else did_you_mean(name, known)}")
     return known[name]
 
 

@@ -34,6 +34,7 @@ from typing import TypeVar
 from sparklog.errors import BadRequest
 from sparklog.log.config_table import COMPACT, INT_MAX, LONG_MAX, LONG_MIN, RETAIN, ConfigDef, canonical, definition
 from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
+from sparklog.log.kafka_names import kafka_name
 from sparklog.log.names import did_you_mean
 from sparklog.maintenance.work import Settings
 
@@ -375,4 +376,7 @@ def _unknown(name: str) -> str:
     for ranked in _RANKED:
         if name == ranked.config:
             return f"'{name}' is a topic config: set it on the topic, or its default here as {ranked.names[0][0]}"
+    why = kafka_name(name)
+    if why is not None:
+        return f"{name} means nothing to maintenance: {why}; leave it out"
     return f"unknown property '{name}'{did_you_mean(name, NAMES)}"

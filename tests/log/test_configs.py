@@ -92,6 +92,14 @@ def test_unknown_names_come_with_the_nearest() -> None:
         TopicConfigs().changed({"zzzzzz": None})
 
 
+@pytest.mark.parametrize("name", ["log.flush.interval.messages", "transactional.id.expiration.ms", "sasl.mechanism"])
+def test_kafkas_own_names_come_with_what_is_here_instead(name: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        TopicConfigs.of({name: "1"})
+    assert str(caught.value).startswith(f"'{name}' is no topic config: ")
+    assert "did you mean" not in str(caught.value)
+
+
 def test_contradictions() -> None:
     with pytest.raises(BadRequest, match=r"min.compaction.lag.ms \(10\) must not exceed max.compaction.lag.ms \(5\)"):
         TopicConfigs.of({"min.compaction.lag.ms": 10, "max.compaction.lag.ms": 5})
