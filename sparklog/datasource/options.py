@@ -18,6 +18,7 @@ from sparklog.datasource.option_names import CODEC_LEVELS, READ, WRITE, canonica
 from sparklog.errors import BadRequest
 from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
+from sparklog.log.kafka_names import SECURITY, is_security
 from sparklog.log.names import check_id
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
 
@@ -107,12 +108,16 @@ class SinkOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """All options of one `load` or `save`. `given` holds the names the user gave, in their own spelling."""
+    """All options of one `load` or `save`. `given` holds the names the user gave, in their own spelling.
+
+    `warnings`: what a user should know of options that are accepted without effect, a line each.
+    """
 
     path: str | None
     read: ReadOptions
     write: SinkOptions
     given: frozenset[str]
+    warnings: tuple[str, ...] = ()
 
     def check_read(self) -> None:
         """Raises BadRequest for options that only a write has."""
@@ -178,7 +183,25 @@ def parse_options(given: Mapping[str, str]) -> Options:
         read=_read_options(values),
         write=_sink_options(values),
         given=frozenset(values),
+        warnings=_warnings(given, values),
     )
+
+
+def _warnings(given: Mapping[str, str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """What to say of bounds that others hide, and of the security of brokers."""
+    found = []
+    for side in ("starting", "ending"):
+        names = _bound_names(values, side)
+        if len(names) > 1:
+            hidden = " and ".join(map(repr, names[1:]))
+            found.append(
+                f"Option '{names[0]}' counts and hides {hidden}, as for Spark's Kafka connector: give one of them"
+            )
+    secure = sorted(name for name in given if is_security(name))
+    if secure:
+        have = "has" if len(secure) == 1 else "have"
+        found.append(f"{', '.join(secure)} {have} no effect: {SECURITY}")
+    return tuple(found)
 
 
 def _path(value: str | None) -> str | None:
@@ -329,15 +352,12 @@ def _assignment(text: str) -> Subscription:
 
 
 def _bound(values: Mapping[str, str], side: str) -> Bound | None:
-    """`startingTimestamp`, `startingOffsetsByTimestamp` or `startingOffsets` (and the same for `ending`): one of
-    them."""
-    names = [name for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets") if name in values]
+    """The first of `startingTimestamp`, `startingOffsetsByTimestamp` and `startingOffsets` that is given (and the same
+    for `ending`): the connector's order. The others are not looked at.
+    """
+    names = _bound_names(values, side)
     if not names:
         return None
-    if len(names) > 1:
-        raise BadRequest(
-            f"Give one of {' and '.join(repr(name) for name in names)}: {names[0]!r} would hide {names[1]!r}"
-        )
     name, text = names[0], values[names[0]].strip()
     if name == f"{side}Timestamp":
         return Bound("timestamp", name, timestamp=_number(values, name, 0))
@@ -346,6 +366,11 @@ def _bound(values: Mapping[str, str], side: str) -> Bound | None:
     if text.lower() in _words(side):
         return Bound(text.lower(), name)
     return Bound("offsets", name, offsets=_per_partition(name, text, "offset", EARLIEST, _words(side)))
+
+
+def _bound_names(values: Mapping[str, str], side: str) -> list[str]:
+    """The options given for one side, the one that counts first."""
+    return [name for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets") if name in values]
 
 
 def _words(side: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource
 from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
 from sparklog.datasource.options import ReadOptions, parse_options
 from sparklog.datasource.schema import projection, read_schema
-from sparklog.datasource.user_errors import user_errors
+from sparklog.datasource.user_errors import user_errors, warn_once
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.log.env import SYSTEM
 
@@ -66,6 +66,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
 
         self._options.check_read()
         self._options.check_batch_read()
+        warn_once(self._options.warnings)
         return SparklogBatchReader(self._location_to_read(), self._options, projection(schema))
 
     def streamReader(self, schema: StructType) -> SparklogStreamReader | FailingStreamReader:  # noqa: N802
@@ -76,6 +77,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             self._options.check_stream_read()
             location = self._location_to_read()
             check_group_place(self._options.read, location)
+            warn_once(self._options.warnings)
             return SparklogStreamReader(location, self._options, projection(schema))
         except SparklogError as error:
             # Raised here, Spark 4.2 would hide it behind an UnboundLocalError of its own.
@@ -89,6 +91,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             raise BadRequest("A log is append-only: write with mode('append'); to start afresh delete the topic")
         self._options.check_write()
         self._options.check_batch_write()
+        warn_once(self._options.warnings)
         return SparklogBatchWriter(plan_write(resolve(self._options.path), self._options, schema))
 
     @user_errors
@@ -101,6 +104,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         location = resolve(self._options.path)
         if COMMITS in sys.modules:
             return SparklogStreamWriter(plan_commit(location, self._options), self._made_ms)
+        warn_once(self._options.warnings)
         return SparklogStreamWriter(plan_write(location, self._options, schema))
 
     def _location_to_read(self) -> Location:

@@ -30,6 +30,17 @@ def warn(message: str) -> None:
     LOGGER.warning("sparklog: %s", message)
 
 
+_warned: set[str] = set()
+
+
+def warn_once(messages: Iterable[str]) -> None:
+    """Warn of each once in this process: Spark makes readers and writers again and again."""
+    for message in messages:
+        if message not in _warned:
+            _warned.add(message)
+            warn(message)
+
+
 def as_user_error(error: SparklogError) -> Exception:
     """The same error in the form that Spark prints as one line; sets the worker's environment accordingly."""
     os.environ[HIDE_TRACEBACK] = "1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.datasource.option_names import ALL, KAFKA_IGNORED, canonical
-from sparklog.datasource.options import CORRUPT_RECORDS, Subscription, parse_options
+from sparklog.datasource.options import CORRUPT_RECORDS, Bound, Subscription, parse_options
 from sparklog.errors import BadRequest
 from sparklog.kafka.damage import FAIL, POLICIES, SKIP
 from sparklog.log.append_writer import MAX_BUFFER_BYTES
@@ -49,6 +49,50 @@ def test_settings_of_kafka_clients_are_accepted_without_effect() -> None:
     names = [*KAFKA_IGNORED, "kafka.sasl.jaas.config", "kafka.ssl.truststore.location", "kafkaconsumer.polltimeoutms"]
     parsed = parse_options(dict.fromkeys(names, "x") | {"checkpointlocation": "/c", "queryname": "q"})
     assert parsed.given == frozenset()
+
+
+@pytest.mark.parametrize("side", ["starting", "ending"])
+def test_of_several_bounds_the_connectors_first_counts(side: str) -> None:
+    """A time for all, times one by one, offsets; what is hidden is not even looked at."""
+    names = [f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"]
+    texts = dict(zip(names, ("7", '{"a":{"0":8}}', '{"a":{"0":9}}'), strict=True))
+
+    def bound(options: dict[str, str]) -> Bound | None:
+        parsed = parse_options(options)
+        assert len(parsed.warnings) == (len(options) > 1)
+        return parsed.read.start if side == "starting" else parsed.read.end
+
+    assert bound(texts) == Bound("timestamp", names[0], timestamp=7)
+    assert bound({name: texts[name] for name in names[1:]}) == Bound("timestamp", names[1], timestamps={"a": {0: 8}})
+    assert bound({names[2]: texts[names[2]]}) == Bound("offsets", names[2], offsets={"a": {0: 9}})
+    assert bound({**texts, names[2]: "nonsense"}) == Bound("timestamp", names[0], timestamp=7)
+    (warning,) = parse_options(texts).warnings
+    assert warning == (
+        f"Option '{names[0]}' counts and hides '{names[1]}' and '{names[2]}', as for Spark's Kafka connector: "
+        "give one of them"
+    )
+
+
+def test_a_brokers_security_has_no_effect_and_is_answered() -> None:
+    names = ["kafka.security.protocol", "kafka.sasl.jaas.config", "kafka.ssl.truststore.location"]
+    (warning,) = parse_options(dict.fromkeys(names, "secret")).warnings
+    assert warning.startswith(f"{', '.join(sorted(names))} have no effect: it names the security of connections")
+    assert "secret" not in warning
+    assert parse_options({"kafka.bootstrap.servers": "host:9092"}).warnings == ()
+    for name in ("security.protocol", "sasl.mechanism", "ssl.keystore.location"):
+        assert message({name: "x"}).startswith(f"Unknown option '{name}': it names the security of connections")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["transactional.id.expiration.ms", "log.flush.interval.messages", "request.required.acks", "processing.guarantee"],
+)
+def test_names_that_are_kafkas_own_get_no_hint_by_their_spelling(name: str) -> None:
+    for given in (name, f"kafka.{name}"):
+        answer = message({given: "1"})
+        assert answer.startswith(f"Unknown option '{given}': ")
+        assert answer.endswith("; remove it")
+        assert "did you mean" not in answer
 
 
 def test_settings_with_our_meaning_under_kafkas_name() -> None:
@@ -102,8 +146,6 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"startingoffsets": '{"a":1}'}, "must map partitions to offsets"),
         ({"startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "must be a whole number >= 0"),
         ({"startingtimestamp": "yesterday"}, "must be a whole number >= 0; found 'yesterday'"),
-        ({"startingoffsets": "latest", "startingtimestamp": "1"}, "'startingTimestamp' would hide 'startingOffsets'"),
-        ({"endingtimestamp": "1", "endingoffsetsbytimestamp": '{"a":{"0":1}}'}, "Give one of"),
         ({"startingoffsetsbytimestampstrategy": "last"}, "Did you mean 'latest'?"),
         ({"failondataloss": "yes"}, "must be one of 'true', 'false'; found 'yes'"),
         ({"minpartitions": "0"}, "'minPartitions' must be a whole number >= 1; found '0'"),

@@ -55,13 +55,6 @@ def load(spark: SparkSession, path: str | None, **options: str) -> Any:
             ),
         ),
         (
-            {"subscribe": "orders", "startingOffsets": "earliest", "startingTimestamp": "5"},
-            (
-                "[SPARKLOG_BAD_REQUEST]: Give one of 'startingTimestamp' and 'startingOffsets': 'startingTimestamp' "
-                "would hide 'startingOffsets'"
-            ),
-        ),
-        (
             {"subscribe": "orders", "subscribePattern": "o.*"},
             (
                 "[SPARKLOG_BAD_REQUEST]: Give one of 'subscribe', 'subscribePattern' and 'assign', not 'subscribe' and "
