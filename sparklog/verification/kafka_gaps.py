@@ -4,7 +4,8 @@ No file of a log dir tells how far a log has been cleaned. `cleaner-offset-check
 broker that dies before leaves gaps above it; a replica that fetches a compacted log gets its gaps, and its own cleaner
 has not run yet. So above that checkpoint the batches beside a gap decide. A pass leaves no record without a key and no
 key twice, on either side of what it removed: where both batches, the one before and the one behind, hold such records,
-no cleaner has been there and records are lost. All other gaps are undecided.
+no cleaner has been there and records are lost, unless the leader changed in between: a replica that cuts its log in the
+middle of a batch leaves a gap. All other gaps are undecided.
 
 Messages of formats v0 and v1 are left out: their gaps may be as old as their compression.
 """
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.format.decode import RecordColumns
+from sparklog.format.record_batch import NO_LEADER_EPOCH
 from sparklog.kafka.segment_file import Window
 
 __all__ = ["Gap", "Gaps"]
@@ -37,13 +39,15 @@ class Gap:
 
 @dataclass(slots=True)
 class Gaps:
-    """The gaps of one segment. `uncleaned`: the last data batch so far shows that no cleaner has been there.
+    """The gaps of one segment. `uncleaned`: the last data batch so far shows that no cleaner has been there;
+    `leader_epoch`: of the last batch.
 
     `offsets`: in gaps of all kinds; `lost`: the first gaps that no cleaner made; `first`, `open`, `open_offsets`: of
     those above the cleaner's checkpoint that are undecided.
     """
 
     uncleaned: bool = False
+    leader_epoch: int = NO_LEADER_EPOCH
     offsets: int = 0
     lost: list[Gap] = field(default_factory=list)
     first: Gap | None = None
@@ -60,15 +64,18 @@ class Gaps:
         gaps = headers.base_offset > before
         self.offsets += int((headers.base_offset - before)[gaps].sum())
         data = _DataBatches(records, self.uncleaned)
+        epochs = np.concatenate(([self.leader_epoch], headers.leader_epoch))
         for row in np.flatnonzero(gaps & (before >= cleaned) & ~headers.is_legacy).tolist():
             gap = Gap(int(before[row]), int(headers.base_offset[row]), window.start + int(headers.position[row]))
-            if data.uncleaned_from(row) and data.uncleaned_before(row):
+            one_leader = epochs[row] == epochs[row + 1] or NO_LEADER_EPOCH in epochs[row : row + 2]
+            if one_leader and data.uncleaned_from(row) and data.uncleaned_before(row):
                 self.lost += [gap] if len(self.lost) < MOST_LOST else []
             else:
                 self.first = self.first or gap
                 self.open += 1
                 self.open_offsets += gap.end - gap.start
         self.uncleaned = data.uncleaned_before(len(headers))
+        self.leader_epoch = int(epochs[-1])
 
 
 class _DataBatches:

@@ -122,10 +122,10 @@ class _Reader:
             for name, after in zip(names, [*names[1:], None], strict=True)
         ]
         expected = names[0].base if names else 0
-        uncleaned = False
+        before = Gaps()
         for segment in segments:
-            expected = self._segment(segment, expected, uncleaned)
-            uncleaned = segment.gaps.uncleaned
+            expected = self._segment(segment, expected, before)
+            before = segment.gaps
         self.found.log_end = expected
         self._undecided(segments)
         self._epochs(segments, start)
@@ -151,25 +151,25 @@ class _Reader:
 
     # -- segments
 
-    def _segment(self, segment: _Segment, expected: int, uncleaned: bool) -> int:
-        """Read one segment and its indexes; the offset behind it. `uncleaned`: see `Gaps`, of the one before."""
+    def _segment(self, segment: _Segment, expected: int, before: Gaps) -> int:
+        """Read one segment and its indexes; the offset behind it. `before`: the gaps of the one in front of it."""
         path = segment.name.path
         self.found.names.add(os.path.basename(path))
         if segment.swapped:
             # A pass goes from the log's start on: it has been everywhere up to the next segment.
             self.cleaned = max(self.cleaned, segment.name.base if segment.limit is None else segment.limit)
         for look in range(LOOKS):
-            before = len(self.found.findings)
-            segment.gaps = Gaps(uncleaned)
+            findings = len(self.found.findings)
+            segment.gaps = Gaps(before.uncleaned, before.leader_epoch)
             size, changed = self._walk(segment, expected)
-            if len(self.found.findings) == before or not segment.last:
+            if len(self.found.findings) == findings or not segment.last:
                 break
             # A broker may be writing: what is half there now is whole a moment later.
             self.env.sleep(PAUSE_SECONDS)
             now = os.stat(path)
             if (now.st_size, now.st_mtime_ns) == (size, changed) or look == LOOKS - 1:
                 break
-            del self.found.findings[before:]
+            del self.found.findings[findings:]
         self.found.counts += Counts(files=1, nbytes=size, gaps=segment.gaps.offsets)
         for gap in () if segment.damaged else segment.gaps.lost:
             self._lost(gap, path)
@@ -267,7 +267,7 @@ class _Reader:
         message = (
             f"expected a batch at offset {gap.start}, found one at {gap.end}; from here on {offsets} offsets in {many} "
             f"gaps lie above the cleaner's checkpoint ({self.cleaned}): a cleaner has removed them, where the log was "
-            "fetched from or before this broker died, or they are lost"
+            "fetched from or before this broker died, the log was cut there for another leader, or they are lost"
         )
         note = Finding(CONTENT, self._place(first.name.path), message, COMPARE, gap.position, gap.start)
         self.found.notes.append(note)

@@ -161,6 +161,15 @@ def test_a_cleaner_may_have_come_to_one_side_of_a_gap(tmp_path: Path, before: by
     assert len(report.notes) == 1
 
 
+def test_a_replica_that_cut_its_log_inside_a_batch_leaves_a_gap(tmp_path: Path) -> None:
+    """The new leader's records begin where the old one's ended, which no batch here did."""
+    behind = bytearray(batch(6, [b"c"]))
+    behind[15] = 1  # The leader epoch, which no checksum covers.
+    report = verified(tmp_path, partition(tmp_path, {0: batch(0, [b"a", b"b"]) + bytes(behind)}))
+    assert report.sound
+    assert len(report.notes) == 1
+
+
 # ---------------------------------------------------------------- indexes
 
 
