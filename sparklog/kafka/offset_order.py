@@ -27,10 +27,19 @@ class Span:
     start: int
     end: int
 
-    def flips_into(self, low: int, high: int) -> bool:
-        """True if one flipped bit of its offset moves it to between `low` and `high`."""
-        length = self.end - self.start
-        return any(low <= self.start ^ (1 << bit) <= high - length for bit in range(_BITS))
+    def flips_into(self, low: int, high: int | None) -> int:
+        """How well one flipped bit of its offset explains that it belongs between `low` and `high` (None: anywhere).
+
+        3: it touches a neighbour there, 2: it fits, 0: it does not.
+        """
+        best, length = 0, self.end - self.start
+        for bit in range(_BITS):
+            start = self.start ^ (1 << bit)
+            if start == low or start + length == high:
+                best = max(best, 3 if high is None or low <= start <= high - length else 0)
+            elif high is not None and low <= start <= high - length:
+                best = max(best, 2)
+        return best
 
 
 def first_is_wrong(before: int, first: Span, second: Span, after: int | None) -> bool:
@@ -43,13 +52,13 @@ def first_is_wrong(before: int, first: Span, second: Span, after: int | None) ->
     if first.start == before or second.start < before:
         return False
     hole = second.start - before
-    blame_first = 2 * first.flips_into(before, second.start) + 2 * (hole == first.end - first.start) + (hole == 0)
+    blame_first = first.flips_into(before, second.start) + 2 * (hole == first.end - first.start) + (hole == 0)
     if after is None:
-        return blame_first > 0
+        return blame_first > second.flips_into(first.end, None)
     if (first.end <= after) != (second.end <= after):
         return second.end <= after
     hole = after - first.end
-    blame_second = 2 * second.flips_into(first.end, after) + 2 * (hole == second.end - second.start) + (hole == 0)
+    blame_second = second.flips_into(first.end, after) + 2 * (hole == second.end - second.start) + (hole == 0)
     return blame_first >= blame_second
 
 

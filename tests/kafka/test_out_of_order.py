@@ -110,6 +110,9 @@ def test_exchanged_segments_are_taken_as_they_are_read(tmp_path: Path, policy: s
         (4, Span(10, 14), Span(4, 14), 30, 2),
         (4, Span(20, 24), Span(8, 12), 40, 1),
         (4, Span(10, 14), Span(0, 4), 20, 2),
+        # The second belongs right behind the first.
+        (65, Span(86, 88), Span(80, 82), 103, 2),
+        (162, Span(201, 204), Span(200, 202), None, 2),
     ],
 )
 def test_the_batch_that_does_not_fit_is_blamed(
