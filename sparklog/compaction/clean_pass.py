@@ -14,8 +14,9 @@ to copy what stays (`Cleaner`):
 | any other                                           | stays; without a value, its batch gets a delete horizon now if |
 |                                                     | it has none                                                    |
 
-What stays of messages of formats v0 and v1 becomes batches of format v2. They have no delete horizon: a tombstone of
-theirs goes if its segment's file was last changed `delete.retention.ms` or more before that of the last clean segment.
+What stays of messages of formats v0 and v1 becomes batches of format v2, with a delete horizon where a tombstone stays.
+Before that they have none: a tombstone of theirs goes if its segment's file was last changed `delete.retention.ms` or
+more before that of the last clean segment.
 
 Memory: the map, and windows of `SPAN_BYTES` of batches or, where they are compressed, as many as become about that
 much. The output is streamed. Whatever is read is checked first: CRC-32C of each batch and of the whole segment, and
@@ -303,7 +304,7 @@ class Cleaner:
         stamped = verdicts.stamp_control[rows].copy()
         stays_without_value = keep & no_value
         stamped[batch[stays_without_value]] = True
-        stamped &= ~(headers.has_delete_horizon | headers.is_legacy)
+        stamped &= ~headers.has_delete_horizon
         filtered = filter_batches(
             window.data,
             headers,

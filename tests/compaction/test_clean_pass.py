@@ -42,9 +42,26 @@ from tests.compaction.plain_cleaner import (
     clean,
     decoded,
 )
+from tests.format.old_messages import LOG_APPEND_TIME, message, messages, wrapper
 from tests.log.data_plane import START_MS, Place, small
 
 NOW_MS = START_MS + 10_000_000
+STAMPED_MS = 1_700_000_000_000
+STAMPED = [
+    bytes.fromhex(
+        "00000000000000050000003effffffff02f53d47e20040000000000000018bcfe56be8ffffffffffffffff"
+        "ffffffffffffffffffffffffffff000000011800d1afabfef9620002620100"
+    ),
+    bytes.fromhex(
+        "00000000000000060000003affffffff0280ccdaf5000000000000ffffffffffffffffffffffffffffffff"
+        "ffffffffffffffffffffffffffff00000001100000000265027800"
+    ),
+    bytes.fromhex(
+        "00000000000000140000003effffffff02bce748270048000000000000018bcfe56be80000000000000fa0"
+        "ffffffffffffffffffffffffffff0000000118008ff1aafef96200027a0100"
+    ),
+]
+"""From Kafka's `MemoryRecords.filterTo` at that time: a tombstone of v0, a message of v0, a tombstone of v1."""
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "index.interval.bytes": 200}
 
 
@@ -271,6 +288,38 @@ def test_tombstones_go_two_phases(place: Place) -> None:
         committed(topic, plan(topic, now_ms=now_ms)[0])
         assert contents(topic)[: len(left)] == left
         assert [key for _, key, _ in contents(topic)].count(b"a") == len(left) - 1
+
+
+def test_tombstones_of_formats_v0_and_v1_go_in_two_phases_too(place: Place, tmp_path: Path) -> None:
+    partition = tmp_path / "log" / "t-0"
+    partition.mkdir(parents=True)
+    old = [
+        message(4, b"c", b"1", magic=0),
+        message(5, b"b", None, magic=0),
+        message(6, b"e", b"x", magic=0),
+        wrapper(13, "gzip", messages([(0, 1000, b"a", b"1"), (1, 2000, b"d", None), (3, 3000, b"c", b"3")])),
+        message(18, b"a", b"2", timestamp=3000),
+        message(20, b"z", None, timestamp=4000, attributes=LOG_APPEND_TIME),
+    ]
+    (partition / f"{0:020d}.log").write_bytes(b"".join(old))
+    (partition / f"{21:020d}.log").write_bytes(message(21, b"w", b"1"))
+    import_log_dir(place.root, tmp_path / "log", configs={**COMPACTED, "delete.retention.ms": 1000})
+    topic = place.root.topic("t")
+    committed(topic, plan(topic, now_ms=STAMPED_MS)[0])
+    slices = topic.snapshot().slices.all()
+    data = topic.store.get(file_key("t", slices.path(0)))
+    batches = list(decoded(data))
+    assert [batches[at].raw for at in (0, 1, 4)] == STAMPED
+    assert batches[2].horizon == STAMPED_MS + 1000
+    assert [(record.offset, record.value) for record in batches[2].records] == [(11, None), (13, b"3")]
+    append(topic, [Row(b"y", b"1")])
+    seal(topic)
+    committed(topic, plan(topic, now_ms=STAMPED_MS + 999)[0])
+    assert [key for _, key, value in contents(topic) if value is None] == [b"b", b"d", b"z"]
+    append(topic, [Row(b"x", b"1")])
+    seal(topic)
+    committed(topic, plan(topic, now_ms=STAMPED_MS + 1000)[0])
+    assert [key for _, key, _ in contents(topic)] == [b"e", b"c", b"a", b"w", b"y", b"x"]
 
 
 def test_a_delete_horizon_beyond_all_time_is_the_end_of_time(place: Place) -> None:
