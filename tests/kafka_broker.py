@@ -186,12 +186,12 @@ class Broker:
         finally:
             consumer.close()
 
-    def console(self, topic: str, isolation: str, timeout_ms: int = 4000) -> list[str]:
-        """Lines `Partition:<n>\\tOffset:<n>\\t<key>` of Java's console consumer, from the beginning (bytes that
-        are no UTF-8: see `ODD`)."""
+    def console(self, topic: str, isolation: str, timeout_ms: int = 4000, group: str = "") -> list[str]:
+        """Lines `Partition:<n>\\tOffset:<n>\\t<key>` of Java's console consumer, from the beginning or from where
+        the group stands, for which it commits in the end (bytes that are no UTF-8: see `ODD`)."""
         answer = self.tool(
             "org.apache.kafka.tools.consumer.ConsoleConsumer",
-            *("--topic", topic, "--from-beginning"),
+            *("--topic", topic, "--from-beginning", *(("--group", group) if group else ())),
             *("--isolation-level", isolation, "--timeout-ms", str(timeout_ms)),
             *("--property", "print.partition=true", "--property", "print.offset=true"),
             *("--property", "print.key=true", "--property", "print.value=false"),

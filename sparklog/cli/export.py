@@ -42,6 +42,14 @@ OffsetsPartitionsOption = Annotated[
     typer.Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups."),
 ]
 
+LinkOption = Annotated[
+    bool, typer.Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
+]
+KeepEpochsOption = Annotated[
+    bool,
+    typer.Option("--keep-leader-epochs", help="For the cluster that gave them, and for links. Else they become 0."),
+]
+
 
 def _partitions(text: str | None) -> list[int] | None:
     """`0,2-4` -> [0, 2, 3, 4]."""
@@ -126,9 +134,8 @@ def export(
     topic_id: TopicIdOption = None,
     groups: GroupsOption = None,
     offsets_partitions: OffsetsPartitionsOption = 50,
-    link: Annotated[
-        bool, typer.Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
-    ] = False,
+    link: LinkOption = False,
+    keep_leader_epochs: KeepEpochsOption = False,
     as_json: JsonOption = False,
 ) -> None:
     from sparklog.cli.places import open_root
@@ -158,6 +165,7 @@ def export(
         groups=_groups(groups or []),
         offsets_partitions=offsets_partitions,
         link=link,
+        keep_leader_epochs=keep_leader_epochs,
     )
     if as_json:
         print_json(found)

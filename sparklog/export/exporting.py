@@ -29,9 +29,10 @@ from sparklog.export.group_offsets import (
     committed_offsets,
     groups_csv,
     offsets_topic,
+    with_epoch_0,
     within,
 )
-from sparklog.export.plan import ExportRange, PartitionPlan, plan_export, stable_ends
+from sparklog.export.plan import CopyRules, ExportRange, PartitionPlan, plan_export, stable_ends
 from sparklog.export.properties import properties_file, properties_name
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
@@ -117,6 +118,7 @@ def export_topics(
     groups: Sequence[str] | str | None = None,
     offsets_partitions: int = DEFAULT_OFFSETS_PARTITIONS,
     link: bool = False,
+    keep_leader_epochs: bool = False,
     durable: bool = True,
     progress: Progress = silent,
 ) -> list[ExportedTopic]:
@@ -133,6 +135,8 @@ def export_topics(
       topic `__consumer_offsets` with `offsets_partitions` partitions, which comes last in the answer, and as
       `consumer-groups.csv` (`sparklog.export.group_offsets`)
     * `link`: sealed segments become hard links to the root's files where both are on one disk
+    * `keep_leader_epochs`: leave the epochs in batches and committed offsets what they are, for the cluster that gave
+      them. Default: they become 0, as a cluster that never saw the topic begins to count
     * `durable`: False skips every fsync; `progress`: told records and bytes
 
     `NotFound` for a topic, partition, offset, version, time or group that is not there; `Conflict` if the directory is
@@ -157,7 +161,7 @@ def export_topics(
     stage = _Stage(place, root.env, durable)
     try:
         older = version is not None or time_ms is not None
-        run = _Export(root, stage.store, given_ids, link, older, progress)
+        run = _Export(root, stage.store, given_ids, CopyRules(link, keep_leader_epochs), older, progress)
         found = [run.topic(*each) for each in zip(snapshots, plans, strict=True)]
         if offsets is not None:
             found.append(run.groups(offsets, offsets_partitions))
@@ -265,7 +269,7 @@ class _Export:
         root: Root,
         target: LocalStore,
         topic_ids: Mapping[str, str],
-        link: bool,
+        rules: CopyRules,
         older: bool,
         progress: Progress,
     ) -> None:
@@ -273,7 +277,7 @@ class _Export:
         self._root = root
         self._target = target
         self._topic_ids = topic_ids
-        self._link = link
+        self._rules = rules
         self._older = older
         self._progress = progress
         self._log_ends: Checkpoint = {}
@@ -305,7 +309,7 @@ class _Export:
 
     def groups(self, offsets: Sequence[GroupOffsets], partitions: int) -> ExportedTopic:
         """Write where groups stand, after all topics."""
-        kept = within(offsets, self._ends)
+        kept = within(offsets if self._rules.keep_epochs else with_epoch_0(offsets), self._ends)
         topic = offsets_topic(kept, partitions, self._root.env)
         snapshot = topic.snapshot()
         found = self.topic(snapshot, plan_export(snapshot, ExportRange(None, {}, {})))
@@ -330,7 +334,7 @@ class _Export:
 
         topic, configs = snapshot.topic, snapshot.head.configs
         files = [
-            PartitionFiles(plan, snapshot.store, topic, configs, self._target, f"{topic}-{plan.partition}", self._link)
+            PartitionFiles(plan, snapshot.store, topic, configs, self._target, f"{topic}-{plan.partition}", self._rules)
             for plan in plans
         ]
         written = write_segments([each.output() for each in files], self._progress)

@@ -51,6 +51,7 @@ __all__ = [
     "group_records",
     "groups_csv",
     "offsets_topic",
+    "with_epoch_0",
     "within",
 ]
 
@@ -122,6 +123,19 @@ def within(groups: Sequence[GroupOffsets], ends: Mapping[TopicPartition, int | N
         if kept:
             found.append(replace(group, committed=kept))
     return found
+
+
+def with_epoch_0(groups: Sequence[GroupOffsets]) -> list[GroupOffsets]:
+    """The offsets with leader epoch 0 where they have one, as the batches have that go out."""
+    return [
+        replace(
+            group,
+            committed=tuple(
+                each if each.leader_epoch is None else replace(each, leader_epoch=0) for each in group.committed
+            ),
+        )
+        for group in groups
+    ]
 
 
 def _place(committed: CommittedOffset) -> TopicPartition:

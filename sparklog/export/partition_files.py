@@ -4,9 +4,13 @@ Every batch that goes out is looked at: copies are checked against the slice's C
 leader epochs there were. Indexes are copied where each entry is right and built anew where not: they have no checksum,
 and a broker believes them.
 
+Leader epochs become 0: those of another cluster may lie above the ones that a broker gives here, and Kafka's consumers
+believe no leader whose epoch is below what they have seen in a batch or in a committed offset. They lie outside of the
+batches' checksums.
+
 The last segment is the one that a broker appends to, so it is never a copy that may be a link to a file of the root:
 behind a copy comes an empty segment at the log end, as a broker leaves it when it rolls. So does one where the log
-ends behind its last batch, and one at the log start where the first segment begins above it.
+ends behind its last batch.
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ from sparklog.compaction.producer_state import PartitionProducers, replay
 from sparklog.compaction.segment_output import SegmentOutput
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, Corrupt, NotFound
-from sparklog.export.plan import PartitionPlan
+from sparklog.export.plan import CopyRules, PartitionPlan
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.producer_snapshot import snapshot_to_bytes
 from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike
+from sparklog.format.rewrite_headers import rewrite_headers
 from sparklog.format.transaction_index import none
 from sparklog.kafka.import_segment import offset_index_of, time_index_of
 from sparklog.kafka.import_totals import Batches
@@ -59,7 +64,7 @@ class PartitionFiles:
     configs: TopicConfigs
     target: LocalStore
     folder: str
-    link: bool
+    rules: CopyRules
     segments: int = 0
     nbytes: int = 0
     linked: int = 0
@@ -71,10 +76,10 @@ class PartitionFiles:
     def output(self) -> SegmentOutput:
         """What takes the slices that are written."""
         plan = self.plan
-        writer = _NotingWriter(
+        writer = _OutgoingWriter(
             self.target, self.folder, plan.partition, 0, "", self.configs, place=lambda base: f"{base:020d}.log"
         )
-        writer.noted = self._epochs
+        writer.files = self
         return SegmentOutput(
             self.source,
             self.topic,
@@ -149,9 +154,14 @@ class PartitionFiles:
     def _copy(self, row: SourceSlice) -> None:
         stem = f"{self.folder}/{_stem(row.path)}"
         whole = row.end <= self.plan.log_end
-        linked = self.link and whole and _linked(self.source, row.file, self.target, f"{stem}.log")
+        linked = self.rules.link and whole and _linked(self.source, row.file, self.target, f"{stem}.log")
         try:
-            copied = self._copy_log(row, whole, None if linked else f"{stem}.log")
+            try:
+                copied = self._copy_log(row, whole, None if linked else f"{stem}.log")
+            except _EpochsToReset:
+                self.target.delete(f"{stem}.log")
+                linked = False
+                copied = self._copy_log(row, whole, f"{stem}.log")
         except MissingFile as missing:
             raise Conflict(f"{missing.file} is gone: it was replaced since this was planned; export again") from None
         if copied is None:
@@ -178,7 +188,7 @@ class PartitionFiles:
     def _copy_log(self, row: SourceSlice, whole: bool, key: str | None) -> _Copied | None:
         """Read and check a sealed segment, or the wanted part of it, and write it to `key` if it is no link already.
 
-        None: nothing of it is wanted.
+        None: nothing of it is wanted. `_EpochsToReset` for a link to batches that must not go out as they are.
         """
         found = row.planned(self.topic, self.plan.partition)
         writer = self.target.writer(key) if key is not None else None
@@ -193,11 +203,13 @@ class PartitionFiles:
                 if not whole:
                     _check_batches(data, kept, row, low)
                 columns.append((kept.position + low, kept.base_offset, kept.last_offset, kept.max_timestamp))
-                note_epochs(self._epochs, kept)
                 crc = crc32c(data, crc)
                 low += len(data)
+                outgoing = self.outgoing(data, kept)
                 if writer is not None:
-                    writer.write(data)
+                    writer.write(outgoing)
+                elif outgoing is not data:
+                    raise _EpochsToReset
                 if len(kept) < len(headers):
                     break
             if whole and crc != row.crc:
@@ -215,11 +227,27 @@ class PartitionFiles:
             _Copied(Batches(*(np.concatenate(column) for column in zip(*columns, strict=True))), low) if low else None
         )
 
+    def outgoing(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
+        """The bytes of these batches as they go out, and note their leader epochs: the same bytes if these stay, or
+        are 0. A bytearray is changed in place."""
+        high = headers.leader_epoch > 0
+        if headers.magic is not None:
+            high &= ~headers.is_legacy
+        if not self.rules.keep_epochs and high.any():
+            data = data if isinstance(data, bytearray) else bytearray(data)
+            headers = rewrite_headers(data, headers, leader_epoch=np.where(high, 0, NO_LEADER_EPOCH))
+        note_epochs(self._epochs, headers)
+        return data
+
     def _beside(self, row: SourceSlice, suffix: str) -> bytes | None:
         try:
             return self.source.get(f"{row.file.removesuffix('log')}{suffix}")
         except NotFound:
             return None
+
+
+class _EpochsToReset(Exception):  # noqa: N818
+    """A segment that is linked has leader epochs above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +258,10 @@ class _Copied:
     nbytes: int
 
 
-class _NotingWriter(SegmentWriter):
-    """Writes segments and notes the leader epochs of what it writes."""
+class _OutgoingWriter(SegmentWriter):
+    """Writes segments as they go out."""
 
-    noted: list[tuple[int, int]]
+    files: PartitionFiles
 
     def append(
         self,
@@ -245,8 +273,8 @@ class _NotingWriter(SegmentWriter):
         flags: int = 0,
         modified_ms: int = NO_TIMESTAMP,
     ) -> None:
+        data = self.files.outgoing(data, headers)
         super().append(data, headers, records=records, min_ts=min_ts, flags=flags, modified_ms=modified_ms)
-        note_epochs(self.noted, headers)
 
 
 def note_epochs(noted: list[tuple[int, int]], headers: BatchHeaders) -> None:

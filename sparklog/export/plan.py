@@ -23,7 +23,7 @@ from sparklog.log.slices import SliceFlag
 from sparklog.log.snapshot import Snapshot
 from sparklog.log.source_slices import SourceSlice, SourceSlices, source_slices
 
-__all__ = ["ExportRange", "PartitionPlan", "plan_export", "stable_ends"]
+__all__ = ["CopyRules", "ExportRange", "PartitionPlan", "plan_export", "stable_ends"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,14 @@ class ExportRange:
     partitions: tuple[int, ...] | None
     starts: Mapping[int, int]
     ends: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRules:
+    """`link`: hard links instead of copies where they can be; `keep_epochs`: leader epochs stay what they are."""
+
+    link: bool
+    keep_epochs: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from sparklog.compaction.run import compact_topic
 from sparklog.export import ExportedTopic, export_topics
+from sparklog.export.group_offsets import OFFSETS_CONFIGS, OFFSETS_TOPIC
 from sparklog.export.properties import broker_configs
+from sparklog.groups import CommittedOffset, Groups
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.append_writer import WriteOptions
 from sparklog.log.root import Root, open_root
 from sparklog.log.topic import Topic
 from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.maintenance.work import InProcess, Settings
+from tests.export.test_exporting import led
 from tests.fixture_data import expected_offsets, expected_records
+from tests.kafka.logs import batch, write_partition
 from tests.kafka_broker import Broker, Consumed
 from tests.log.data_plane import START_MS, Place
 from tests.log.rewriting import prepared, resolve
@@ -130,11 +138,8 @@ def test_native_topics(broker: Broker, tmp_path: Path) -> None:
         for record in scanned(topics["compacted"], partition)
     )
     # Somebody goes on writing there, and the broker rolls, restarts and reads it all again.
-    from kafka import KafkaProducer
-
-    producer = KafkaProducer(bootstrap_servers=broker.address, acks="all", linger_ms=0)
-    sent = [producer.send("sealed", b"after", partition=0).get(30).offset for _ in range(3)]
-    producer.close()
+    with producing(broker) as producer:
+        sent = [producer.send("sealed", b"after", partition=0).get(30).offset for _ in range(3)]
     end = found["sealed"].partitions[0].log_end
     assert sent == [end, end + 1, end + 2]
     broker.stop()
@@ -144,6 +149,70 @@ def test_native_topics(broker: Broker, tmp_path: Path) -> None:
     assert records[:-3] == scanned(topics["sealed"], 0)
     # The files that were linked are what they were.
     assert scanned(place.reopened("sealed"), 0) == records[:-3]
+
+
+def test_consumers_of_another_clusters_topic_go_on_after_a_restart(broker: Broker, tmp_path: Path) -> None:
+    root = open_root(str(tmp_path / "root"), create=True)
+    records = 105
+    segments = {at: led(batch(at, [b"%d" % at] * 35), 40 + at) for at in range(0, records, 35)}
+    write_partition(tmp_path / "log", "old-0", segments)
+    import_log_dir(root, tmp_path / "log", configs={"retention.ms": -1})
+    stood = CommittedOffset("old", root.topic("old").head().topic_id, 0, 100, 110, "", root.env.wall_ms())
+    Groups(root).group("moved").restore([stood])
+    with broker:
+        ids = {"old": broker.create("old", 1, {"retention.ms": "-1"})}
+        ids[OFFSETS_TOPIC] = broker.create(OFFSETS_TOPIC, 1, {name: str(v) for name, v in OFFSETS_CONFIGS.items()})
+    export_topics(root, tmp_path / "out", ["old"], topic_id=ids, groups="all", offsets_partitions=1)
+    for name in ids:
+        broker.replace(tmp_path / "out", name)
+    broker.start()
+    assert offsets_printed(broker, "moved") == list(range(100, records))
+    assert offsets_printed(broker, "java") == offsets_polled(broker, "python") == list(range(records))
+    broker.stop()
+    broker.start()
+    with producing(broker) as producer:
+        sent = [producer.send("old", b"after", partition=0).get(30).offset for _ in range(3)]
+    for group in ("moved", "java"):
+        assert offsets_printed(broker, group) == sent
+    assert offsets_polled(broker, "python") == sent
+
+
+def offsets_printed(broker: Broker, group: str) -> list[int]:
+    """What Java's console consumer reads and commits as a member of the group."""
+    lines = broker.console("old", READ_UNCOMMITTED, 15_000, group)
+    return [int(line.split("\t")[1].removeprefix("Offset:")) for line in lines]
+
+
+def offsets_polled(broker: Broker, group: str) -> list[int]:
+    """The same by kafka-python; one that loops is stopped."""
+    from kafka import KafkaConsumer
+
+    consumer: Any = KafkaConsumer(
+        "old", bootstrap_servers=broker.address, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False
+    )
+    found: list[int] = []
+    quiet = 0
+    try:
+        deadline = time.monotonic() + 60
+        while quiet < 5 and len(found) < 1000 and time.monotonic() < deadline:
+            polled = [record.offset for records in consumer.poll(500).values() for record in records]
+            quiet = quiet + 1 if consumer.assignment() and not polled else 0
+            found += polled
+        consumer.commit()
+    finally:
+        consumer.close()
+    return found
+
+
+@contextmanager
+def producing(broker: Broker) -> Iterator[Any]:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=broker.address, acks="all", linger_ms=0)
+    try:
+        yield producer
+    finally:
+        producer.close()
 
 
 def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> None:

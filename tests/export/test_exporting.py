@@ -13,6 +13,7 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.export import ExportedTopic, export_topics
 from sparklog.export.partition_files import leader_epochs
 from sparklog.export.properties import properties_file
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     HIGH_WATERMARKS_FILE,
@@ -24,6 +25,7 @@ from sparklog.format.checkpoint_files import (
     parse_partition_metadata,
 )
 from sparklog.format.producer_snapshot import parse_snapshot
+from sparklog.format.rewrite_headers import rewrite_headers
 from sparklog.kafka import KafkaView
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.append_writer import WriteOptions
@@ -36,6 +38,7 @@ from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from tests.compaction.test_kafka_tools import PEERS, fill, parsed, some_rows
 from tests.fixture_data import ExpectedRecord
+from tests.format.old_messages import message
 from tests.kafka.logs import batch, marker, read, records, write_partition
 from tests.kafka_tools import KafkaTools
 from tests.log.data_plane import START_MS, Clock, Place
@@ -279,6 +282,59 @@ def test_links_are_asked_for_in_vain_elsewhere(tmp_path: Path) -> None:
     (part,) = export(topic, tmp_path / "out", link=True).partitions
     assert part.linked == 0
     assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
+
+
+# --- leader epochs ---------------------------------------------------------------------------------------------------
+
+
+def led(data: bytes, epoch: int) -> bytes:
+    """Batches of a leader epoch."""
+    found = bytearray(data)
+    rewrite_headers(found, scan_headers(found), leader_epoch=epoch)
+    return bytes(found)
+
+
+def from_another_cluster(place: Place, log_dir: Path) -> Topic:
+    """A topic that was imported: old messages, which have no epoch, then batches of epochs 4 and 7."""
+    old = message(0, b"k", b"v") + message(1, b"k", b"w")
+    segments = {0: old + led(batch(2, [b"a", b"b"]), 4), 4: led(batch(4, [b"c"]), 4) + led(batch(5, [b"d"]), 7)}
+    write_partition(log_dir, "t-0", {**segments, 6: led(batch(6, [b"e"]), 7)})
+    root = open_root(str(log_dir.parent / "root"), create=True, env=place.clock.env(3))
+    import_log_dir(root, log_dir)
+    return root.topic("t")
+
+
+def epochs_in(out: Path) -> list[LeaderEpoch]:
+    return parse_leader_epochs((out / "t-0" / LEADER_EPOCHS_FILE).read_bytes())
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_leader_epochs_of_another_cluster_become_0(place: Place, tmp_path: Path, link: bool) -> None:
+    topic = from_another_cluster(place, tmp_path / "log")
+    before = {path: path.read_bytes() for path in (tmp_path / "root").rglob("*.log")}
+    (part,) = export(topic, tmp_path / "out", link=link).partitions
+    assert part.linked == 0
+    assert {path: path.read_bytes() for path in before} == before
+    logs = logs_in(tmp_path / "out")
+    assert [int(log.stem) for log in logs] == [0, 4, 6]
+    for log in logs:
+        kafkas = (tmp_path / "log" / "t-0" / log.name).read_bytes()
+        new = scan_headers(kafkas)[~scan_headers(kafkas).is_legacy]
+        expected = bytearray(kafkas)
+        rewrite_headers(expected, new, leader_epoch=0)
+        assert log.read_bytes() == bytes(expected) != kafkas
+    # Old messages have none, and entries begin at the log start where batches are known from there on.
+    assert epochs_in(tmp_path / "out") == [LeaderEpoch(0, 2)]
+    assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
+
+
+def test_leader_epochs_are_kept_if_asked_for(place: Place, tmp_path: Path) -> None:
+    topic = from_another_cluster(place, tmp_path / "log")
+    (part,) = export(topic, tmp_path / "out", link=True, keep_leader_epochs=True).partitions
+    assert part.linked > 0
+    for log in logs_in(tmp_path / "out"):
+        assert log.read_bytes() == (tmp_path / "log" / "t-0" / log.name).read_bytes()
+    assert epochs_in(tmp_path / "out") == [LeaderEpoch(4, 2), LeaderEpoch(7, 5)]
 
 
 # --- Kafka's transactions --------------------------------------------------------------------------------------------

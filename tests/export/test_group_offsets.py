@@ -144,7 +144,7 @@ def test_all_groups_go_out_as_kafkas_tool_reads_them(root: Root, tmp_path: Path,
     assert (found.version, found.partition_count, found.groups) == (None, 50, ("billing", 'odd, "name"', "old"))
     assert offsets_in(tmp_path / "out") == {
         ("billing", "a", 0): OffsetValue(3, None, "", START_MS),
-        ("billing", "a", 2): OffsetValue(4, 7, "métadonnées", START_MS),
+        ("billing", "a", 2): OffsetValue(4, 0, "métadonnées", START_MS),
         ("billing", "b", 1): OffsetValue(5, None, "", START_MS),
         ('odd, "name"', "a", 1): OffsetValue(10, None, "", START_MS),
         ("old", "b", 0): OffsetValue(2, None, "", OLD_MS),
@@ -165,6 +165,14 @@ def test_all_groups_go_out_as_kafkas_tool_reads_them(root: Root, tmp_path: Path,
     folders = sorted(path.name for path in (tmp_path / "out").glob("__consumer_offsets-*"))
     assert folders == sorted(f"__consumer_offsets-{n}" for n in range(50))
     assert kafka_tools.complaints(sorted((tmp_path / "out").glob("__consumer_offsets-*/*.log")), emptied=True) == []
+
+
+def test_leader_epochs_of_committed_offsets_are_kept_if_asked_for(root: Root, tmp_path: Path) -> None:
+    exported(root, tmp_path / "kept", "a", groups="billing", keep_leader_epochs=True)
+    assert {place: each.leader_epoch for place, each in offsets_in(tmp_path / "kept").items()} == {
+        ("billing", "a", 0): None,
+        ("billing", "a", 2): 7,
+    }
 
 
 def test_chosen_groups_partitions_and_ids(root: Root, tmp_path: Path) -> None:
