@@ -11,6 +11,10 @@ batches' checksums.
 The last segment is the one that a broker appends to, so it is never a copy that may be a link to a file of the root:
 behind a copy comes an empty segment at the log end, as a broker leaves it when it rolls. So does one where the log
 ends behind its last batch.
+
+Where the first batch lies above the log start, the first segment is named by the log start. If it is too far above, an
+empty segment lies there, its `.log` changed before all time: Kafka takes that for the time of what has no batches, and
+asks for a time only the first segment that reaches it.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from sparklog.export.plan import CopyRules, PartitionPlan
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.checkpoint_files import LeaderEpoch
+from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
 from sparklog.format.producer_snapshot import snapshot_to_bytes
 from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.rewrite_headers import rewrite_headers
@@ -49,6 +54,8 @@ from sparklog.storage.store import Store
 __all__ = ["PartitionFiles", "leader_epochs"]
 
 SUFFIXES = ("log", "index", "timeindex")
+BEFORE_ALL_TIMES = -1
+"""Seconds since the epoch: no record is looked up by an earlier time than 0."""
 
 
 @dataclass(slots=True)
@@ -72,6 +79,7 @@ class PartitionFiles:
     _producers: PartitionProducers | None = None
     _bases: list[int] = field(default_factory=list)
     _copied_end: int = 0
+    _lowest: int | None = None
 
     def output(self) -> SegmentOutput:
         """What takes the slices that are written."""
@@ -110,6 +118,8 @@ class PartitionFiles:
             self._empty(log_end)
         if min(self._bases) > plan.log_start:
             self._empty(plan.log_start)
+            path = os.path.join(self.target.location, self.folder, f"{plan.log_start:020d}.log")
+            os.utime(path, (BEFORE_ALL_TIMES, BEFORE_ALL_TIMES))
         if not plan.cut and log_end > plan.log_start:
             entries = [each.entry(producer_id) for producer_id, each in self.producers().producers.items()]
             self.target.create(f"{self.folder}/{log_end:020d}.snapshot", snapshot_to_bytes(entries))
@@ -145,6 +155,14 @@ class PartitionFiles:
                 self._producers = replay(self.source, self.topic, history, end)
         return self._producers
 
+    def base_for(self, base: int, last: int) -> int:
+        """The base offset that names a segment with batches from `base` to `last`: the log start for the first one."""
+        if self._lowest is None:
+            copied = [int(_stem(row.path)) for row in self.plan.copied]
+            self._lowest = min(copied + [int(each.base[0]) for each in self.plan.written.segments])
+        start = self.plan.log_start
+        return start if start < base == self._lowest and last - start <= MAX_RELATIVE_OFFSET else base
+
     def _empty(self, base: int) -> None:
         for suffix in SUFFIXES:
             self.target.create(f"{self.folder}/{base:020d}.{suffix}", b"")
@@ -152,7 +170,9 @@ class PartitionFiles:
         self.segments += 1
 
     def _copy(self, row: SourceSlice) -> None:
-        stem = f"{self.folder}/{_stem(row.path)}"
+        named = int(_stem(row.path))
+        base = self.base_for(named, row.end - 1)
+        stem = f"{self.folder}/{base:020d}"
         whole = row.end <= self.plan.log_end
         linked = self.rules.link and whole and _linked(self.source, row.file, self.target, f"{stem}.log")
         try:
@@ -166,10 +186,10 @@ class PartitionFiles:
             raise Conflict(f"{missing.file} is gone: it was replaced since this was planned; export again") from None
         if copied is None:
             return
-        base, interval, batches = int(_stem(row.path)), self.configs.index_interval_bytes, copied.batches
+        interval, batches = self.configs.index_interval_bytes, copied.batches
         raw = {suffix: self._beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
-        if not whole:
-            # Of a part the time index would end with a time that may not be in it.
+        if not whole or base != named:
+            # Of a part the time index would end with a time that may not be in it; offsets count from the base.
             raw["index"] = raw["timeindex"] = None
         self.target.create(f"{stem}.index", offset_index_of(raw["index"], base, batches, interval))
         self.target.create(f"{stem}.timeindex", time_index_of(raw["timeindex"], base, batches, interval))
@@ -262,6 +282,10 @@ class _OutgoingWriter(SegmentWriter):
     """Writes segments as they go out."""
 
     files: PartitionFiles
+
+    def begin(self, base: int) -> None:
+        ends = (int(each.end[-1]) for each in self.files.plan.written.segments if each.base[0] == base)
+        super().begin(self.files.base_for(base, next(ends, base) - 1))
 
     def append(
         self,

@@ -177,6 +177,40 @@ def test_consumers_of_another_clusters_topic_go_on_after_a_restart(broker: Broke
     assert offsets_polled(broker, "python") == sent
 
 
+def test_records_are_found_by_time_from_the_log_start_on(broker: Broker, tmp_path: Path) -> None:
+    place = Place("local", tmp_path / "root")
+    far = 1 << 32
+    write_partition(tmp_path / "log", "far-0", {0: batch(0, [b"a"]), far: batch(far, [b"b"]), far + 1: b""})
+    import_log_dir(place.root, tmp_path / "log", configs={"retention.ms": -1})
+    topics = {
+        "near": place.topic(1, {"segment.bytes": 15_000, "retention.ms": -1}, "near"),
+        "far": place.root.topic("far"),
+    }
+    prepared(place, topics["near"], rows(40, 50), "tx", 1)
+    resolve(place, topics["near"], "tx", 1, committed=False)
+    fill(topics["near"], range(12))
+    topics["far"].delete_records({0: 5})
+    taken_in(broker, place.root, tmp_path / "out", topics)
+    for name, topic in topics.items():
+        found = scanned(topic, 0)
+        expected = {}
+        for time_ms in (0, *(found[at * (len(found) - 1) // 10].timestamp for at in range(11))):
+            expected[time_ms] = next(record.offset for record in found if record.timestamp >= time_ms)
+        assert {time_ms: by_time(broker, name, time_ms) for time_ms in expected} == expected, name
+
+
+def by_time(broker: Broker, topic: str, time_ms: int) -> int | None:
+    """The offset that a broker names for a time."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer: Any = KafkaConsumer(bootstrap_servers=broker.address)
+    try:
+        found = consumer.offsets_for_times({TopicPartition(topic, 0): time_ms})[TopicPartition(topic, 0)]
+        return None if found is None else found.offset
+    finally:
+        consumer.close()
+
+
 def offsets_printed(broker: Broker, group: str) -> list[int]:
     """What Java's console consumer reads and commits as a member of the group."""
     lines = broker.console("old", READ_UNCOMMITTED, 15_000, group)

@@ -284,6 +284,44 @@ def test_links_are_asked_for_in_vain_elsewhere(tmp_path: Path) -> None:
     assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
 
 
+# --- the log start ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_first_segment_above_the_log_start_is_named_by_it(
+    place: Place, tmp_path: Path, sealed: bool, kafka_tools: KafkaTools
+) -> None:
+    """Behind an empty one Kafka finds no record by its time."""
+    topic = place.topic(1, SMALL)
+    prepared(place, topic, some_rows(100, 1), "tx", 1)
+    resolve(place, topic, "tx", 1, committed=False)
+    fill(topic, range(8))
+    if sealed:
+        compacted(topic, place.clock.now_ms, seal_only=True, roll=True)
+        topic = open_root(str(tmp_path / "root"), env=place.clock.env(3)).topic("t")
+    (part,) = export(topic, tmp_path / "out", link=True).partitions
+    assert (part.log_start, part.linked > 0) == (0, sealed)
+    first, *others = logs_in(tmp_path / "out")
+    assert (int(first.stem), int(scan_headers(first.read_bytes()).base_offset[0])) == (0, 100)
+    assert len(first.with_suffix(".index").read_bytes()) > 8
+    assert all(log.stat().st_size for log in others[:-1])
+    assert kafka_tools.complaints([first, *others]) == []
+    assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
+
+
+def test_an_empty_segment_at_the_log_start_was_changed_before_all_records(place: Place, tmp_path: Path) -> None:
+    far = 1 << 32
+    write_partition(tmp_path / "log", "t-0", {0: batch(0, [b"a"]), far: batch(far, [b"b"]), far + 1: b""})
+    import_log_dir(place.root, tmp_path / "log")
+    topic = place.root.topic("t")
+    topic.delete_records({0: 5})
+    (part,) = export(topic, tmp_path / "out").partitions
+    assert (part.log_start, part.log_end) == (5, far + 1)
+    first, second, *_ = logs_in(tmp_path / "out")
+    assert (int(first.stem), first.stat().st_size, int(second.stem)) == (5, 0, far)
+    assert first.stat().st_mtime < 0
+
+
 # --- leader epochs ---------------------------------------------------------------------------------------------------
 
 
