@@ -5,7 +5,7 @@
 | BadRequest  | fix the request: an option, a schema, a config, a name                      |
 | NotFound    | name something that exists: a root, topic, partition, an offset in range    |
 | Conflict    | look again and retry: somebody else changed what the request was based on   |
-| Fenced      | stop: a newer instance of this writer took over                             |
+| Fenced      | stop: a newer instance of this writer took over, or the root was replaced   |
 | Corrupt     | repair or restore: bytes are not what their checksum or format says         |
 | Unavailable | retry later: the store failed, or the outcome of a write is unknown         |
 
@@ -43,7 +43,7 @@ class Conflict(SparklogError):
 
 
 class Fenced(SparklogError):
-    """A newer instance of this writer took over: stop."""
+    """A newer instance of this writer took over, or another root lies where this one was: stop."""
 
     code = "SPARKLOG_FENCED"
 

@@ -60,9 +60,9 @@ class GroupProgress:
             self._failed = None
         except Fenced as error:
             raise Fenced(
-                f"{error}. This query reads with kafka.group.id={self._group.id}; another query with that group, "
-                "another source of the same query, or a reset of the group took over: give each source a group of its "
-                "own"
+                f"{error}. This query reads with kafka.group.id={self._group.id}: if another query with that "
+                "group, another source of the same query, or a reset of the group took over, give each source a group "
+                "of its own"
             ) from None
         except (Conflict, NotFound, Unavailable) as error:
             # Topics that are gone are for the planner to report.

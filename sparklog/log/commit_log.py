@@ -103,13 +103,21 @@ class Outcome:
 class CommitLog:
     """The log of one topic, with the newest state this process knows. Safe to share between threads."""
 
-    def __init__(self, store: Store, topic: str, env: Env, guard: ClockGuard, resolver: Resolver | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        topic: str,
+        env: Env,
+        guard: ClockGuard,
+        resolver: Resolver | None = None,
+        root_id: str | None = None,
+    ) -> None:
         self.store = store
         self.topic = topic
         self.env = env
         self._guard = guard
         self._resolver = resolver
-        self._numbered = Numbered(store, topic, env)
+        self._numbered = Numbered(store, topic, env, root_id)
         self._state: LogState | None = None
 
     # -- following
@@ -324,7 +332,9 @@ class CommitLog:
         """Try one number: the commit as it stands in the log, or None, and the newest state."""
         seen = self.env.now()
         try:
-            answer, found = self._numbered.create(commit.version, data, commit.commit_id, peek_commit_id, state.seen)
+            answer, found = self._numbered.create(
+                commit.version, data, commit.commit_id, peek_commit_id, state.seen, commit.prev_crc
+            )
         except Unavailable as error:
             raise Unavailable(f"commit {commit.commit_id} to topic '{self.topic}': {error}") from error
         if answer is Answer.STALLED or found is None:
@@ -420,7 +430,10 @@ class CommitLog:
         if not self.store.create(key, data) and self.store.get(key) != data:
             # Nobody else uses this name: "exists" was our own first try, or wrong. A head must not name what is not.
             raise Unavailable(f"{key} was not written as it should; the next committer tries again")
-        if not self.store.create(checkpoint_key(self.topic, state.head.version), encode_checkpoint(checkpoint)):
+        head_key = checkpoint_key(self.topic, state.head.version)
+        if self.store.create(head_key, encode_checkpoint(checkpoint)):
+            self._numbered.drop_unless_here(head_key, state.head.version, state.head.crc)
+        else:
             found = self._read_checkpoint(state.head.version)
             if found is None:
                 return state

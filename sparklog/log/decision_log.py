@@ -14,8 +14,10 @@ __all__ = ["DecisionLog"]
 class DecisionLog(EntryLog[Decisions]):
     """The decisions of one transactional id, with the newest state this process knows. Threads may share it."""
 
-    def __init__(self, store: Store, transactional_id: str, env: Env, guard: ClockGuard) -> None:
-        super().__init__(store, DECISIONS, transactional_id, env, guard)
+    def __init__(
+        self, store: Store, transactional_id: str, env: Env, guard: ClockGuard, root_id: str | None = None
+    ) -> None:
+        super().__init__(store, DECISIONS, transactional_id, env, guard, root_id)
 
     def deciding(self, n: int) -> Decisions:
         """The newest state, looked for only where the one that is known does not decide `n`."""

@@ -44,8 +44,9 @@ Take = Callable[[str], Snapshot]
 class DecisionLogs:
     """The decision logs of a root that this process has met."""
 
-    def __init__(self, store: Store, env: Env, guard: ClockGuard) -> None:
+    def __init__(self, store: Store, env: Env, guard: ClockGuard, root_id: str | None = None) -> None:
         self._store = store
+        self._root_id = root_id
         self._env = env
         self._guard = guard
         self._logs: dict[str, DecisionLog] = {}
@@ -54,7 +55,7 @@ class DecisionLogs:
         """The log of an id, which may have no entries."""
         found = self._logs.get(transactional_id)
         if found is None:
-            log = DecisionLog(self._store, transactional_id, self._env, self._guard)
+            log = DecisionLog(self._store, transactional_id, self._env, self._guard, self._root_id)
             found = self._logs.setdefault(transactional_id, log)
         return found
 

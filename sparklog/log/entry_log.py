@@ -175,14 +175,16 @@ class _Known(Generic[E]):
 class EntryLog(Generic[E]):
     """The entries of one id, with the newest state this process knows. Threads may share it."""
 
-    def __init__(self, store: Store, kind: EntryKind[E], id_: str, env: Env, guard: ClockGuard) -> None:
+    def __init__(
+        self, store: Store, kind: EntryKind[E], id_: str, env: Env, guard: ClockGuard, root_id: str | None = None
+    ) -> None:
         self.store = store
         self.kind = kind
         self.id = id_
         self.prefix = kind.prefix(id_)
         self._env = env
         self._guard = guard
-        self._numbered = Numbered(store, self.prefix, env)
+        self._numbered = Numbered(store, self.prefix, env, root_id)
         self._known: _Known[E] | None = None
 
     def __repr__(self) -> str:
@@ -359,7 +361,9 @@ class EntryLog(Generic[E]):
     def _attempt(self, known: _Known[E], entry: E, data: bytes) -> tuple[E | None, _Known[E]]:
         """Try one number: our entry as it stands in the log, or None, and the newest state."""
         seen = self._env.now()
-        answer, found = self._numbered.create(entry.number, data, entry.commit_id, peek_commit_id, known.seen)
+        answer, found = self._numbered.create(
+            entry.number, data, entry.commit_id, peek_commit_id, known.seen, entry.prev_crc
+        )
         if answer is Answer.STALLED or found is None:
             return self._trace(entry)
         if answer is Answer.OURS:
@@ -387,8 +391,10 @@ class EntryLog(Generic[E]):
         state = known.state
         if state.number - known.checkpoint < CHECKPOINT_ENTRIES and known.behind < CHECKPOINT_BYTES:
             return
+        key = checkpoint_key(self.prefix, state.number)
         try:
-            self.store.create(checkpoint_key(self.prefix, state.number), self.kind.encode(state))
+            if self.store.create(key, self.kind.encode(state)):
+                self._numbered.drop_unless_here(key, state.number, state.crc)
         except (SparklogError, OSError) as error:
             title = self.kind.title(self.id)
             _LOG.warning("no checkpoint of %s at entry %s: %s", title, state.number, error)

@@ -3,6 +3,11 @@
 The one mechanism under topics, consumer groups and transaction decisions. An object's number is its place in one
 total order; whoever creates it has won that place, and nobody changes it any more. This module knows nothing of what
 the objects say.
+
+A process may outlive its root: the folder is moved away and restored, or removed and made again at the same path. Its
+next number would then lie beyond the end of another log. So a create is acknowledged only where the root has the id
+with which it was opened (looked at before, so that nothing is written), and where the object before it still is the
+one that it was made after (looked at afterwards; if it is not, the new object is taken back, for it is part of no log).
 """
 
 from __future__ import annotations
@@ -12,10 +17,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from typing import NoReturn
 
-from sparklog.errors import NotFound, Unavailable
+import crc32c
+
+from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
+from sparklog.log import fields as json_fields
 from sparklog.log.env import Env, Moment
-from sparklog.log.names import commit_key
+from sparklog.log.names import ROOT_KEY, commit_key
+from sparklog.log.root_id import read_root_id
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16
@@ -26,6 +36,9 @@ SETTLE_MS = 90_000
 
 MAX_TRIES = 200
 """More than fit into that time; a bound for clocks that stand still."""
+SURE_TRIES = 3
+"""So often in a row an object must be read as damaged, or as another one, before that is believed."""
+REOPEN = "stop this process, and open the root again"
 
 
 class Answer(Enum):
@@ -39,11 +52,12 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """The numbered objects under `prefix`."""
+    """The numbered objects under `prefix`; of the root `root_id`, if that is known here."""
 
     store: Store
     prefix: str
     env: Env
+    root_id: str | None = None
 
     def key(self, number: int) -> str:
         """The key of a number."""
@@ -82,19 +96,28 @@ class Numbered:
                     found.append(data)
 
     def create(
-        self, number: int, data: bytes, ours: str, owner: Callable[[bytes], str | None], seen: Moment
+        self,
+        number: int,
+        data: bytes,
+        ours: str,
+        owner: Callable[[bytes], str | None],
+        seen: Moment,
+        before: int | None,
     ) -> tuple[Answer, bytes | None]:
         """Create a number; `seen` is when the newest number was last seen to be `number - 1`. Also what lies there now.
 
         A lost answer is looked up: `owner` reads an object's id (None: the bytes are no whole object), `ours` is the id
-        in `data`. If nothing whole is there, the same number is tried again. `Unavailable` if that stays unclear for
-        90 s: the outcome is unknown then.
+        in `data`. If nothing whole is there, the same number is tried again. `before` is the CRC-32C of `number - 1`.
+
+        `Unavailable` if that stays unclear for 90 s: the outcome is unknown then. `Fenced` if the root is another one
+        than was opened, or `number - 1` is another object than this one was made after: nothing is written then.
         """
         begun = self.env.now()
         tries = 0
         failure = "it exists and cannot be read"
         while True:
             try:
+                self._check_root(number, unknown=tries > 0)
                 created = self.store.create(self.key(number), data)
                 found = data if created else self.read(number)
             except Unavailable as error:
@@ -106,14 +129,142 @@ class Numbered:
             id_found = None if found is None else owner(found)
             if now.elapsed_ms(seen) > STALE_MS:
                 # Whoever lies there: ours may have come first and been collected, and another sleeper's come after.
+                self._check_root(number, unknown=True)
                 return Answer.STALLED, found
             if found is not None and (id_found is not None or settled):
-                return Answer.OURS if id_found == ours else Answer.LOST, found
+                answer = Answer.OURS if id_found == ours else Answer.LOST
+                return self._confirm(answer, number, ours, owner, seen, before), found
             if settled:
-                raise Unavailable(
-                    f"creating {self.key(number)} has an unknown outcome: {failure}; look before you write again"
-                )
+                raise self._unknown(number, failure)
             self.env.sleep(pause(self.env.random, tries))
+
+    def _unknown(self, number: int, failure: object) -> Unavailable:
+        return Unavailable(
+            f"creating {self.key(number)} has an unknown outcome: {failure}; look before you write again"
+        )
+
+    # -- the root that was opened
+
+    def _check_root(self, number: int, *, unknown: bool) -> None:
+        """`Fenced` if this is no longer the root that was opened; `Unavailable` if `number` may have been written."""
+        now = self._root_id() if self.root_id is not None else None
+        if now == self.root_id:
+            return
+        state = "no root any more" if now is None else f"another root (id {now}) than this process opened"
+        message = f"{self.store.location} is {state} ({self.root_id})"
+        if unknown:
+            raise self._unknown(number, message)
+        raise Fenced(f"{message}: {self.key(number)} was not written; {REOPEN}")
+
+    def drop_unless_here(self, key: str, number: int, crc: int | None) -> None:
+        """Delete the copy of `number` under `key`, just written, unless `number` with this CRC-32C is here: `Fenced`.
+
+        A copy only saves time, so it may go in doubt; one of another log would be taken for the newest state.
+        """
+        try:
+            data = self.read(number)
+            if data is not None and crc32c.crc32c(data) == crc and self.root_id in (None, self._root_id()):
+                return
+        except (Corrupt, Unavailable):
+            pass
+        self.store.delete(key)
+        raise Fenced(f"{self.key(number)} in {self.store.location} is not what this process has seen; {REOPEN}")
+
+    def _root_id(self) -> str | None:
+        """The id of the root that lies here now; None if there is none, which a listing must confirm."""
+        for tries in range(SURE_TRIES):
+            try:
+                return read_root_id(self.store)
+            except NotFound:
+                if not any(info.key == ROOT_KEY for info in self.store.list(ROOT_KEY)):
+                    return None
+                # A cache hides for a while what exists.
+                self.env.sleep(pause(self.env.random, tries))
+            except Corrupt:
+                if tries == SURE_TRIES - 1:
+                    raise
+        raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed and cannot be read; try again later")
+
+    # -- the object that was there before
+
+    def _confirm(
+        self,
+        answer: Answer,
+        number: int,
+        ours: str,
+        owner: Callable[[bytes], str | None],
+        seen: Moment,
+        before: int | None,
+    ) -> Answer:
+        """The answer, once it is seen that the object before `number` is there; else `Fenced`, and ours is taken back.
+
+        Who lost looks as well: the winner may be another process that has outlived the root, and takes it back.
+        """
+        if before is None:
+            return answer
+        begun = self.env.now()
+        failure = f"{self.key(number - 1)}, which lies before it, cannot be read"
+        tries = others = 0
+        while True:
+            data, gap = None, False
+            try:
+                data = self.read(number - 1)
+                gap = data is None and self._is_gap(number)
+            except Unavailable as error:
+                failure = str(error)
+            if data is not None and crc32c.crc32c(data) == before:
+                return answer
+            if self.env.now().elapsed_ms(seen) > STALE_MS:
+                # It may have been collected since.
+                self._check_root(number, unknown=True)
+                return Answer.STALLED
+            tries += 1
+            others += data is not None
+            if gap or others >= SURE_TRIES:
+                if data is not None and not self._is_sound(data, number - 1):
+                    # It is there; that it is damaged is for its readers to say.
+                    return answer
+                self._refuse(number, ours, owner)
+            if self.env.now().elapsed_ms(begun) > SETTLE_MS or tries >= MAX_TRIES:
+                raise self._unknown(number, failure)
+            self.env.sleep(pause(self.env.random, tries))
+
+    def _is_gap(self, number: int) -> bool:
+        """Whether a listing that shows `number` does not show the one before: no cache can hide it so."""
+        listed = {info.key for info in self.store.list(f"{self.prefix}/_log/0")}
+        return self.key(number) in listed and self.key(number - 1) not in listed
+
+    def _is_sound(self, data: bytes, number: int) -> bool:
+        try:
+            json_fields.decode(data, self.key(number), "entry")
+        except Corrupt:
+            return False
+        return True
+
+    def _refuse(self, number: int, ours: str, owner: Callable[[bytes], str | None]) -> NoReturn:
+        """Raise `Fenced`: `number` follows nothing that is here. If it is ours, delete it.
+
+        It names the CRC of an object that is not here, so nobody has taken it for a part of this log.
+        """
+        key, before = self.key(number), self.key(number - 1)
+        message = (
+            f"{before} in {self.store.location} is not what this process has seen: the root was moved away and "
+            "restored, or removed and made again"
+        )
+        begun = self.env.now()
+        for tries in range(MAX_TRIES):
+            try:
+                data = self.read(number)
+                if data is not None and owner(data) != ours:
+                    raise Fenced(f"{message}; {REOPEN}")
+                self.store.delete(key)
+                raise Fenced(f"{message}; {key} was taken back; {REOPEN}")
+            except Unavailable as error:
+                failure = error
+            if self.env.now().elapsed_ms(begun) > SETTLE_MS:
+                break
+            self.env.sleep(pause(self.env.random, tries))
+        raise Unavailable(f"{message}; {key}, which follows nothing, cannot be taken back: {failure}; delete it")
 
     def _look(self, number: int) -> bytes | None:
         try:

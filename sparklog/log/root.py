@@ -42,7 +42,7 @@ class Root:
         self.id = root_id
         self.env = env
         self._guard = ClockGuard(store, env)
-        self.decisions = DecisionLogs(store, env, self._guard)
+        self.decisions = DecisionLogs(store, env, self._guard, root_id)
         self.resolver: Resolver = self.decisions.resolve
         self._topics: dict[str, Topic] = {}
         self._entries: dict[str, EntryLog[Any]] = {}
@@ -109,7 +109,7 @@ class Root:
         """The handle of a topic, without looking whether it exists."""
         found = self._topics.get(name)
         if found is None:
-            log = CommitLog(self.store, name, self.env, self._guard, self._resolve)
+            log = CommitLog(self.store, name, self.env, self._guard, self._resolve, self.id)
             found = self._topics.setdefault(name, Topic(self, name, log))
         return found
 
@@ -118,7 +118,7 @@ class Root:
         prefix = kind.prefix(id_)
         found = self._entries.get(prefix)
         if found is None:
-            found = self._entries.setdefault(prefix, EntryLog(self.store, kind, id_, self.env, self._guard))
+            found = self._entries.setdefault(prefix, EntryLog(self.store, kind, id_, self.env, self._guard, self.id))
         return found
 
     def create_topic(

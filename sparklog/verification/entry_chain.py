@@ -19,6 +19,7 @@ from sparklog.log.names import checkpoint_key, checkpoint_version, commit_key, i
 from sparklog.storage.store import Store
 from sparklog.verification.findings import CHAIN, CHECKPOINT, MISSING, Counts, Finding
 from sparklog.verification.json_damage import numbered, read_object
+from sparklog.verification.log_gap import log_end, unreached
 
 __all__ = ["EntryChain", "read_chain"]
 
@@ -57,6 +58,8 @@ def _read(store: Store, kind: EntryKind[E], folder: str, prefix: str, label: str
     entries, copies = _numbers(store, prefix)
     if not entries and not copies:
         return found
+    end = log_end(entries, copies[-1] if copies else -1)
+    found.findings += unreached(store, prefix, "entry", entries, end)
     stored: dict[int, bytes] = {}
     crc: int | None = None
     before = -1
@@ -83,7 +86,8 @@ def _read(store: Store, kind: EntryKind[E], folder: str, prefix: str, label: str
             )
             remedy = "one of the two is another one's: restore both"
             found.findings.append(Finding(CHAIN, commit_key(prefix, number - 1), message, remedy))
-        found.newest = entry
+        if number <= end:
+            found.newest = entry
     _copies(store, kind, prefix, copies, stored, found, label)
     _missing(prefix, entries, copies, found)
     return found

@@ -24,11 +24,12 @@ from sparklog.log.commit import Commit, Hold, Resolved, decode_commit
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.history import History
 from sparklog.log.invariants import check_commit, check_state
-from sparklog.log.names import checkpoint_key, checkpoint_prefix, commit_key
+from sparklog.log.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
 from sparklog.log.slice_table import SliceTable, added
 from sparklog.storage.store import Store
 from sparklog.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding
 from sparklog.verification.json_damage import numbered, read_object
+from sparklog.verification.log_gap import log_end, unreached
 from sparklog.verification.named_files import NamedFiles, differing_columns, gaps
 from sparklog.verification.reading import DataFile
 
@@ -106,6 +107,7 @@ class _Replay:
             if self.history.checkpoints or self.history.tables:
                 self._say(MISSING, commit_key(self.name, 0), "checkpoints without any commit")
             return self.found
+        versions = versions[versions <= self._end_of_log(versions.tolist())]
         self.found.newest = int(versions[-1])
         breaks = np.flatnonzero(np.diff(versions) != 1)
         start = int(versions[breaks[-1] + 1]) if len(breaks) else int(versions[0])
@@ -122,6 +124,20 @@ class _Replay:
 
     def _say(self, kind: str, file: str, message: str, remedy: str = RESTORE) -> None:
         self.found.findings.append(Finding(kind, file, message, remedy))
+
+    def _end_of_log(self, versions: list[int]) -> int:
+        """The newest version that readers get to; what lies beyond a gap is named, and accounted for."""
+        end = log_end(versions, max(self.history.checkpoints, default=-1))
+        if end not in versions:
+            return versions[-1]
+        self.found.findings += unreached(self.store, self.name, "commit", versions, end)
+        for version in (each for each in versions if each > end):
+            key = commit_key(self.name, version)
+            self.found.objects.add(key)
+            commit, _, finding = read_object(self.store, key, numbered(decode_commit, key, version), LOG)
+            if commit is not None and finding is None:
+                self.found.objects |= {file_key(self.name, file.path) for file in commit.files}
+        return end
 
     # -- commits
 

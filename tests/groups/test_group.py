@@ -232,8 +232,8 @@ def test_what_it_costs() -> None:
     member.commit({"a": {0: 1}})
     store.reset()
     member.commit({"a": {0: 2}})
-    # Does the topic still exist? Then the entry.
-    store.expect(get=1, create=1)
+    # Does the topic still exist, is it still the same root, is the entry before still there? And the entry.
+    store.expect(get_root=1, get_commit=2, create=1)
     assert store.by_kind["create", "commit"] == 1
     store.reset()
     assert member.group.committed()["a", 0].offset == 2
@@ -243,7 +243,7 @@ def test_what_it_costs() -> None:
     Groups(root).group("g").committed()
     store.reset()
     member.heartbeat()
-    store.expect(get=0, create=1)
+    store.expect(get_root=1, get_commit=1, create=1)
 
 
 def test_many_threads_join_and_commit(tmp_path: Path) -> None:

@@ -125,9 +125,10 @@ def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: Place) -> 
     for number in (1, 2):
         place.store.reset()
         micro_batch(number)
-        # Reads: one probe before planning, and each task looks whether it sees the driver's root.
-        place.store.expect(writer=2, create=1, get=3, now_ms=1)
-        assert place.store.by_kind["get", "commit"] == 1
+        # Reads: one probe before planning, each task looks whether it sees the root of the driver, and so does the
+        # commit, which also looks whether the one before is still there.
+        place.store.expect(writer=2, create=1, get_commit=2, get_root=3, now_ms=1)
+        assert place.store.by_kind["get", "commit"] == 2
     place.store.reset()
     view.refresh(["t"])
     parts = view.plan([OffsetRange("t", p, 0, b.log_end) for p, b in view.bounds("t").items()], READ_COMMITTED)

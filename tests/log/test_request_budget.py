@@ -45,8 +45,9 @@ def test_a_micro_batch_in_steady_state(place: Place) -> None:
         micro_batch(place, topic, batch)
     place.store.reset()
     micro_batch(place, topic, 3)
-    # One probe on the driver, and each task looks whether its root is the driver's.
-    place.store.expect(writer=TASKS, create=1, get_commit=1, get_root=TASKS)
+    # One probe on the driver, and each task looks whether its root is the driver's; then the commit: is the root still
+    # the one that was opened, and is the commit before still there?
+    place.store.expect(writer=TASKS, create=1, get_commit=1 + 1, get_root=TASKS + 1)
     assert place.store.by_kind["create", "commit"] == 1
     assert place.store.by_kind["writer", "append"] == TASKS
 
@@ -75,8 +76,9 @@ def test_losing_a_race_costs_one_look_and_one_more_create(place: Place) -> None:
     files = writer.finish()
     place.store.reset()
     assert topic.commit_append(files, target).version == 4
-    # The create that loses, the winner, the commit after it, the first missing number, the create that wins.
-    place.store.expect(create=2, get=3)
+    # The create that loses, the winner, the commit after it, the first missing number, the create that wins; the root's
+    # id before each create, and after it the commit before.
+    place.store.expect(create=2, get_commit=3 + 2, get_root=2)
 
 
 def test_an_idle_poll_is_one_probe_per_topic(place: Place) -> None:

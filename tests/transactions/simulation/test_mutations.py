@@ -50,6 +50,14 @@ def readers_do_not_look_again(patch: Patch) -> None:
         def __contains__(self, item: object) -> bool:
             return True
 
+    real = decision_logs._read_decisions
+
+    def late(logs: Any, raw: Any, known: Any) -> None:
+        # A COMMIT is forgotten some requests after it was recorded: time enough for that.
+        logs.wait()
+        real(logs, raw, known)
+
+    patch.setattr(decision_logs, "_read_decisions", late)
     patch.setattr(decision_logs._Round, "__init__", lambda self: self.__dict__.update(states={}, looked=Everything()))
 
 

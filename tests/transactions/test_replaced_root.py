@@ -1,0 +1,231 @@
+"""A process that outlives its root: the folder was restored, or removed and made again, while the process lives on.
+
+Whatever it writes then must be refused, must leave nothing behind, and must not stand in the way of the new root.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from sparklog.errors import Corrupt, Fenced, Unavailable
+from sparklog.groups import Groups
+from sparklog.log.names import ROOT_KEY
+from sparklog.log.root import Root, open_root
+from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
+from sparklog.storage.memory import MemoryStore, Snapshot
+from sparklog.transactions import transactional
+from sparklog.verification.findings import LOG
+from sparklog.verification.run import verify_root
+from tests.log.protocol import Hooked
+from tests.transactions.house import House
+
+Write = Callable[[], object]
+"""One more commit of a long-lived process to its log."""
+
+
+def altering(root: Root) -> Write:
+    """A commit without data files: the task that uploads one looks at the root by itself."""
+    topic, value = root.topic("a"), count(1_000_000)
+    return lambda: topic.alter(configs={"segment.bytes": next(value)})
+
+
+def consuming(root: Root) -> Write:
+    member = Groups(root).group("g").join("one")
+    return lambda: member.commit({"a": {0: 0}})
+
+
+def deciding(root: Root) -> Write:
+    producer = transactional(root, "job")
+    return lambda: producer.begin().abort()
+
+
+LOGS = {"topic": altering, "group": consuming, "decisions": deciding}
+PREFIXES = {"topic": "a", "group": "_groups/g", "decisions": "_transactions/job"}
+
+
+class Old:
+    """A root with three more commits of a log than `before`, by a process that lives on."""
+
+    def __init__(self, log: str) -> None:
+        self.house = House()
+        self.log = log
+        self.writer = LOGS[log](self.house.root())
+        self.writer()
+        self.before: Snapshot = copy.copy(self.house.store.snapshot())
+        for _ in range(3):
+            self.writer()
+
+    @property
+    def store(self) -> MemoryStore:
+        assert isinstance(self.house.store, MemoryStore)
+        return self.house.store
+
+    def numbers(self) -> list[str]:
+        return [info.key for info in self.store.list(f"{PREFIXES[self.log]}/_log/0")]
+
+    def through(self, store: Hooked | FaultyStore) -> Write:
+        """The same as the writer has, in a process that sees the store through another one."""
+        return LOGS[self.log](open_root(store, env=self.house.env()))
+
+    def restore(self) -> None:
+        """Files are put back as they were: the root keeps its id."""
+        self.store.restore(self.before)
+
+    def restore_as_another(self) -> None:
+        """As `sparklog restore` does: another root id."""
+        self.restore()
+        self.store.delete(ROOT_KEY)
+        open_root(self.store, create=True, env=self.house.env())
+
+    def make_again(self) -> None:
+        self.store.restore({})
+        root = open_root(self.store, create=True, env=self.house.env())
+        for name in "abc":
+            root.create_topic(name)
+
+    def remove(self) -> None:
+        self.store.restore({})
+
+    def go_on(self, steps: int = 12) -> None:
+        """Somebody else opens the root and writes on, past the number that the old process would have taken."""
+        write = LOGS[self.log](self.house.root())
+        for _ in range(steps):
+            write()
+        assert verify_root(self.store, env=self.house.env()).sound
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("replace", [Old.restore, Old.restore_as_another, Old.make_again, Old.remove])
+def test_what_a_process_writes_after_its_root_was_replaced_is_refused(log: str, replace: Callable[[Old], None]) -> None:
+    old = Old(log)
+    replace(old)
+    left = old.store.snapshot()
+    for _ in range(2):
+        with pytest.raises(Fenced, match="stop this process, and open the root again"):
+            old.writer()
+    assert old.store.snapshot() == left
+    if replace is not Old.remove:
+        old.go_on()
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_that_has_grown_to_the_same_number_since(log: str) -> None:
+    old = Old(log)
+    newest = old.numbers()
+    old.restore()
+    write = LOGS[log](old.house.root())
+    while len(old.numbers()) < len(newest):
+        write()
+    assert old.numbers() == newest
+    with pytest.raises(Fenced, match="is not what this process has seen"):
+        old.writer()
+    assert old.numbers() == newest
+    old.go_on()
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("replace", [Old.restore, Old.restore_as_another, Old.make_again])
+def test_a_root_that_is_replaced_between_the_look_and_the_create(log: str, replace: Callable[[Old], None]) -> None:
+    old = Old(log)
+    hooked = Hooked(old.store)
+    write = old.through(hooked)
+    write()
+    hooked.before = lambda: replace(old)
+    with pytest.raises(Fenced, match=r"was taken back; stop this process, and open the root again"):
+        write()
+    old.go_on()
+
+
+def test_a_first_entry_is_not_written_into_another_root() -> None:
+    old = Old("topic")
+    root = old.house.root()
+    old.restore_as_another()
+    with pytest.raises(Fenced, match=r"is another root \(id .*\) than this process opened"):
+        Groups(root).group("new").join("one")
+    with pytest.raises(Fenced, match="was not written"):
+        root.create_topic("new")
+    assert "new" not in old.house.root().topics()
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("key", ["root", "commit"])
+def test_a_cache_that_hides_what_is_there_takes_nothing_back(log: str, key: str) -> None:
+    old = Old(log)
+    store = FaultyStore(old.store, Script({}), lambda seconds: None)
+    write = old.through(store)
+    write()
+    before = old.numbers()
+    faults = {(f"get:{key}", store.calls[f"get:{key}"] + n): Fault(FaultKind.ABSENT) for n in range(2)}
+    store.decide = Script(faults)
+    write()
+    assert len(old.numbers()) == len(before) + 1
+
+
+@pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.FLIP, FaultKind.SHORT])
+def test_a_look_that_fails_is_repeated(kind: FaultKind) -> None:
+    old = Old("group")
+    store = FaultyStore(old.store, Script({}), lambda seconds: None)
+    write = old.through(store)
+    write()
+    before = old.numbers()
+    # The entry before is looked at last; what comes first is the topic.
+    store.decide = Script({("get:commit", store.calls["get:commit"] + 1): Fault(kind)})
+    write()
+    assert len(old.numbers()) == len(before) + 1
+
+
+def test_a_number_before_that_cannot_be_read_leaves_the_outcome_unknown() -> None:
+    old = Old("topic")
+    store = FaultyStore(old.store, Script({}), lambda seconds: None)
+    write = old.through(store)
+    write()
+    before = old.numbers()
+    store.decide = lambda call: Fault(FaultKind.ERROR_BEFORE) if (call.verb, call.key) == ("get", before[-1]) else None
+    with pytest.raises(Unavailable, match="has an unknown outcome"):
+        write()
+    assert len(old.numbers()) == len(before) + 1
+
+
+def test_a_number_before_that_is_damaged_is_there() -> None:
+    old = Old("topic")
+    newest = old.numbers()[-1]
+    data = old.store.get(newest)
+    at = data.index(b'"timeMs":1') + len(b'"timeMs":')
+    old.store.replace(newest, data[:at] + b"2" + data[at + 1 :])
+    old.writer()
+    with pytest.raises(Corrupt, match="CRC-32C"):
+        old.house.root().topic("a")
+
+
+@pytest.mark.parametrize("log", ["topic", "group", "decisions"])
+def test_verify_names_what_lies_beyond_a_gap(log: str) -> None:
+    """As a version of sparklog that did not look has left it."""
+    old = Old(log)
+    stray = old.numbers()[-1]
+    data = old.store.get(stray)
+    old.restore()
+    end = old.numbers()[-1]
+    old.store.create(stray, data)
+    report = verify_root(old.store, env=old.house.env())
+    named = [finding for finding in report.findings if finding.kind == LOG]
+    assert [finding.file for finding in named] == [stray]
+    number = int(end.rsplit("/", 1)[1][:20]) + 1
+    assert f"lies beyond a gap: {'commit' if log == 'topic' else 'entry'} {number} is not there" in named[0].message
+    assert "a process that outlived a restored root made it" in named[0].remedy
+    assert not any(orphan.file == end for orphan in report.orphans)
+    old.store.delete(stray)
+    old.go_on()
+
+
+def test_the_owner_of_a_transaction_learns_that_nothing_is_published() -> None:
+    old = Old("decisions")
+    transaction = old.house.hold(old.house.producer("writer"), a=["x"])
+    old.restore_as_another()
+    with pytest.raises(Fenced, match="was not written"):
+        transaction.commit()
+    assert transaction.state == "aborted"
+    assert old.house.values("a") == []
