@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from sparklog.datasource.offsets import StreamOffset, parse_partition_numbers
 from sparklog.errors import BadRequest
 from sparklog.report.metrics import Metric, text_of
 from sparklog.report.whole_file import write_whole
+from sparklog.storage.fork_lock import ForkLock
 
 if TYPE_CHECKING:
     import os
@@ -81,7 +81,7 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
         self._spark = spark
         self._tell = tell
         self._metrics_file = metrics_file
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._found: dict[str, tuple[QueryLag, ...]] = {}
 
     def __call__(self) -> list[QueryLag]:

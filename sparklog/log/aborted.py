@@ -11,7 +11,6 @@ Other slices, and so native topics, cost nothing.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
@@ -25,6 +24,7 @@ from sparklog.log.planned import PlannedSlice, planned_slices
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import SliceFlag
 from sparklog.storage.at_once import ask_each
+from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.store import Store
 
 __all__ = ["Aborted", "aborted_of", "aborted_ranges", "has_aborted"]
@@ -43,7 +43,7 @@ class _Cache:
     """What files of one store said, the ones used last; safe to share between threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._found: OrderedDict[tuple[str, int], AbortedTransactions] = OrderedDict()
         self._entries = 0
 
@@ -64,7 +64,7 @@ class _Cache:
 
 
 _CACHES: WeakKeyDictionary[Store, _Cache] = WeakKeyDictionary()
-_CACHES_LOCK = threading.Lock()
+_CACHES_LOCK = ForkLock()
 
 
 def has_aborted(table: SliceTable) -> bool:

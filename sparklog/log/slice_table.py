@@ -30,7 +30,6 @@ large the table is.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,6 +42,7 @@ from sparklog.log.commit import Commit, Removal, Resolved
 from sparklog.log.head import Head, Offsets
 from sparklog.log.names import is_sealed, path_read_version
 from sparklog.log.slices import FileSlices, SliceFlag
+from sparklog.storage.fork_lock import ForkLock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,7 +89,7 @@ class Texts:
     __slots__ = ("_added", "_codes", "_loaded", "_lock")
 
     def __init__(self, loaded: pa.Array | None = None) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._loaded = loaded
         self._added: list[str] = []
         self._codes: dict[str, int] = {}

@@ -23,6 +23,7 @@ from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.env import SYSTEM, Env
 from sparklog.maintenance.progress import Meter, Narrator, say
 from sparklog.maintenance.work import Done, InProcess, Progress, Runner, Work, silent
+from sparklog.storage.fork_lock import ForkLock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -120,7 +121,7 @@ class _Batch:
         self._quiet = quiet
         self._env = env
         self._group = f"sparklog-{env.new_id()}"
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._next = self._finished = 0
         self._stopped = False
         self._running: dict[int, int] = {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.keys import key_kind
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
 
@@ -22,7 +22,7 @@ class CountingStore:
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self.counts: Counter[str] = Counter()
         """Calls by verb: `get`, `create`, `writer`, `list`, `list_folders`, `stat`, `delete`, `now_ms`."""
         self.by_kind: Counter[tuple[str, str]] = Counter()
@@ -35,7 +35,7 @@ class CountingStore:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state, _lock=ForkLock())
 
     @property
     def needs_probe(self) -> bool:

@@ -25,11 +25,11 @@ import errno
 import os
 import stat as stat_module
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.keys import DOCUMENT_SUFFIX, MAX_DOCUMENT, check_key, check_prefix, is_part
 from sparklog.storage.local_errors import refuse, store_error
 from sparklog.storage.local_writer import LocalWriter
@@ -53,7 +53,7 @@ class LocalStore:
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         self._path = os.path.abspath(os.fspath(path))
         self._durable = durable
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._known: dict[str, int] = {}
 
     def __getstate__(self) -> tuple[str, bool]:

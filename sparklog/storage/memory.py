@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, NotFound, Unavailable
+from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.keys import check_key, check_prefix
 from sparklog.storage.store import ObjectInfo, ObjectWriter
 
@@ -29,7 +29,7 @@ class MemoryStore:
     def __init__(self, clock: Callable[[], int], name: str = "test") -> None:
         self._clock = clock
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._objects: Snapshot = {}
         self._keys: list[str] = []
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Unavailable
+from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.store import Store
 
 __all__ = ["PROBE_FOLDER", "ProbeReport", "ensure_probed", "probe"]
@@ -32,7 +33,7 @@ class ProbeReport:
 
 
 _probed: dict[str, ProbeReport] = {}
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 def probe(store: Store, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> ProbeReport:

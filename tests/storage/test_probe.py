@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -11,8 +16,10 @@ from sparklog.errors import BadRequest, Unavailable
 from sparklog.storage import LocalStore
 from sparklog.storage import probe as probe_module
 from sparklog.storage.counting import CountingStore
+from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.probe import ensure_probed, probe
+from sparklog.storage.store import Store
 
 
 def clock() -> int:
@@ -115,3 +122,70 @@ def test_a_failed_probe_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> No
         ensure_probed(store)
     store.down = False
     assert ensure_probed(store) is not None
+
+
+def in_child(action: Callable[[], object]) -> NoReturn:
+    """Run `action` in a forked child, which never comes back to pytest; one that hangs is killed."""
+    code = 1
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        action()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_that_is_forked_during_a_probe_probes_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_module, "_probed", {})
+    parent, probing, forked = os.getpid(), threading.Event(), threading.Event()
+    real = probe_module._case
+
+    def held(store: Store, keys: Sequence[str]) -> None:
+        if os.getpid() == parent:
+            probing.set()
+            assert forked.wait(30)
+        real(store, keys)
+
+    monkeypatch.setattr(probe_module, "_case", held)
+    store = LocalStore(tmp_path, durable=False)
+    thread = threading.Thread(target=ensure_probed, args=(store,))
+    thread.start()
+    assert probing.wait(30)
+    child = os.fork()
+    if child == 0:
+        in_child(lambda: ensure_probed(store))
+    forked.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_no_lock_of_a_thread_is_held_in_a_forked_child() -> None:
+    lock, taken, done = ForkLock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            assert done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert taken.wait(30)
+    child = os.fork()
+    if child == 0:
+        in_child(lambda: lock.__enter__())
+    assert os.waitpid(child, 0)[1] == 0
+    done.set()
+    thread.join()
+
+
+def test_every_lock_that_is_kept_is_free_after_a_fork() -> None:
+    """A plain lock may be made where a call makes and drops it; an attribute or a global is kept."""
+    package = Path(probe_module.__file__).parents[1]
+    plain = re.compile(r"threading\.(R?Lock|Condition|Semaphore)\(")
+    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if plain.search(path.read_text())}
+    assert found == {"storage/fork_lock.py"}
