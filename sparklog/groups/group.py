@@ -186,6 +186,8 @@ class Group:
                         decisions = log.abort(item.n, BY_NEWER_GENERATION)
                     elif self._pending_since_ms(item) + item.timeout_ms < self.root.store.now_ms():
                         decisions = log.abort(item.n, BY_TIMEOUT)
+                if decide and decisions.decided(item.n):
+                    log.make_durable()
             except (SparklogError, OSError) as error:
                 _LOG.warning("transaction %s of '%s' stays open in group %s: %s", item.n, item.txn, self.id, error)
                 continue
@@ -380,7 +382,10 @@ class Group:
         for topic in sorted(offsets, key=str):
             if not offsets[topic]:
                 continue
-            head = (self.root.topic if refresh else self.root.topic_handle)(topic).head(refresh=False)
+            handle = (self.root.topic if refresh else self.root.topic_handle)(topic)
+            head = handle.head(refresh=False)
+            # The offsets must not outlive the records that they are about.
+            handle.log.make_durable()
             if ids is not None and ids.get(topic, head.topic_id) != head.topic_id:
                 raise Conflict(
                     f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"

@@ -138,6 +138,10 @@ class CommitLog:
             return self._open()[0]
         return self._forward(state)[0]
 
+    def make_durable(self) -> None:
+        """Make durable what was read here, before something that rests on it is written elsewhere."""
+        self._numbered.make_durable()
+
     def existing(self, refresh: bool = True) -> LogState:
         """The newest state there is or, without `refresh`, the newest one known. `NotFound` if there is no topic."""
         state = self.refresh() if refresh else self.current()

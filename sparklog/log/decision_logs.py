@@ -80,6 +80,8 @@ class DecisionLogs:
                     raise state
                 if not state.decided(n) and self.overdue(topic, prepares):
                     state = self.log(name).abort(n, BY_TIMEOUT)
+                if state.decided(n):
+                    self.log(name).make_durable()
             except (SparklogError, OSError) as error:
                 _LOG.warning("transaction %s of '%s' stays open in topic %s: %s", n, name, topic, error)
                 continue

@@ -207,6 +207,10 @@ class EntryLog(Generic[E]):
         known = self._known
         return (self._open() if known is None or self._is_stale(known.seen) else self._forward(known)).state
 
+    def make_durable(self) -> None:
+        """Make durable what was read here, before something that rests on it is written elsewhere."""
+        self._numbered.make_durable()
+
     def _current(self) -> _Known[E]:
         known = self._known
         return self._open() if known is None or self._is_stale(known.seen) else known

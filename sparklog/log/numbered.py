@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NoReturn
 
@@ -58,6 +58,8 @@ class Numbered:
     prefix: str
     env: Env
     root_id: str | None = None
+    _unsettled: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Objects of others that were read here, and whose names a power loss might still take."""
 
     def key(self, number: int) -> str:
         """The key of a number."""
@@ -76,6 +78,25 @@ class Numbered:
         One request per object and one that finds nothing. A store that says `parallel_reads` is asked for 16 numbers
         at a time once there is something (`ahead`: from the start), for there each answer costs a round trip.
         """
+        found = self._read_forward(number, ahead)
+        if found:
+            # Names in one directory: the newest stands for all.
+            self._unsettled.add(self.key(number + len(found) - 1))
+        return found
+
+    def make_durable(self) -> None:
+        """Make durable what was read here, before an object elsewhere says what rests on it.
+
+        A name can be read before its writer has made it durable, and file systems need not keep the order of two
+        fsyncs: what was written later, in another folder, may outlive it.
+        """
+        settle = getattr(self.store, "settle", None)
+        for key in tuple(self._unsettled):
+            if settle is not None:
+                settle(key)
+            self._unsettled.discard(key)
+
+    def _read_forward(self, number: int, ahead: bool) -> list[bytes]:
         found: list[bytes] = []
         parallel = getattr(self.store, "parallel_reads", 1) > 1
         if not (parallel and ahead):

@@ -143,6 +143,10 @@ class LocalStore:
         fd, temporary = self._temporary(path, key)
         return LocalWriter(self, key, path, fd, temporary)
 
+    def settle(self, key: str) -> None:
+        """Make the name of an object durable that somebody else has created."""
+        self._settle(self._file(key), key)
+
     def link(self, file: str, inode: int, key: str) -> bool:
         path, same = self._file(key), False
         self._make_folders(os.path.dirname(path), key)

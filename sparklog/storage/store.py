@@ -15,7 +15,8 @@ lies that is no object).
 
 Attributes that a store may have beside the protocol: `needs_probe` (False: its promises hold by construction, see
 `probe.py`), `self_check()` (what a probe cannot see through keys), `parallel_reads` (more than 1: each request costs a
-round trip, so reading ahead in parallel pays), `temporary_files(folder)` and `delete_temporary(key)` (what writers
+round trip, so reading ahead in parallel pays), `settle(key)` (an object can be read before its creator has been told
+that it is durable: this makes it so), `temporary_files(folder)` and `delete_temporary(key)` (what writers
 leave behind that no listing shows), `link(file, inode, key)` (a local file outside the store becomes the object `key`
 as well, durably and without a copy; False, and nothing is there, where that cannot be: it lies on another file system,
 links are not allowed, or the file of that name no longer has this inode).

@@ -107,12 +107,14 @@ def _group_recorded(root: Root, prepare: PreparedGroup, ask: bool) -> bool:
     """Whether a group holds nothing pending of this prepare any more; any state from its number on can tell."""
     log = root.entries(GROUPS, prepare.group)
     known = log.known()
-    if known is not None and _has_settled(known, prepare):
-        return True
-    if not ask:
+    settled = known is not None and _has_settled(known, prepare)
+    if not ask and not settled:
         return False
     try:
-        return _has_settled(log.refresh(), prepare)
+        settled = settled or _has_settled(log.refresh(), prepare)
+        if settled:
+            log.make_durable()
+        return settled
     except (SparklogError, OSError):
         return False
 
@@ -124,12 +126,14 @@ def _has_settled(state: GroupState, prepare: PreparedGroup) -> bool:
 def _recorded(root: Root, transactional_id: str, n: int, prepare: Prepared, ask: bool) -> bool:
     log = root.topic_handle(prepare.topic).log
     head = log.known()
-    if head is not None and is_recorded(head, transactional_id, n, prepare):
-        return True
-    if not ask:
+    recorded = head is not None and is_recorded(head, transactional_id, n, prepare)
+    if not ask and not recorded:
         return False
     try:
-        return is_recorded(log.refresh().head, transactional_id, n, prepare)
+        recorded = recorded or is_recorded(log.refresh().head, transactional_id, n, prepare)
+        if recorded:
+            log.make_durable()
+        return recorded
     except (SparklogError, OSError):
         return False
 
