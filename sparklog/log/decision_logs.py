@@ -10,6 +10,7 @@ none of it.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,8 +29,10 @@ from sparklog.log.numbered import pause
 from sparklog.log.slice_table import COMMITTED
 from sparklog.log.snapshot import Newer, Snapshot
 from sparklog.storage.at_once import ask_each
+from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.store import Store
 
+KEPT_LOGS = 1_024
 DEFAULT_TIMEOUT_MS = 60_000
 MAX_TIMEOUT_MS = 86_400_000
 """A day: commits and decisions are kept seven, so an open transaction never outlives what decides it."""
@@ -42,26 +45,40 @@ Take = Callable[[str], Snapshot]
 
 
 class DecisionLogs:
-    """The decision logs of a root that this process has met."""
+    """The decision logs of a root that this process has met, the ones used last.
+
+    Each is about a kilobyte, and a write of several topics without an id of its own makes one. What is dropped is
+    opened anew if it is asked for again; whoever holds it goes on with it.
+    """
 
     def __init__(self, store: Store, env: Env, guard: ClockGuard, root_id: str | None = None) -> None:
         self._store = store
         self._root_id = root_id
         self._env = env
         self._guard = guard
-        self._logs: dict[str, DecisionLog] = {}
+        self._logs: OrderedDict[str, DecisionLog] = OrderedDict()
+        self._lock = ForkLock()
 
     def log(self, transactional_id: str) -> DecisionLog:
         """The log of an id, which may have no entries."""
-        found = self._logs.get(transactional_id)
-        if found is None:
-            log = DecisionLog(self._store, transactional_id, self._env, self._guard, self._root_id)
-            found = self._logs.setdefault(transactional_id, log)
-        return found
+        with self._lock:
+            found = self._logs.get(transactional_id)
+            if found is None:
+                found = DecisionLog(self._store, transactional_id, self._env, self._guard, self._root_id)
+                self._logs[transactional_id] = found
+                while len(self._logs) > KEPT_LOGS:
+                    self._logs.popitem(last=False)
+            else:
+                self._logs.move_to_end(transactional_id)
+            return found
+
+    def __len__(self) -> int:
+        return len(self._logs)
 
     def drop(self, transactional_id: str) -> None:
         """Keep nothing in memory of an id that will not come back soon."""
-        self._logs.pop(transactional_id, None)
+        with self._lock:
+            self._logs.pop(transactional_id, None)
 
     def wait(self) -> None:
         """A moment, before what a cache may hide is looked for again."""

@@ -9,8 +9,9 @@ import pytest
 
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
-from sparklog.log import entry_log
+from sparklog.log import decision_logs, entry_log
 from sparklog.log.append_writer import AppendWriter
+from sparklog.log.appending import write_files
 from sparklog.log.commit import Resolved
 from sparklog.log.head import Head
 from sparklog.log.names import commit_key
@@ -22,7 +23,7 @@ from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import retain_root
 from sparklog.storage.local import LocalStore
-from sparklog.transactions import publish
+from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import collect, resolve_topic, transactional_ids
 from sparklog.transactions.listing import describe_transaction, list_transactions
 from tests.transactions.house import READ_UNCOMMITTED, House, rows
@@ -275,3 +276,31 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
     [report] = compact_root(house.root(), Settings(house.now_ms), InProcess(), topics=["a"], roll=True)
     assert not report.failures
     assert sorted(house.values("a")) == after == sorted(house.values("a", READ_UNCOMMITTED))
+
+
+def test_logs_of_single_writes_do_not_pile_up_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision_logs, "KEPT_LOGS", 4)
+    house = House()
+    writer, reader = house.root(), house.root()
+    view = RootView(reader)
+    for number in range(10):
+        written = []
+        for name in ("a", "b"):
+            target = writer.topic(name).append_target()
+            written.append((target, write_files(rows(f"{number}"), target, writer.env, options=None, writer=None)))
+        publish(writer, None, written)
+        view.refresh(["a", "b"])
+    assert max(len(writer.decisions), len(reader.decisions)) <= 4
+    assert house.values("a") == [f"{number}" for number in range(10)]
+
+
+def test_a_log_that_was_dropped_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision_logs, "KEPT_LOGS", 1)
+    house = House()
+    root = house.root()
+    held = [house.hold(transactional(root, name), a=[name]) for name in ("one", "two", "three")]
+    assert len(root.decisions) == 1
+    for transaction in held:
+        transaction.commit()
+    assert house.values("a") == ["one", "two", "three"]
+    assert root.decisions.log("one").deciding(0).commit_of(0) is not None
