@@ -105,13 +105,14 @@ class Group:
         state = self.log.refresh()
         for _ in range(MAX_ROUNDS):
             outcomes, unclear = self._outcomes(state)
-            if unclear:
-                # Aborted, or recorded here by an entry that this state is older than: it is there by now.
-                newer = self.log.refresh()
-                if newer.number != state.number:
-                    state = newer
-                    continue
-            return settled(state, outcomes)
+            if not unclear:
+                return settled(state, outcomes)
+            # Aborted, or recorded here by an entry that a cache hides: pending, until no cache can hide it any more.
+            aborted = {item.number: False for item in unclear if self.root.decisions.log(item.txn).is_over(item.n)}
+            newer = self.log.refresh()
+            if newer.number == state.number:
+                return settled(state, {**outcomes, **aborted})
+            state = newer
         raise Unavailable(f"group '{self.id}' changes faster than it can be read; try later")
 
     def offsets(self, failures: list[SparklogError] | None = None) -> tuple[TopicOffsets, ...]:
@@ -168,15 +169,14 @@ class Group:
 
     # -- transactions that have offsets pending here
 
-    def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], bool]:
-        """Numbers of the prepares that are decided, and whether COMMIT names them; whether one may be recorded already.
+    def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
+        """Numbers of the prepares that are decided, and whether COMMIT names them; and those of which that is unclear.
 
         `decide`: abort what is past its timeout, and what was prepared by a member that has been superseded.
 
-        A COMMIT is forgotten once all have recorded it: what is decided and unknown is aborted, or recorded in a newer
-        entry. Never raises for decisions that fail: what is not settled by this entry is settled by a later one.
+        Never raises for decisions that fail: what is not settled by this entry is settled by a later one.
         """
-        outcomes, unclear = dict[int, bool](), False
+        outcomes, unclear = dict[int, bool](), list[Pending]()
         for item in state.pending:
             try:
                 log = self.root.decisions.log(item.txn)
@@ -186,14 +186,16 @@ class Group:
                         decisions = log.abort(item.n, BY_NEWER_GENERATION)
                     elif self._pending_since_ms(item) + item.timeout_ms < self.root.store.now_ms():
                         decisions = log.abort(item.n, BY_TIMEOUT)
+                outcome = log.outcome(item.n)
                 if decide and decisions.decided(item.n):
                     log.make_durable()
             except (SparklogError, OSError) as error:
                 _LOG.warning("transaction %s of '%s' stays open in group %s: %s", item.n, item.txn, self.id, error)
                 continue
-            if decisions.decided(item.n):
-                outcomes[item.number] = decisions.commits_group(item.n, self.id, item.number)
-                unclear |= decisions.commit_of(item.n) is None and not decisions.surely_aborted(item.n)
+            if outcome is None:
+                unclear.append(item)
+            elif outcome.decided(item.n):
+                outcomes[item.number] = outcome.commits_group(item.n, self.id, item.number)
         return outcomes, unclear
 
     def pending_ms(self, item: Pending) -> int:
@@ -225,8 +227,9 @@ class Group:
         return self.log.write(step)
 
     def _settled(self, base: GroupState) -> GroupState:
-        # An entry made of a base that is not the newest loses its number: here an unclear outcome cannot be wrong.
-        return settled(base, self._outcomes(base, decide=True)[0])
+        # An entry made of a base that is not the newest loses its number: what is unclear here was aborted.
+        outcomes, unclear = self._outcomes(base, decide=True)
+        return settled(base, {**outcomes, **{item.number: False for item in unclear}})
 
     def _write(self, step: Step[GroupState]) -> GroupState:
         self.root.ensure_probed()

@@ -143,6 +143,10 @@ class Decisions(Entry):
         """Whether `n` is known to be aborted; an older one may as well be committed and forgotten."""
         return n == self.newest and self.commit_of(n) is None
 
+    def is_clear(self, n: int) -> bool:
+        """Whether this entry tells what became of `n`; else it is not decided, or may be committed and forgotten."""
+        return n == self.newest or self.commit_of(n) is not None
+
     def resolved(self, topic: str, topic_id: str, n: int) -> Resolved:
         """What a topic records of a decided `n` that it has open slices of."""
         found = self.commit_of(n)

@@ -22,10 +22,10 @@ from sparklog.log.commit import Resolved
 from sparklog.log.commit_log import CommitLog
 from sparklog.log.decision import BY_TIMEOUT, Decisions
 from sparklog.log.decision_log import DecisionLog
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.env import SYSTEM, Env, Moment
 from sparklog.log.head import Head, Prepare
 from sparklog.log.names import commit_key
-from sparklog.log.numbered import pause
+from sparklog.log.numbered import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.slice_table import COMMITTED
 from sparklog.log.snapshot import Newer, Snapshot
 from sparklog.storage.at_once import ask_each
@@ -38,9 +38,6 @@ MAX_TIMEOUT_MS = 86_400_000
 """A day: commits and decisions are kept seven, so an open transaction never outlives what decides it."""
 _LOG = logging.getLogger("sparklog.log")
 
-MAX_ROUNDS = 50
-WAIT_TRIES = 4
-"""As after so many lost races: a tenth of a second or two."""
 Take = Callable[[str], Snapshot]
 
 
@@ -80,9 +77,16 @@ class DecisionLogs:
         with self._lock:
             self._logs.pop(transactional_id, None)
 
-    def wait(self) -> None:
-        """A moment, before what a cache may hide is looked for again."""
-        self._env.sleep(pause(self._env.random, WAIT_TRIES))
+    def wait(self, begun: Moment, tries: int) -> bool:
+        """A moment, before what a cache may hide is looked for again; False, at once, after longer than caches last."""
+        if tries >= MAX_TRIES or self._env.now().elapsed_ms(begun) > SETTLE_MS:
+            return False
+        self._env.sleep(pause(self._env.random, tries))
+        return True
+
+    def now(self) -> Moment:
+        """Both clocks, for `wait`."""
+        return self._env.now()
 
     def resolve(self, topic: str, head: Head) -> list[Resolved]:
         """Outcomes of what is open in the newest head of a topic; what is past its timeout is aborted.
@@ -149,8 +153,10 @@ class _Round:
     """What is known while snapshots are made to agree."""
 
     states: dict[str, Decisions | None] = field(default_factory=dict)
-    looked: set[tuple[str, str, int]] = field(default_factory=set)
-    """(topic, id, n) looked at again after the decisions said nothing of it."""
+    over: dict[tuple[str, str, int], bool] = field(default_factory=dict)
+    """(topic, id, n) whose outcome is unclear, to whether it had been for long before the topic was looked at again."""
+    undecided: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    """(id, n) that counts as open, to the topics where it is."""
 
 
 def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[dict[str, Snapshot], set[str]]:
@@ -158,32 +164,39 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
 
     `raw` (topic to its newest snapshot) is refreshed through `take` where that takes it. Also the names of topics that
     were found to be gone. Decisions are read after the snapshots they are used for, one state per id for all topics: of
-    a transaction, all topics show all or nothing.
+    a transaction, all topics show all or nothing. What a cache hides is waited for, as long as caches last; what comes
+    to be seen meanwhile may name more.
     """
     known = _Round()
     gone: set[str] = set()
-    for _ in range(MAX_ROUNDS):
+    begun, tries = logs.now(), 0
+    while True:
         _read_decisions(logs, raw, known)
-        if _behind(raw, known):
-            # A cache hides for a while what exists; the next look finds it.
-            logs.wait()
-            continue
-        again: set[str] = set()
-        seen: dict[str, list[Resolved]] = {}
-        for name, snapshot in raw.items():
-            seen[name] = _outcomes(name, snapshot.head, known, again)
-        for name, snapshot in raw.items():
-            for other, version in snapshot.head.settled(seen[name]).siblings.items():
-                if other in raw and raw[other].version < version:
-                    again.add(other)
-        if not again:
+        known.undecided.clear()
+        unclear: set[str] = set()
+        seen = {name: _outcomes(logs, name, snapshot.head, known, unclear) for name, snapshot in raw.items()}
+        behind = _behind(raw, known)
+        needed = _needed(raw, seen)
+        if not (unclear or behind or needed):
             return {name: settled(snapshot, seen[name]) for name, snapshot in raw.items()}, gone
-        for name in sorted(again):
+        for name in sorted({*unclear, *behind, *needed}):
+            version = raw[name].version
             try:
                 raw[name] = take(name)
             except NotFound:
                 del raw[name]
                 gone.add(name)
+                continue
+            if raw[name].version > version:
+                begun = logs.now()
+        late = behind or {name for name, version in needed.items() if name in raw and raw[name].version < version}
+        if late:
+            if not tries:
+                seconds = SETTLE_MS // 1000
+                _LOG.info("%s: looking for newer versions for %s s at most", ", ".join(sorted(late)), seconds)
+            if not logs.wait(begun, tries):
+                break
+        tries += 1
     raise Unavailable(
         f"{', '.join(sorted(raw))}: a transaction names versions that cannot be seen; try again later (restored or "
         "copied alone, topics that shared transactions fit together no longer)"
@@ -229,39 +242,51 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], known: _Rou
         known.states[name] = None
 
 
-def _behind(raw: Mapping[str, Snapshot], known: _Round) -> bool:
-    """Whether a topic has recorded a COMMIT that the decisions as read know nothing of, and another one needs."""
-    undecided = {
-        (item.txn.id, item.txn.n)
-        for snapshot in raw.values()
-        for item in snapshot.head.open
-        if (state := known.states.get(item.txn.id)) is not None and not state.decided(item.txn.n)
-    }
-    if not undecided or len(raw) < 2:
-        return False
+def _behind(raw: Mapping[str, Snapshot], known: _Round) -> set[str]:
+    """Topics that show open what another one has recorded as committed, and the decisions as read cannot tell."""
+    if not known.undecided or len(raw) < 2:
+        return set()
+    behind: set[str] = set()
+    numbers = [n for _, n in known.undecided]
     for snapshot in raw.values():
         rows = snapshot.slices.all()
-        numbers = [n for _, n in undecided]
         for row in np.flatnonzero((rows.status == COMMITTED) & np.isin(rows.txn_n, numbers)).tolist():
-            if (rows.txn_id(row), int(rows.txn_n[row])) in undecided:
-                return True
-    return False
+            behind |= known.undecided.get((rows.txn_id(row), int(rows.txn_n[row])), set())
+    return behind
 
 
-def _outcomes(name: str, head: Head, known: _Round, again: set[str]) -> list[Resolved]:
-    """What is decided of a topic's open transactions. One of which nothing is known any more is looked at again.
+def _needed(raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]]) -> dict[str, int]:
+    """Topics that are older than another one names, to the version that it names."""
+    needed: dict[str, int] = {}
+    for name, snapshot in raw.items():
+        for other, version in snapshot.head.settled(seen[name]).siblings.items():
+            if other in raw and raw[other].version < version:
+                needed[other] = max(version, needed.get(other, version))
+    return needed
 
-    A COMMIT is forgotten once all topics have recorded it: a snapshot taken before that may still show it open. One
-    taken after the decisions were read, and still open, was aborted.
+
+def _outcomes(logs: DecisionLogs, name: str, head: Head, known: _Round, unclear: set[str]) -> list[Resolved]:
+    """What is decided of a topic's open transactions; what is not, or is unclear, counts as open.
+
+    A COMMIT is forgotten once all topics have recorded it, and a snapshot that a cache has made old still shows it
+    open. Where no decision can be seen any more the topic is put into `unclear`, to be looked at again once; if it
+    still shows the transaction open then, it was aborted, provided that it had been over for long enough before.
     """
     found = []
     for transactional_id, n in open_transactions(head):
         state = known.states.get(transactional_id)
-        if state is None or not state.decided(n):
-            continue
-        unclear = state.commit_of(n) is None and not state.surely_aborted(n)
-        if unclear and (name, transactional_id, n) not in known.looked:
-            known.looked.add((name, transactional_id, n))
-            again.add(name)
-        found.append(state.resolved(name, head.topic_id, n))
+        if state is not None and state.decided(n):
+            log, place = logs.log(transactional_id), (name, transactional_id, n)
+            state = log.outcome(n)
+            if state is not None and state.decided(n):
+                found.append(state.resolved(name, head.topic_id, n))
+                continue
+            if state is None and known.over.get(place):
+                found.append(Resolved(transactional_id, n))
+                continue
+            if state is None:
+                is_first, known.over[place] = place not in known.over, log.is_over(n)
+                if is_first or known.over[place]:
+                    unclear.add(name)
+        known.undecided.setdefault((transactional_id, n), set()).add(name)
     return found

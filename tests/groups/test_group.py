@@ -12,11 +12,13 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.groups import CommittedOffset, Group, Groups, OffsetAndMetadata
-from sparklog.log.names import commit_key, groups_prefix
+from sparklog.log.names import checkpoint_key, commit_key, groups_prefix
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions import TransactionalProducer
+from sparklog.transactions.completion import forget_recorded
 from sparklog.transactions.listing import describe_transaction
+from tests.support.name_caching_store import NameCachingStore
 from tests.support.read_only import read_only
 from tests.transactions.house import START_MS, House, rows
 
@@ -349,8 +351,6 @@ def test_a_forgotten_commit_is_not_an_abort() -> None:
         transaction.append("b", rows("1"))
     root = producer.root
     Groups(root).group("g").state()
-    from sparklog.transactions.completion import forget_recorded
-
     forget_recorded(root, producer.log)
     assert [item.n for item in producer.log.current().commits] == [1]
     # The sleeper's state is older than the decisions that it reads.
@@ -358,6 +358,33 @@ def test_a_forgotten_commit_is_not_an_abort() -> None:
     stale = [sleeper.log.current()]
     sleeper.log.refresh = lambda: stale.pop() if stale else real()  # type: ignore[method-assign]
     assert offsets(sleeper) == {("a", 0): 5}
+
+
+def test_offsets_whose_outcome_is_unclear_are_pending_until_no_cache_can_hide_it_any_more() -> None:
+    """This machine does not see that the group has recorded the COMMIT, and no entry tells of it any more."""
+    house = House()
+    member = group(house).join("one")
+    sleeper = Groups(house.root(NameCachingStore(house.store, lambda: house.now_ms, name_ms=60_000))).group("g")
+    producer = begun(house)
+    with producer.begin() as transaction:
+        transaction.send_offsets(member, {"a": {0: 5}})
+    assert sleeper.state().offsets[0].offset == (5,)
+    member.heartbeat()
+    for value in ("1", "2"):
+        with producer.begin() as transaction:
+            transaction.append("b", rows(value))
+    forget_recorded(producer.root, producer.log)
+    assert [item.n for item in producer.log.current().commits] == [2]
+    newest = producer.log.current().number
+    house.store.create(checkpoint_key(producer.log.prefix, newest), house.store.get(producer.log.key(newest)))
+    for number in range(newest):
+        house.store.delete(producer.log.key(number))
+    sleeper.root.decisions.drop(producer.id)
+    assert [item.n for item in sleeper.state().pending] == [0]
+    house.now_ms += 59_999
+    assert [item.n for item in sleeper.state().pending] == [0]
+    house.now_ms += 1
+    assert (sleeper.state().pending, sleeper.state().offsets[0].offset) == ((), (5,))
 
 
 def test_a_newer_member_aborts_what_the_older_one_has_prepared() -> None:

@@ -10,9 +10,11 @@ import pytest
 from sparklog.errors import Conflict, Corrupt, Unavailable
 from sparklog.log import decision, entry_log
 from sparklog.log.clock import ClockGuard
-from sparklog.log.decision import Decisions, Prepared
+from sparklog.log.decision import Committed, Decisions, Prepared
 from sparklog.log.decision_log import DecisionLog
 from sparklog.log.names import checkpoint_key, commit_key
+from sparklog.log.numbered import SETTLE_MS
+from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
@@ -197,3 +199,74 @@ def test_features_that_writers_must_know(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(entry_log, "KNOWN_WRITE_FEATURES", frozenset())
     with pytest.raises(ValueError, match="needs the sparklog features odd; upgrade"):
         log.write(partial(decision.init, run="two"))
+
+
+def history(log: DecisionLog) -> set[int]:
+    """Thirty decisions with other entries between them, and nothing remembered in the newest; the numbers committed."""
+    start(log)
+    for n in range(30):
+        for part in range(n % 4):
+            log.write(partial(decision.prepare, n=n, prepares=(replace(A, version=part),), part=str(part)))
+        if n % 3:
+            commit(log, n)
+        else:
+            log.abort(n, decision.BY_OWNER)
+        log.write(partial(decision.forget, resolved=range(n + 1)))
+    commit(log, 30)
+    log.write(partial(decision.forget, resolved=range(30)))
+    assert [item.n for item in log.current().commits] == [30]
+    return {n for n in range(31) if n % 3 or n == 30}
+
+
+def test_what_the_newest_entry_forgot_is_told_by_the_one_that_decided_it() -> None:
+    world = World()
+    store = CountingStore(world.store())
+    committed = history(log_of(world, store))
+    log = log_of(world, store)
+    log.refresh()
+    for n in range(31):
+        store.reset()
+        found = log.outcome(n)
+        assert found is not None
+        assert (found.commit_of(n) is not None) == (n in committed)
+        # Twice the logarithm of the entries between, and the one that proves it to be of this chain.
+        store.expect(get=14)
+        assert log.outcome(n) is found
+    assert store.counts["get"] <= 14
+
+
+def test_what_no_entry_tells_is_over_only_after_longer_than_caches_last() -> None:
+    world = World()
+    store = world.store()
+    history(log_of(world, store))
+    world.pass_ms(1_000)
+    last = commit(log_of(world, store), 31).number
+    for number in range(last - 1):
+        store.delete(commit_key(PREFIX, number))
+    store.create(checkpoint_key(PREFIX, last), store.get(commit_key(PREFIX, last)))
+    log = log_of(world, store)
+    assert log.refresh().newest == 31
+    assert log.outcome(31) is not None
+    assert log.outcome(30) is not None
+    assert log.outcome(7) is None
+    world.pass_ms(SETTLE_MS - 1_000)
+    assert not log.is_over(7)
+    world.pass_ms(1)
+    assert log.is_over(7)
+    assert log.outcome(7) is None
+
+
+def test_an_entry_that_a_sleeper_left_under_a_collected_number_decides_nothing() -> None:
+    world = World()
+    store = world.store()
+    history(log_of(world, store))
+    log = log_of(world, store)
+    last = log.refresh().number
+    entries = [log.kind.decode(store.get(log.key(number)), log.key(number), number) for number in range(last)]
+    true = max((item for item in entries if item.newest == 9), key=lambda item: item.number)
+    assert true.commit_of(9) is None
+    lie = replace(true, op=decision.COMMIT, reason=None, commits=(Committed(9, 1, (A,)),))
+    for number in range(true.number + 1):
+        store.delete(log.key(number))
+    store.create(log.key(lie.number), log.kind.encode(lie))
+    assert log.outcome(9) is None

@@ -58,8 +58,9 @@ def test_a_replayed_micro_batch_writes_no_commit(place: Place) -> None:
     target = topic.append_target()
     place.store.reset()
     writer = AppendWriter(target, small(), place.clock.env(60), seed=9)
-    for piece in rows(800, seed=1).to_batches():
-        writer.write(piece)
+    for task in range(TASKS):
+        for piece in rows(400, keys=1000, seed=0, first=task * 500).to_batches():
+            writer.write(piece)
     assert topic.commit_append(writer.finish(), target, writer=WriterKey("query", 0, "run")).skipped
     place.store.expect(writer=1, get=1)
 

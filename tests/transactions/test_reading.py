@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 
@@ -11,16 +12,20 @@ import pytest
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.log.conflicts import LogStartIntent
 from sparklog.log.decision_log import DecisionLog
-from sparklog.log.names import commit_key
+from sparklog.log.env import Env
+from sparklog.log.names import checkpoint_key, commit_key
+from sparklog.log.numbered import SETTLE_MS
+from sparklog.log.root import open_root
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import read_parts
 from sparklog.log.tail import Tail
 from sparklog.log.view import OffsetRange
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
-from sparklog.storage.store import ObjectInfo
-from sparklog.transactions import transactional
+from sparklog.storage.store import ObjectInfo, Store
+from sparklog.transactions import TransactionalProducer, transactional
 from sparklog.transactions.completion import resolve_topic
+from tests.support.name_caching_store import NameCachingStore
 from tests.transactions.house import READ_COMMITTED, READ_UNCOMMITTED, House, rows
 
 
@@ -197,6 +202,78 @@ def test_a_forgotten_commit_is_no_abort_for_an_older_snapshot() -> None:
     assert values == [b"1"]
 
 
+def forgotten(house: House, producer: TransactionalProducer) -> None:
+    """Other transactions take the place of what was decided, and the entries that decided it are collected."""
+    for value in ("2", "3"):
+        with producer.begin() as following:
+            following.append("b", rows(value))
+    store, prefix = house.store, "_transactions/job"
+    newest = producer.log.refresh()
+    store.create(checkpoint_key(prefix, newest.number), store.get(commit_key(prefix, newest.number)))
+    for number in range(newest.number):
+        store.delete(commit_key(prefix, number))
+
+
+def test_what_is_unclear_is_open_until_no_cache_can_hide_it_any_more() -> None:
+    """This machine does not see that topic a has recorded the COMMIT, and nothing tells of it any more."""
+    house = House()
+    producer = house.producer()
+    transaction = house.hold(producer, a=["1"])
+    client = NameCachingStore(house.store, lambda: house.now_ms, name_ms=60_000)
+    view = RootView(house.root(client))
+    view.refresh(["a"])
+    transaction.commit()
+    resolve_topic(producer.root.topic("a"))
+    house.topic("a").append(rows("behind"))
+    forgotten(house, producer)
+    for _ in range(2):
+        view.refresh(["a"])
+        assert read(view, "a") == {"a": []}
+        house.now_ms += 59_999
+    view.refresh(["a"])
+    assert read(view, "a") == {"a": ["1", "behind"]}
+
+
+def test_what_stays_unclear_was_aborted() -> None:
+    house = House()
+    producer = house.producer()
+    house.hold(producer, a=["never"]).abort()
+    forgotten(house, producer)
+    house.now_ms += SETTLE_MS
+    assert house.held("a") == [1]
+    house.now_ms += 1
+    assert house.held("a") == [0]
+    assert house.values("a") == []
+
+
+def test_topics_that_a_cache_keeps_apart_are_waited_for() -> None:
+    """Two transactions over both topics: the second's commit to a is not seen here for a minute."""
+    house = House()
+    client = NameCachingStore(house.store, lambda: house.now_ms, name_ms=60_000)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        house.now_ms += round(seconds * 1000)
+
+    env = Env(lambda: house.now_ms, lambda: house.now_ms, sleep, random.Random(1))
+    view = RootView(open_root(client, env=env))
+    view.refresh(["a", "b"])
+    producer = house.producer()
+    for value in ("1", "2"):
+        with producer.begin() as transaction:
+            transaction.append("a", rows(value))
+            transaction.append("b", rows(value))
+    # Another process of this machine has looked for it; topic b's commits are seen as they come.
+    here = NameCachingStore(house.store, lambda: house.now_ms)
+    view = RootView(open_root(Hiding(client, here, "a/_log/"), env=env))
+    begun = house.now_ms
+    view.refresh(["a", "b"])
+    assert read(view, "a", "b") == {"a": ["1", "2"], "b": ["1", "2"]}
+    assert 59_000 <= house.now_ms - begun <= SETTLE_MS
+    assert len(slept) < 60
+
+
 def test_a_cache_that_hides_a_decision_which_another_topic_has_recorded() -> None:
     house = House()
     store = FaultyStore(house.store, lambda call: None, lambda seconds: None)
@@ -237,6 +314,17 @@ def test_a_damaged_decision_log_leaves_what_lies_below_readable() -> None:
     view = RootView(house.root())
     with pytest.raises(Corrupt, match=r"_transactions/job/_log/00000000000000000000.json"):
         view.refresh(["a", "b"])
+
+
+class Hiding(FaultyStore):
+    """Reads of keys that begin with `prefix` go through `stale`, all others through `inner`."""
+
+    def __init__(self, stale: Store, inner: Store, prefix: str) -> None:
+        super().__init__(inner, lambda call: None)
+        self.stale, self.prefix = stale, prefix
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return (self.stale if key.startswith(self.prefix) else self.inner).get(key, start, length)
 
 
 class Distant(FaultyStore):
