@@ -10,9 +10,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from sparklog.datasource.bounds import DataLoss, check_end, check_start, resolve_bound
 from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Bound, Options, ReadOptions
+from sparklog.datasource.reached import Clock, wait_until_reached
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
-from sparklog.datasource.starts import group_offsets, start_positions
+from sparklog.datasource.starts import group_offsets, offsets_now, start_positions
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import BadRequest
@@ -42,11 +43,14 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
         return self._task.read(partition)
 
 
-def batch_ranges(view: LogView, subscriber: Subscriber, read: ReadOptions) -> list[OffsetRange]:
+def batch_ranges(
+    view: LogView, subscriber: Subscriber, read: ReadOptions, clock: Clock | None = None
+) -> list[OffsetRange]:
     """What a batch reads, from one snapshot. Raises BadRequest and NotFound for bounds that do not fit it."""
     topics = subscriber.topics()
     known = group_offsets(view, read)
     subscriber.require(topics)
+    wait_until_reached(view, offsets_now(view, topics, known), lambda: subscriber.refresh(topics), clock or Clock())
     partitions = {topic: subscriber.partitions(topic) for topic in topics}
     loss = DataLoss(read.fail_on_data_loss)
     end_bound = read.end or Bound("latest", "endingOffsets")

@@ -7,8 +7,10 @@ read without `startingOffsets` would, and an offset out of range is data loss.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sparklog.datasource.bounds import DataLoss, Partitions, resolve_bound
-from sparklog.datasource.offsets import describe
+from sparklog.datasource.offsets import StreamOffset, describe
 from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.user_errors import warn
 from sparklog.errors import BadRequest, NotFound
@@ -78,6 +80,12 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
         )
     offsets = Group(view.root, read.group_id or "").stable().offsets
     return {each.place: dict(zip(each.partition, each.offset, strict=True)) for each in offsets}
+
+
+def offsets_now(view: LogView, topics: Sequence[str], known: GroupOffsets) -> StreamOffset:
+    """What the group has committed of these topics, as they are in the snapshot."""
+    ids = {topic: view.topic_id(topic) for topic in topics} if known else {}
+    return StreamOffset({topic: known.get((topic, ids[topic]), {}) for topic in ids}, ids)
 
 
 def _reset(limits: Bounds, where: str, isolation: str) -> int:

@@ -11,30 +11,22 @@ checkpoint. Hence:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from operator import attrgetter
 
 from sparklog.datasource.bounds import DataLoss, check_end, check_start
 from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.starts import group_offsets, start_positions
+from sparklog.datasource.reached import Clock, wait_until_reached
+from sparklog.datasource.starts import group_offsets, offsets_now, start_positions
 from sparklog.datasource.subscription import Subscriber
-from sparklog.errors import NotFound
+from sparklog.errors import NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.stored import Stored
-from sparklog.log.view import Bounds, LogView, OffsetRange
+from sparklog.log.view import READ_COMMITTED, Bounds, LogView, OffsetRange
 
 Document = dict[str, object]
 Offsets = dict[str, dict[int, int]]
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Monotonic seconds and sleep, so that tests need not wait."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
 
 
 class StreamPlanner:
@@ -66,6 +58,7 @@ class StreamPlanner:
             known = group_offsets(self._view, self._options)
             self._subscriber.require(self._topics)
             self._snapshot_taken(self._topics)
+            self._reach(offsets_now(self._view, self._topics, known), self._topics)
             partitions = {topic: self._subscriber.partitions(topic) for topic in self._present}
             positions = start_positions(self._view, partitions, self._options, "latest", self._loss, known)
             for topic, offsets in positions.items():
@@ -95,6 +88,7 @@ class StreamPlanner:
         if limited and self._target is None and self._idle:
             self._wait()
         self._refresh()
+        self._reach(begin_at, self._topics)
         self._check_names(begin_at)
         begin = self._begin(begin_at)
         ends = self._ends() if self._target is None else self._up_to_target(self._target)
@@ -120,6 +114,7 @@ class StreamPlanner:
             base = StreamOffset(stop.start, stop.ids)
         if not self._covered(stop):
             self._snapshot_taken(self._subscriber.refresh(sorted(stop.positions)))
+            self._reach_end(base, stop)
         found: list[OffsetRange] = []
         for topic in sorted(stop.positions):
             found += self._topic_ranges(topic, base, stop)
@@ -151,6 +146,39 @@ class StreamPlanner:
         self._present = sorted(present)
         self._probed_at = self._clock.now()
 
+    def _reach(
+        self, named: StreamOffset, topics: list[str], end_of: Callable[[Bounds], int] = attrgetter("log_end")
+    ) -> list[str]:
+        """Wait for offsets that a run of before has seen, and a cache of this machine may hide; what is not seen."""
+
+        def look() -> list[str]:
+            self._snapshot_taken(self._subscriber.refresh(topics))
+            return self._present
+
+        positions = {topic: offsets for topic, offsets in named.positions.items() if topic in self._present}
+        return wait_until_reached(self._view, StreamOffset(positions, named.ids), look, self._clock, end_of)
+
+    def _reach_end(self, base: StreamOffset, stop: StreamOffset) -> None:
+        """The same of a batch planned before: all of it was decided then, and is to be read as it was then."""
+        topics = sorted(stop.positions)
+        self._reach(stop, topics)
+        if self._options.isolation != READ_COMMITTED:
+            return
+        read = {
+            topic: {p: end for p, end in offsets.items() if (base.get(topic, p) or 0) < end <= self._log_end(topic, p)}
+            for topic, offsets in stop.positions.items()
+        }
+        hidden = self._reach(StreamOffset(read, stop.ids), topics, attrgetter("last_stable"))
+        if hidden:
+            raise Unavailable(
+                f"A batch of {', '.join(hidden)} was planned up to offsets at which a transaction seems to be open "
+                "now: try again later"
+            )
+
+    def _log_end(self, topic: str, partition: int) -> int:
+        limits = self._bounds(topic).get(partition)
+        return -1 if limits is None else limits.log_end
+
     def _wait(self) -> None:
         interval = self._options.poll_interval_ms
         seconds = (self._view.poll_interval_ms if interval is None else interval) / 1000
@@ -180,9 +208,10 @@ class StreamPlanner:
 
     def _covered(self, stop: StreamOffset) -> bool:
         """Whether the snapshot at hand is new enough for this end."""
+        end_of = attrgetter("last_stable" if self._options.isolation == READ_COMMITTED else "log_end")
         for topic, offsets in stop.positions.items():
             bounds = self._bounds(topic)
-            if any(p not in bounds or bounds[p].log_end < offset for p, offset in offsets.items()):
+            if any(p not in bounds or end_of(bounds[p]) < offset for p, offset in offsets.items()):
                 return False
         return True
 

@@ -27,6 +27,7 @@ from tests.transactions.house import House, rows
 
 Document = dict[str, Any]
 VALUES = tuple("0123456789")
+STOPPED = Clock(lambda: 0.0, lambda seconds: None)
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ class Query:
         self.root = root or house.root()
         view = RootView(self.root)
         subscriber = Subscriber(view, Location(ROOT, "/log", "/log"), self.options.read.subscription)
-        self.planner = StreamPlanner(view, subscriber, self.options.read, Clock(lambda: 0.0, lambda seconds: None))
+        self.planner = StreamPlanner(view, subscriber, self.options.read, STOPPED)
         self.progress = GroupProgress(self.root, self.options.read)
         self.at: Document = {}
 
@@ -81,7 +82,7 @@ def batch_starts(house: House, **options: str) -> dict[tuple[str, int], int]:
     parsed.check_batch_read()
     view = RootView(house.root())
     subscriber = Subscriber(view, Location(ROOT, "/log", "/log"), parsed.read.subscription)
-    return {(each.topic, each.partition): each.start for each in batch_ranges(view, subscriber, parsed.read)}
+    return {(each.topic, each.partition): each.start for each in batch_ranges(view, subscriber, parsed.read, STOPPED)}
 
 
 def stream_starts(house: House, **options: str) -> dict[tuple[str, int], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sparklog.datasource.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.log.view import OffsetRange
 from tests.datasource.memory_view import RECORD_BYTES, MemoryView
 
@@ -425,3 +426,89 @@ def test_an_offset_of_kafkas_own_connector_is_understood() -> None:
     source = planner(view_of(t=5))
     end = source.latest({"t": {"0": 2}}, limited=True)
     assert read(source.ranges({"t": {"0": 2}}, end)) == [("t", 0, 2, 5)]
+
+
+# -- a machine that does not see yet what a checkpoint names
+
+
+class Lagging(Time):
+    """Time that lets a view see more once so many seconds have passed."""
+
+    def __init__(self, seconds: float, then: Callable[[], None]) -> None:
+        super().__init__()
+        self.then: Callable[[], None] | None = then
+        self.due = self.at + seconds
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.then is not None and self.at >= self.due:
+            self.then()
+            self.then = None
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_a_restarted_stream_waits_for_offsets_that_it_does_not_see_yet(loss: str) -> None:
+    whole = view_of(t=10)
+    before = planner(whole)
+    start = stored(before.initial())
+    end = stored(before.latest(start, limited=True))
+    for ask in ("ranges", "latest"):
+        stale = view_of(t=4)
+        time = Lagging(40, lambda stale=stale: stale.add("t", 7))  # type: ignore[misc]
+        after = planner(stale, time, failOnDataLoss=loss)
+        if ask == "ranges":
+            assert read(after.ranges(start, end)) == [("t", 0, 0, 10)]
+        else:
+            assert after.latest(end, limited=True) == {"t": {"0": 11}, "$ids": {"t": "id-t"}}
+        assert 40 <= sum(time.slept) < 42
+
+
+def test_a_restarted_stream_waits_for_partitions_that_it_does_not_see_yet() -> None:
+    whole = MemoryView()
+    whole.create("t", partitions=2)
+    whole.add("t", 3, partition=1)
+    before = planner(whole)
+    start = stored(before.initial())
+    end = stored(before.latest(start, limited=True))
+    stale = view_of(t=0)
+
+    def grow() -> None:
+        stale.create("t", partitions=2)
+        stale.add("t", 3, partition=1)
+
+    assert read(planner(stale, Lagging(40, grow)).ranges(start, end)) == [("t", 1, 0, 3)]
+
+
+def test_a_batch_waits_until_what_was_decided_when_it_was_planned_is_decided_here() -> None:
+    whole = view_of(t=10)
+    before = planner(whole)
+    start = stored(before.initial())
+    end = stored(before.latest(start, limited=True))
+    for seconds in (40, 100):
+        stale = view_of(t=12)
+        stale.partition("t").last_stable = 4
+        time = Lagging(seconds, lambda stale=stale: setattr(stale.partition("t"), "last_stable", None))  # type: ignore[misc]
+        after = planner(stale, time, failOnDataLoss="false")
+        if seconds < 90:
+            assert read(after.ranges(start, end)) == [("t", 0, 0, 10)]
+        else:
+            with pytest.raises(Unavailable, match="A batch of t-0 was planned up to offsets at which a transaction"):
+                after.ranges(start, end)
+
+
+def test_what_is_not_seen_after_longer_than_caches_last_is_lost() -> None:
+    end = {"t": {"0": 10}, "$ids": {"t": "id-t"}}
+    for ask in ("ranges", "latest"):
+        time = Time()
+        source = planner(view_of(t=4), time)
+        with pytest.raises(NotFound, match="Offset 10 of t-0 is out of range: the log ends at 4"):
+            _ = source.latest(end, limited=True) if ask == "latest" else source.ranges({"t": {"0": 1}}, end)
+        assert 90 <= sum(time.slept) < 92
+
+
+def test_a_topic_that_was_created_again_is_not_waited_for() -> None:
+    time = Time()
+    source = planner(view_of(t=4), time)
+    with pytest.raises(NotFound, match="was deleted and created again"):
+        source.latest({"t": {"0": 10}, "$ids": {"t": "id-of-before"}}, limited=True)
+    assert time.slept == []

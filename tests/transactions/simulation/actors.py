@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.groups import Groups
@@ -17,11 +18,16 @@ from sparklog.log.slice_table import COMMITTED, PLAIN
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.faulty import Crash, Decide, FaultKind
+from sparklog.storage.store import Store
 from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import collect, resolve_topic
 from sparklog.transactions.producer import Transaction
 from tests.log.simulation.world import Actor, World
+from tests.support.name_caching_store import NameCachingStore
 from tests.transactions.simulation.ledger import Ledger, LedgerStore, expect
+
+if TYPE_CHECKING:
+    from tests.transactions.simulation.followers import Followed
 
 TOPICS = ("a", "b", "c")
 TIMEOUT_MS = 20_000
@@ -54,6 +60,11 @@ class Run:
     board: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
     """Shared transactions: id -> its number and the jobs that have prepared."""
     counters: dict[str, int] = field(default_factory=dict)
+    name_ms: int = 0
+    folder_ms: int = 0
+    """How long every machine remembers names (`NameCachingStore`); 0: not at all."""
+    machines: dict[str, NameCachingStore] = field(default_factory=dict)
+    followed: list[Followed] = field(default_factory=list)
     world: World = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,11 +77,24 @@ class Run:
     def count(self, what: str) -> None:
         self.counters[what] = self.counters.get(what, 0) + 1
 
-    def root(self, actor: Actor, decide: Decide) -> Root:
-        return open_root(actor.store(decide), env=actor.env)
+    def root(self, actor: Actor, decide: Decide, host: str | None = None) -> Root:
+        """A new process' root, on a machine; each actor has one of its own unless `host` says which."""
+        return open_root(self.client(actor.store(decide), host or actor.name), env=actor.env)
+
+    def client(self, store: Store, host: str) -> Store:
+        """A connection of a machine, with what the machine remembers of names."""
+        if not self.name_ms and not self.folder_ms:
+            return store
+        known = self.machines.get(host)
+        if known is None:
+            known = NameCachingStore(store, lambda: self.world.now_ms, name_ms=self.name_ms, folder_ms=self.folder_ms)
+            self.machines[host] = known
+        return known.through(store)
 
     def judge(self) -> None:
         """At the end: what was acknowledged is there, in all topics, once; the rest nowhere; nothing is held back."""
+        for what in ("reader Unavailable", "follower Unavailable", "query Unavailable") if self.machines else ():
+            expect(not self.counters.get(what), f"a reader gave up, which caches alone are no reason for: {what}")
         self.world.now_ms += 10 * TIMEOUT_MS
         judge = Actor(self.world, "judge", lambda actor: None, 0, 0)
         root = open_root(self.world.store, env=judge.env)
@@ -84,6 +108,9 @@ class Run:
             seen[name] = visible(topic.read_snapshot())
             expect(sorted(seen[name]) == sorted(self.ledger.visible(name)), f"{name} shows what its decisions do not")
         self._judge_groups(root, seen)
+        from tests.transactions.simulation.followers import judge_followers
+
+        judge_followers(self, lambda name: root.topic(name).read_snapshot().slices.all())
         batches: dict[tuple[str, int], int] = {}
         for attempt in self.attempts:
             shown = {name: [path in seen[name] for path in paths] for name, paths in attempt.files.items()}

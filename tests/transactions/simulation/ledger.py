@@ -45,6 +45,8 @@ class Ledger:
     """Topic -> number of commits."""
     decided: dict[N, dict[str, set[int]] | None] = field(default_factory=dict)
     """(id, n) -> versions by topic of its COMMIT, None for ABORT."""
+    groups: dict[N, set[tuple[str, int]]] = field(default_factory=dict)
+    """(id, n) -> group and number of the entries that its COMMIT names."""
     newest: dict[str, int] = field(default_factory=dict)
     entries: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, set[tuple[N, int]]] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class Ledger:
                 names = {}
                 for item in entry["prepares"]:
                     names.setdefault(item["topic"], set()).add(item["version"])
+                self.groups[doc["id"], after] = {(item["group"], item["number"]) for item in entry["groups"]}
             self.decided[doc["id"], after] = names
         for item in doc["commits"]:
             known = self.decided.get((doc["id"], item["n"]))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.groups.group import Group
-from sparklog.groups.state import GroupState
+from sparklog.groups.state import GroupState, settled
 from sparklog.storage.faulty import Decide, FaultKind
 from sparklog.transactions import transactional
 from tests.log.simulation.world import Actor
@@ -91,7 +91,9 @@ def watcher(run: Run, decide: Decide, group: str, looks: int) -> Callable[[Actor
                 left[0] -= 1
                 try:
                     handle = handle or Group(run.root(actor, decide), group)
-                    offset = offset_of(handle.state())
+                    state = handle.state()
+                    offset = offset_of(state)
+                    expect_settled_as_decided(run, handle.log.known(), state)
                     expect(offset >= seen, f"group {group} went back from {seen} to {offset}")
                     expect(
                         offset in committed_ends(run, group), f"group {group} shows {offset}, which nobody committed"
@@ -108,6 +110,19 @@ def watcher(run: Run, decide: Decide, group: str, looks: int) -> Callable[[Actor
         process(run, actor, life)
 
     return body
+
+
+def expect_settled_as_decided(run: Run, raw: GroupState | None, state: GroupState) -> None:
+    """What a reader no longer shows as pending counts if, and only if, a COMMIT names it."""
+    assert raw is not None
+    waiting = {item.number for item in state.pending}
+    truth = {
+        item.number: (state.id, item.number) in run.ledger.groups.get((item.txn, item.n), set())
+        for item in raw.pending
+        if item.number not in waiting
+    }
+    wanted = offset_of(settled(raw, truth))
+    expect(offset_of(state) == wanted, f"group {state.id} is shown at {offset_of(state)}, decided is {wanted}")
 
 
 def committed_ends(run: Run, group: str) -> set[int]:

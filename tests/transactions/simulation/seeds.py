@@ -7,11 +7,12 @@ from collections.abc import Callable
 from unittest import mock
 
 from sparklog.log import commit_log, entry_log
-from sparklog.storage.faulty import Decide, Seeded
+from sparklog.storage.faulty import Decide, FaultKind, Seeded
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
 from tests.log.simulation.world import Actor, World
 from tests.transactions.simulation.actors import (
     TIMEOUT_MS,
+    TOPICS,
     Run,
     appender,
     driver,
@@ -21,10 +22,34 @@ from tests.transactions.simulation.actors import (
     sharer,
     writer,
 )
+from tests.transactions.simulation.followers import follower, query
 from tests.transactions.simulation.loops import loop, watcher
 
 ROLES = ("writer", "instances", "driver", "drivers", "shared", "appender", "keeper", "reader", "loop", "loops")
+CACHES = ("names", "folders")
+"""Profiles in which every machine remembers names: one by one, or by folder (`NameCachingStore`)."""
+LONGEST_CACHE_MS = 60_000
+Body = Callable[[Actor], None]
 PROFILES = ("calm", "answers", "errors", "crashes", "zombies", "everything", "damage")
+
+
+def draw_caches(run: Run, profile: str, source: random.Random) -> tuple[FaultKind, ...]:
+    """How long machines remember names; also the faults that come beside that."""
+    longest = source.choice([2_000, 10_000, LONGEST_CACHE_MS])
+    run.name_ms, run.folder_ms = (longest, 0) if profile == "names" else (0, longest)
+    return tuple(source.choice([(), CRASHES]))
+
+
+def spawn_followers(
+    run: Run, source: random.Random, decide: Callable[[str], Decide], spawn: Callable[[str, Body], None]
+) -> None:
+    """Two consumers on two machines, and a streaming query that is started now on one of these, now on the other."""
+    for number in range(2):
+        topics = source.sample(TOPICS, source.choice([1, 1, 2]))
+        label, polls, pace = f"follower-{number}", source.randint(10, 40), source.choice([0.3, 2.0])
+        spawn(label, follower(run, decide(label), f"host-{number}", topics, polls, pace))
+    batches, loss = source.randint(4, 10), source.choice(["true", "false"])
+    spawn("query", query(run, decide("query"), ("host-0", "host-1"), batches, loss))
 
 
 def draw(run: Run, profile: str | None) -> None:
@@ -40,6 +65,8 @@ def draw(run: Run, profile: str | None) -> None:
         "damage": DAMAGE,
     }.get(profile, ERRORS + ANSWERS + CRASHES)
     run.count(f"profile {profile}")
+    if profile in CACHES:
+        kinds = draw_caches(run, profile, source)
 
     def decide(name: str) -> Decide:
         chances = random.Random(f"{run.seed}/faults/{name}")
@@ -53,7 +80,8 @@ def draw(run: Run, profile: str | None) -> None:
         run.world.spawn(name, body, skew_ms=skew, start_ms=source.randint(0, 2_000))
 
     spawn("reader", reader(run, decide("reader"), source.randint(4, 12)))
-    spawn("writer", writer(run, decide("writer"), "w", source.randint(2, 5), 1.0))
+    if profile in CACHES:
+        spawn_followers(run, source, decide, spawn)
     for number in range(source.randint(1, 5)):
         name, label = source.choice(ROLES), f"{number}"
         plan = decide(label)
