@@ -13,14 +13,16 @@ then read on, entry by entry, as far as another one asks for and no further:
 | an offset of a group                                  | the version at which the topic ends there or beyond     |
 
 All that can be asked for was made before the one who asks, so this comes to an end however busy writers are, and what
-it ends with is the least such cut above the one it began with. Order of reading: decisions, groups, topics, decisions
+it ends with is the least such cut above the one it began with. In a live root a cache of names may hide it for a while:
+then it is waited for. Order of reading: decisions, groups, topics, decisions
 again. Every entry of the decisions between the two is heard, for the newest says nothing of a COMMIT that all topics
-have recorded meanwhile, and a topic that was read before its prepare does not either.
+have recorded meanwhile, and a topic that was read before its prepare does not either. For the same reason all is heard
+that is younger than caches last: what was read later may be the older state there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -31,13 +33,14 @@ from sparklog.backup.entries import EntryChain
 from sparklog.backup.manifest import LeftOut
 from sparklog.backup.unread import Unread
 from sparklog.errors import NotFound, Unavailable
-from sparklog.groups.state import GROUPS, GroupState
+from sparklog.groups.state import GROUPS, GroupState, Pending
 from sparklog.log.commit import Commit, decode_commit
 from sparklog.log.decision import DECISIONS, Decisions
-from sparklog.log.decision_logs import open_transactions
+from sparklog.log.decision_logs import DecisionLogs, open_transactions
 from sparklog.log.entry_log import Entry, EntryKind
 from sparklog.log.head import EMPTY, Head
-from sparklog.log.names import commit_key, is_topic_name
+from sparklog.log.names import checkpoint_version, commit_key, is_topic_name
+from sparklog.log.numbered import SETTLE_MS
 from sparklog.log.root import Root
 from sparklog.log.slice_table import COMMITTED, SliceTable
 from sparklog.storage.store import Store
@@ -89,6 +92,8 @@ class _Cutter:
     """What was looked for to the end of its log: aborted, or not of a topic that is there."""
     writers: set[str] = field(default_factory=set)
     """Transactional ids that the topics name."""
+    live: DecisionLogs | None = None
+    """Of a live root, where a cache may hide what exists; None: of a place, where nothing comes any more."""
     moved: bool = False
 
     # -- hearing what is asked
@@ -104,6 +109,14 @@ class _Cutter:
         for group in [*state.prepared_groups, *(item for each in state.commits for item in each.groups)]:
             if not self.lost(GROUPS, group.group):
                 self.entries[group.group] = max(group.number, self.entries.get(group.group, -1))
+
+    def hear_offsets(self, state: GroupState) -> None:
+        """The next state of a group, or the first that is heard of it: what is pending no more is decided."""
+        known = self.groups.get(state.id)
+        if known is not None:
+            waiting = {(item.txn, item.n) for item in known.pending}
+            self.decided |= waiting - {(item.txn, item.n) for item in state.pending}
+        self.groups[state.id] = state
 
     def ask_version(self, topic: str, version: int) -> None:
         if self.chosen is None or topic in self.chosen:
@@ -145,9 +158,7 @@ class _Cutter:
         found = EntryChain(self.store, GROUPS, group).next(state)
         if found is None:
             return False
-        waiting = {(item.txn, item.n) for item in state.pending}
-        self.decided |= waiting - {(item.txn, item.n) for item in found.pending}
-        self.groups[group] = found
+        self.hear_offsets(found)
         self.moved = True
         return True
 
@@ -167,6 +178,7 @@ class _Cutter:
             for group, number in list(self.entries.items()):
                 while self._entry(group) < number:
                     self._step(group, self.next_offsets)
+            self._begin()
             self._decide()
             self._record()
             self._reach()
@@ -188,14 +200,35 @@ class _Cutter:
         return self.groups[group].number if group in self.groups else -1
 
     def _step(self, name: str, step: Callable[[str], bool]) -> None:
-        if not step(name):
+        if not self._awaited(partial(step, name)):
             raise Unavailable(f"a transaction names what '{name}' does not show; try again later")
+
+    def _awaited(self, step: Callable[[], bool]) -> bool:
+        """Take a step on; False if what it needs is not there, in a live root after longer than caches last."""
+        if step():
+            return True
+        if self.live is None:
+            return False
+        begun, tries = self.live.now(), 0
+        while self.live.wait(begun, tries):
+            if step():
+                return True
+            tries += 1
+        return False
+
+    def _begin(self) -> None:
+        """What is open was begun once all before it had been decided."""
+        if self.live is not None:
+            opened = {each for head in self.heads.values() for each in open_transactions(head)}
+            opened |= {(item.txn, item.n) for state in self.groups.values() for item in state.pending}
+            self.decided |= {(transactional_id, n - 1) for transactional_id, n in opened if n > 0}
 
     def _decide(self) -> None:
         """What was recorded is decided. A prepare that a later one overtook in its group need not be."""
         for transactional_id, n in sorted(self.decided - self.undecided):
+            step = partial(self.next_decisions, transactional_id)
             while not self.decisions.get(transactional_id, Decisions(transactional_id)).decided(n):
-                if not self.next_decisions(transactional_id):
+                if not (step() if self.lost(DECISIONS, transactional_id) else self._awaited(step)):
                     self.undecided.add((transactional_id, n))
                     break
 
@@ -204,27 +237,69 @@ class _Cutter:
         n = transaction[1]
         return state is not None and state.decided(n) and state.commit_of(n) is None and not state.surely_aborted(n)
 
+    def _reads_record(
+        self, transaction: Transaction, step: Callable[[], bool], is_named: Callable[[Decisions], bool]
+    ) -> bool:
+        """Read on to where the outcome of a transaction may be recorded; False: it was aborted.
+
+        `is_named`: whether its COMMIT is about the topic or group that is read. Then the record is there, however long
+        a cache hides it.
+        """
+        if step():
+            return True
+        if self.live is None:
+            return False
+        transactional_id, n = transaction
+        log = self.live.log(transactional_id)
+        log.deciding(n)
+        outcome = log.outcome(n)
+        if outcome is None and log.is_over(n):
+            return step()
+        if outcome is not None and outcome.decided(n) and not is_named(outcome):
+            return False
+        if self._awaited(step):
+            return True
+        if outcome is None:
+            return False
+        raise Unavailable(
+            f"transaction {n} of '{transactional_id}' is committed, and a topic or group that has recorded it does not "
+            "show that; try again later"
+        )
+
     def _record(self) -> None:
         """Where something is open that is decided and forgotten, its outcome was recorded, or it was aborted."""
         for topic in list(self.heads):
             for transaction in open_transactions(self.heads[topic]):
-                while (
-                    (topic, transaction) not in self.ended
-                    and transaction in open_transactions(self.heads[topic])
-                    and self._forgotten(transaction)
-                ):
-                    if not self.next_commit(topic):
-                        self.ended.add((topic, transaction))
+                self._record_in_topic(topic, transaction)
         for group in list(self.groups):
             for item in self.groups[group].pending:
-                key = (group, item.txn, item.number)
-                while (
-                    key not in self.ended
-                    and any(each.number == item.number for each in self.groups[group].pending)
-                    and self._forgotten((item.txn, item.n))
-                ):
-                    if not self.next_offsets(group):
-                        self.ended.add(key)
+                self._record_in_group(group, item)
+
+    def _record_in_topic(self, topic: str, transaction: Transaction) -> None:
+        def is_named(state: Decisions) -> bool:
+            return bool(state.resolved(topic, self.heads[topic].topic_id, transaction[1]).committed)
+
+        while (
+            (topic, transaction) not in self.ended
+            and transaction in open_transactions(self.heads[topic])
+            and self._forgotten(transaction)
+        ):
+            if not self._reads_record(transaction, partial(self.next_commit, topic), is_named):
+                self.ended.add((topic, transaction))
+
+    def _record_in_group(self, group: str, item: Pending) -> None:
+        key, transaction = (group, item.txn, item.number), (item.txn, item.n)
+
+        def is_named(state: Decisions) -> bool:
+            return state.commits_group(item.n, group, item.number)
+
+        while (
+            key not in self.ended
+            and any(each.number == item.number for each in self.groups[group].pending)
+            and self._forgotten(transaction)
+        ):
+            if not self._reads_record(transaction, partial(self.next_offsets, group), is_named):
+                self.ended.add(key)
 
     def _reach(self) -> None:
         """No group is beyond the end of its topic."""
@@ -264,21 +339,24 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     """
     store = root.store
     unread = Unread(store, strict=chosen is None)
+    since_ms = store.now_ms() - SETTLE_MS
     before: dict[str, Decisions] = {}
     for name in unread.ids(DECISIONS):
-        state = unread.read(DECISIONS, name, EntryChain(store, DECISIONS, name).newest)
+        state = unread.read(DECISIONS, name, partial(_before, EntryChain(store, DECISIONS, name), since_ms))
         if state is not None:
             before[name] = state
-    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), unread)
+    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), unread, live=root.decisions)
     for name in unread.ids(GROUPS):
-        group = unread.read(GROUPS, name, EntryChain(store, GROUPS, name).newest)
-        if group is not None:
-            cutter.groups[name] = group
+        states = unread.read(GROUPS, name, partial(_recent, EntryChain(store, GROUPS, name), since_ms))
+        for group in states or ():
+            cutter.hear_offsets(group)
     folders = (name for name in store.list_folders("") if is_topic_name(name))
     for name in folders if chosen is None else chosen:
         head = root.topic_handle(name).log.refresh().head
         if head.version >= 0:
             cutter.heads[name] = head
+            for commit in _recent_commits(store, name, head.version, since_ms):
+                cutter.hear_commit(commit)
         elif chosen is not None:
             root.topic(name)
     for name in sorted({*before, *unread.ids(DECISIONS)}):
@@ -290,6 +368,32 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
         for name in cutter.heads:
             cutter.writers |= writers_in(root.topic_handle(name).snapshot(refresh=False).slices)
     return cutter.settle()
+
+
+def _before(chain: EntryChain[E], since_ms: int) -> E:
+    """The newest state that no cache can hide: the store has had it since that time. Else the oldest there is."""
+    newest = chain.newest()
+    known = [info for info in chain.store.list(f"{chain.prefix}/_log/0") if info.modified_ms <= since_ms]
+    number = checkpoint_version(known[-1].key) if known else chain.run()[0]
+    state = None if number is None or number >= newest.number else chain.at(number)
+    return newest if state is None else state
+
+
+def _recent(chain: EntryChain[E], since_ms: int) -> list[E]:
+    """The states from the newest that no cache can hide to the newest that is seen."""
+    begin = _before(chain, since_ms)
+    return [begin, *chain.walk(begin, chain.newest().number)]
+
+
+def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> Iterator[Commit]:
+    """Commits up to a version that are younger, as far as they are seen."""
+    for info in store.list(f"{topic}/_log/0"):
+        number = checkpoint_version(info.key)
+        if info.modified_ms > since_ms and number is not None and number <= version:
+            try:
+                yield decode_commit(store.get(info.key), info.key, number)
+            except NotFound:
+                continue
 
 
 def _since(chain: EntryChain[Decisions], begin: Decisions | None) -> list[Decisions]:

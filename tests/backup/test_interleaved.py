@@ -14,6 +14,7 @@ from sparklog.backup.choosing import Wanted
 from sparklog.backup.restoring import restore
 from sparklog.errors import Conflict, SparklogError
 from sparklog.groups import Groups
+from sparklog.log.numbered import SETTLE_MS
 from sparklog.log.root import Root
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
@@ -21,6 +22,7 @@ from sparklog.transactions.completion import collect
 from sparklog.transactions.producer import transactional
 from tests.backup.lab import DAY, HOUR, Lab, batch, contents, rows_of
 from tests.support.maintaining import maintain
+from tests.support.name_caching_store import NameCachingStore
 
 ID = "mover"
 
@@ -358,3 +360,28 @@ def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
     assert contents(root) == contents(story.lab.root())
     with pytest.raises(Conflict):
         maintain(story.lab.root().topic("a"), holds={"late": backing_up.Hold(0)})
+
+
+@pytest.mark.parametrize("kind", ["name_ms", "folder_ms"])
+def test_a_backup_waits_for_what_a_cache_hides(kind: str) -> None:
+    """The machine that makes it does not see that topic a has recorded a COMMIT, which the decisions have forgotten."""
+    lab = Lab()
+    root = lab.root()
+    for name in ("a", "b"):
+        root.create_topic(name)
+    here = lab.root(NameCachingStore(lab.store, lambda: lab.now_ms, **{kind: 60_000}))
+    writing = transactional(root, ID).begin()
+    writing.append("a", batch([b"paid"]))
+    writing.prepare()
+    assert here.topic("a").head().open
+    writing.commit()
+    root.topic("a").append(batch([b"plain"]))
+    with transactional(root, ID).begin() as following:
+        following.append("b", batch([b"more"]))
+    assert len(root.decisions.log(ID).refresh().commits) == 1
+    place, restored = lab.another("place"), lab.another("restored")
+    begun = lab.now_ms
+    back_up(here, place)
+    assert lab.now_ms - begun <= SETTLE_MS
+    restore(place, restored, env=lab.env())
+    assert contents(lab.root(restored)) == contents(root)

@@ -10,6 +10,7 @@ import pytest
 from tests.backup.simulation.workload import run
 
 SEEDS = 10
+CACHE_SEEDS = 250
 
 
 def test_whatever_the_seed_what_is_restored_is_consistent() -> None:
@@ -23,6 +24,19 @@ def test_whatever_the_seed_what_is_restored_is_consistent() -> None:
 def test_a_seed_is_one_story() -> None:
     for seed in (2, 4):
         assert run(seed).world.trace == run(seed).world.trace
+
+
+@pytest.mark.parametrize(("seed", "caches"), [(16, "folders"), (19, "names")])
+def test_where_the_machine_that_makes_backups_remembers_names(seed: int, caches: str) -> None:
+    assert run(seed, caches).counters["backups"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("caches", ["names", "folders"])
+@pytest.mark.parametrize("first", range(0, CACHE_SEEDS, 25))
+def test_more_seeds_where_names_are_remembered(first: int, caches: str) -> None:
+    for seed in range(first, first + 25):
+        assert run(seed, caches).counters
 
 
 @pytest.mark.slow
