@@ -6,21 +6,28 @@ remember to let go of it: the vacuum of the topic that owns the files looks into
 no version of the clone that may still be read names a file of that topic. A clone names ever fewer of them, since
 only its creation brings any in.
 
-Until `expiresMs` of the hold the clone may not be there yet, so it is not looked for: whoever creates it gives up long
-before.
+Until `expiresMs` of the hold the clone may not be there yet, so it is not looked for. Before the vacuum ends the hold
+of a clone that is not there, it commits to the log of the clone's name (see `GiveUpIntent`): a process that has slept
+since it took the hold expects that log as it was then, and creates nothing.
 """
 
 from __future__ import annotations
 
-from sparklog.log.commit import CREATE
+from dataclasses import dataclass
+
+from sparklog.log.commit import CREATE, MAINTAIN, Hold
+from sparklog.log.conflicts import Draft, Nothing
+from sparklog.log.head import Head
 from sparklog.log.history import History
 from sparklog.log.names import is_topic_name
+from sparklog.log.slice_table import SliceTable
 
-__all__ = ["GRACE_MS", "clone_hold", "clone_of_hold", "still_names"]
+__all__ = ["GRACE_MS", "GiveUpIntent", "clone_hold", "clone_of_hold", "is_given_up", "still_names"]
 
 GRACE_MS = 86_400_000
 """How long a clone's hold stays without a clone: the process that was to create it has died."""
 _PREFIX = "clone"
+_GIVEN_UP = "given-up"
 
 
 def clone_hold(clone: str, topic_id: str) -> str:
@@ -33,6 +40,33 @@ def clone_of_hold(hold: str) -> tuple[str, str] | None:
     prefix, _, rest = hold.partition(":")
     name, colon, topic_id = rest.partition(":")
     return (name, topic_id) if prefix == _PREFIX and colon and is_topic_name(name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpIntent:
+    """Commit to the log of a name that no clone with this topic id has, so that none can be created any more.
+
+    A log without commits gets an empty topic of that id, which is to be deleted at once. Nothing where there is a
+    topic, or where the clone was one: then nobody can create it, or it was created already.
+    """
+
+    topic_id: str
+    now_ms: int
+    needs_table: bool = False
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        if base.exists or base.topic_id == self.topic_id:
+            return Nothing("nothing changes", base.version)
+        record = {f"{_GIVEN_UP}:{self.topic_id}": Hold(max(base.version, 0), self.now_ms)}
+        if base.version < 0:
+            return Draft(CREATE, topic_id=self.topic_id, leader_epoch=0, partitions=1, holds=record)
+        return Draft(MAINTAIN, holds=record)
+
+
+def is_given_up(head: Head, topic_id: str) -> bool:
+    """Whether a name's log says that no clone with this topic id will come."""
+    return f"{_GIVEN_UP}:{topic_id}" in head.holds
 
 
 def still_names(history: History, topic_id: str, owner: str, since: int, held: set[int], newest: int) -> bool:

@@ -60,11 +60,16 @@ class Cloned:
 
 @dataclass(frozen=True, slots=True)
 class CloneIntent:
-    """Create a topic with what a snapshot of another one holds."""
+    """Create a topic with what a snapshot of another one holds.
+
+    `version`: of the name's log before the holds were taken: any commit since may say that the clone was given up. None
+    where one of the holds is in that log itself: it must still be there.
+    """
 
     topic_id: str
     source: Snapshot
     files: tuple[FileSlices, ...]
+    version: int | None
     needs_table: bool = False
     repeatable: bool = False
 
@@ -72,6 +77,12 @@ class CloneIntent:
         if base.exists:
             raise Conflict(
                 f"topic '{topic}' already exists, with {base.partitions} partitions; choose another name for the clone"
+            )
+        if self.version is None and clone_hold(topic, self.topic_id) not in base.holds:
+            raise Conflict(f"the hold of the clone '{topic}' has ended while it was cloned; try again")
+        if self.version is not None and base.version != self.version:
+            raise Conflict(
+                f"topic '{topic}' went from version {self.version} to {base.version} while it was cloned; try again"
             )
         head = self.source.head
         configs: dict[str, str | None] = dict(head.configs.explicit)
@@ -116,7 +127,8 @@ def clone_topic(
     check_topic_name(name)
     topic = root.topic_handle(check_topic_name(source))
     snapshot = _chosen(root, topic, version, time_ms)
-    if root.topic_handle(name).log.refresh().head.exists:
+    before = root.topic_handle(name).log.refresh().head
+    if before.exists:
         raise Conflict(f"topic '{name}' already exists; choose another name for the clone")
     if dry_run:
         _refuse_below_floor(topic, snapshot)
@@ -127,7 +139,8 @@ def clone_topic(
     try:
         shown = _decided(topic, snapshot)
         files = _shared(source, shown)
-        clone = root.begin_topic(name, CloneIntent(topic_id, shown, files))
+        version_before = None if any(each.name == name for each in held) else before.version
+        clone = root.begin_topic(name, CloneIntent(topic_id, shown, files, version_before))
     except (BadRequest, Conflict, NotFound):
         # There is no such clone. After any other error there may be one.
         _release(held, clone_hold(name, topic_id))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.log.clone_holds import clone_of_hold, still_names
+from sparklog.log.clone_holds import GiveUpIntent, clone_of_hold, is_given_up, still_names
 from sparklog.log.commit import DELETE
+from sparklog.log.conflicts import DeleteIntent
 from sparklog.log.head import Head
 from sparklog.log.history import History
 from sparklog.log.root import Root
@@ -18,7 +19,7 @@ from sparklog.log.topic import Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention import vacuum_plan as plan
 
-__all__ = ["delete_delay_ms", "needed_by_clones"]
+__all__ = ["delete_delay_ms", "give_up_clones", "needed_by_clones"]
 
 _LOG = logging.getLogger("sparklog.retention")
 
@@ -36,6 +37,33 @@ def delete_delay_ms(history: History, head: Head, settings: Settings) -> int:
         except (Corrupt, NotFound):
             configs = head.configs
     return settings.configs_of(configs).file_delete_delay_ms
+
+
+def give_up_clones(topic: Topic, head: Head, now_ms: int) -> frozenset[str]:
+    """Give up the clones whose holds have run out by `now_ms` and that are not there: none can be created any more.
+
+    Returns the names of holds that must stay, for that failed. A clone under the topic's own name asks for its hold in
+    the same log.
+    """
+    failed = set()
+    for name, hold in head.holds.items():
+        clone = clone_of_hold(name)
+        if clone is None or clone[0] == topic.name or hold.expires_ms is None or hold.expires_ms > now_ms:
+            continue
+        try:
+            _give_up(topic.root.topic_handle(clone[0]), clone[1], now_ms)
+        except (SparklogError, OSError) as error:
+            _LOG.warning("hold %s of topic %s stays: %s", name, topic.name, error)
+            failed.add(name)
+    return frozenset(failed)
+
+
+def _give_up(clone: Topic, topic_id: str, now_ms: int) -> None:
+    head = clone.log.refresh().head
+    if not is_given_up(head, topic_id):
+        head = clone.commit(GiveUpIntent(topic_id, now_ms)).head
+    if is_given_up(head, topic_id) and head.exists and head.topic_id == topic_id:
+        clone.commit(DeleteIntent(topic_id, head.version))
 
 
 def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) -> frozenset[str]:
@@ -61,7 +89,7 @@ def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) 
 def _still_named(root: Root, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
     history = History(root.store, clone)
     head = root.topic_handle(clone).log.refresh().head
-    if head.version < 0:
+    if head.version < 0 or (is_given_up(head, topic_id) and clone != owner):
         return False
     since = plan.floor_version(history.commits, head.version, now_ms, delete_delay_ms(history, head, settings))
     held = {hold.version for hold in head.holds.values() if hold.expires_ms is None or hold.expires_ms > now_ms}

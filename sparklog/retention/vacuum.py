@@ -32,7 +32,7 @@ from sparklog.log.topic import Topic
 from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.work import InProcess, Runner, Settings
 from sparklog.retention import vacuum_plan as plan
-from sparklog.retention.clones import delete_delay_ms, needed_by_clones
+from sparklog.retention.clones import delete_delay_ms, give_up_clones, needed_by_clones
 from sparklog.retention.deleting import delete_all
 from sparklog.retention.vacuum_plan import DataFile, Victim
 from sparklog.storage.store import Store
@@ -196,7 +196,8 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     delay_ms = delete_delay_ms(history, head, settings)
     floor = plan.floor_version(history.commits, head.version, settings.now_ms, delay_ms)
     run = _Vacuum(topic, settings, own_ms, history, head, delay_ms, floor)
-    run.needed = needed_by_clones(topic, head, settings, run.careful_ms)
+    stay = frozenset[str]() if dry_run else give_up_clones(topic, head, run.careful_ms)
+    run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
     files, foreign = _data_files(store, topic.name, floor)
     kept, known, born = _named(run, head) if files else (set(), set(), 0)
     if files:

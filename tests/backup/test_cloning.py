@@ -19,7 +19,8 @@ from sparklog.log.root import Root, open_root
 from sparklog.retention import clones, vacuum
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.transactions.producer import transactional
-from tests.backup.lab import DAY, HOUR, Lab, batch, rows_of
+from sparklog.verification.run import verify_root
+from tests.backup.lab import DAY, HOUR, Lab, batch, contents, rows_of
 
 LOG_DIR = Path(__file__).parents[2] / "examples" / "data" / "kafka-log-dir"
 CONFIGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.0", "segment.bytes": "300"}
@@ -404,3 +405,54 @@ class TestMutations:
         monkeypatch.setattr(clones, "still_names", newest)
         with pytest.raises(AssertionError):
             TestVacuums().test_a_plan_on_the_clone_outlives_its_rewriting_by_the_delay()
+
+
+class TestAProcessThatSleeps:
+    """Between the hold and the creation, until the vacuum has ended the hold and taken the files."""
+
+    def asleep(self, lab: Lab) -> Root:
+        """A root in which days pass, with vacuums, just before the clone's first commit."""
+        nights = [3]
+
+        def sleep(call: Call) -> None:
+            if call.verb == "create" and call.key.startswith("b/_log/0") and nights:
+                for _ in range(nights.pop()):
+                    lab.now_ms += DAY + HOUR
+                    lab.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+                    lab.compact("a")
+                    lab.retain()
+
+        return lab.root(FaultyStore(lab.store, sleep))
+
+    @pytest.mark.parametrize("was_a_topic", [False, True])
+    def test_it_creates_nothing(self, was_a_topic: bool) -> None:
+        lab = Lab()
+        filled(lab)
+        if was_a_topic:
+            lab.root().create_topic("b").delete()
+        with pytest.raises(Conflict, match=r"topic 'b' went from version .* while it was cloned; try again"):
+            clone_topic(self.asleep(lab), "a", "b")
+        assert lab.root().topics() == ["a"]
+        commits = [lab.store.get(info.key) for info in lab.store.list("b/_log/0")]
+        assert not any(b'"files":[{' in commit for commit in commits)
+        assert not any(name.startswith("clone:") for name in lab.root().topic("a").head().holds)
+        assert verify_root(lab.store, env=lab.env()).sound
+        rows = rows_of(lab.root().topic("a"))
+        clone_topic(lab.root(), "a", "b")
+        TestVacuums().years(lab, "a")
+        assert rows_of(lab.root().topic("b")) == rows
+
+    def test_a_name_that_was_given_up_is_as_free_as_any(self) -> None:
+        lab = Lab()
+        filled(lab)
+        with pytest.raises(Conflict):
+            clone_topic(self.asleep(lab), "a", "b")
+        root = lab.root()
+        assert root.topics() == ["a"]
+        with pytest.raises(NotFound):
+            root.topic("b")
+        assert list(contents(root)) == ["a"]
+        root.create_topic("b").append(batch([b"1"], keys=[b"1"]))
+        assert len(rows_of(lab.root().topic("b"))) == 1
+        lab.retain()
+        assert verify_root(lab.store, env=lab.env()).sound
