@@ -168,10 +168,14 @@ class Pass:
 @cache
 def stages(fixture: str) -> tuple[Stage, ...]:
     """All stages of `compaction/<fixture>`, in the order they were made."""
-    root = fixture_tree() / "compaction" / fixture
+    return read_stages(fixture_tree() / "compaction" / fixture)
+
+
+def read_stages(root: Path) -> tuple[Stage, ...]:
+    """All stages of a fixture in this folder."""
     told = json.loads((root / "fixture.json").read_text())
     configs = TopicConfigs.of({name.removeprefix("internal."): value for name, value in told["configs"].items()})
-    return tuple(_stage(fixture, root / each["stage"], configs, each) for each in told["stages"])
+    return tuple(_stage(root.name, root / each["stage"], configs, each) for each in told["stages"])
 
 
 def fixture_names() -> list[str]:
@@ -181,7 +185,11 @@ def fixture_names() -> list[str]:
 
 def passes(fixture: str) -> list[Pass]:
     """The rounds of the cleaner in a fixture."""
-    found = stages(fixture)
+    return passes_between(stages(fixture))
+
+
+def passes_between(found: Sequence[Stage]) -> list[Pass]:
+    """The rounds of the cleaner among these stages."""
     return [Pass(before, after) for before, after in pairwise(found) if after.cleaner]
 
 

@@ -24,7 +24,7 @@ from sparklog.log.names import file_key
 from sparklog.log.segments import RollRule, segments_of
 from sparklog.log.topic import Topic
 from sparklog.maintenance.work import Settings
-from sparklog.retention.expiry import plan_expiry
+from sparklog.retention.expiry import Expiry, plan_expiry
 from sparklog.storage.store import Store
 from tests.compaction.fixture_stages import Pass, Stage, all_passes
 from tests.log.data_plane import Place
@@ -130,11 +130,8 @@ def assert_same_segment(found: Found, expected: Found) -> None:
         assert len(parse(found.transactions, found.base))
 
 
-def expire(topic: Topic, each: Pass) -> int:
-    """What a round ends with on a topic with `delete`: segments that have expired go. The log start that is due.
-
-    Kafka also moves it over 0-byte segments that expire. Here there are none, and it stays.
-    """
+def expired(topic: Topic, each: Pass) -> Expiry:
+    """Delete what has expired, with Kafka's clock."""
     snapshot = topic.snapshot()
     head, configs = snapshot.head, each.before.configs
     log_end = int(head.log_end[0])
@@ -147,18 +144,31 @@ def expire(topic: Topic, each: Pass) -> int:
         configs=configs,
         now_ms=each.now_ms,
     )
+    topic.commit(LogStartIntent(head.topic_id, {0: expiry.log_start}))
+    return expiry
+
+
+def expire(topic: Topic, each: Pass) -> int:
+    """What a round ends with on a topic with `delete`: segments that have expired go. The log start that is due.
+
+    Kafka also moves it over 0-byte segments that expire. Here there are none, and it stays.
+    """
+    expiry = expired(topic, each)
     told = each.after.cleaner
     deleted = told["segmentsAfterCleaning"][: told["deletedSegments"]]
     assert [item.segment.base for item in expiry.gone] == [item["baseOffset"] for item in deleted if item["size"]]
-    topic.commit(LogStartIntent(head.topic_id, {0: expiry.log_start}))
     only_empty = bool(deleted) and not any(item["size"] for item in deleted)
     return each.before.log_start if only_empty else each.after.log_start
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))
 def test_a_stage_cleaned_once_is_the_next_stage(name: str, tmp_path: Path) -> None:
-    each = PASSES[name]
-    topic = imported(Place("memory", tmp_path), each.before)
+    assert_pass(PASSES[name], Place("memory", tmp_path))
+
+
+def assert_pass(each: Pass, place: Place) -> None:
+    """What Kafka left is what a pass leaves here."""
+    topic = imported(place, each.before)
     done = cleaned_once(topic, each)
     told = each.after.cleaner
     assert (done is not None) == told["chosen"]
