@@ -155,7 +155,6 @@ def test_a_scan_goes_into_another_topic(memory: Place, topic: Topic) -> None:
         (Stream(pa.table({"offset": pa.array([], pa.int64())})), "found offset: drop them"),
         (Stream(pa.table({"value": [1.5]})), "expected column value to be binary or string, found double"),
     ],
-    ids=str,
 )
 def test_what_is_not_taken_is_named_and_publishes_nothing(memory: Place, data: object, message: str) -> None:
     topic = memory.topic(1)
