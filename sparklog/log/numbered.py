@@ -182,12 +182,16 @@ class Numbered:
 
         A copy only saves time, so it may go in doubt; one of another log would be taken for the newest state.
         """
-        try:
-            data = self.read(number)
-            if data is not None and crc32c.crc32c(data) == crc and self.root_id in (None, self._root_id()):
-                return
-        except (Corrupt, Unavailable):
-            pass
+        for tries in range(SURE_TRIES):
+            try:
+                data = self.read(number)
+                if data is not None and crc32c.crc32c(data) == crc and self.root_id in (None, self._root_id()):
+                    return
+                break
+            except Corrupt:
+                break
+            except Unavailable:
+                self.env.sleep(pause(self.env.random, tries))
         self.store.delete(key)
         raise Fenced(f"{self.key(number)} in {self.store.location} is not what this process has seen; {REOPEN}")
 

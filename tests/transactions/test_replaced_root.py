@@ -13,7 +13,6 @@ import pytest
 
 from sparklog.errors import Corrupt, Fenced, Unavailable
 from sparklog.groups import Groups
-from sparklog.log.names import ROOT_KEY
 from sparklog.log.root import Root, open_root
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore, Snapshot
@@ -21,6 +20,7 @@ from sparklog.transactions import transactional
 from sparklog.verification.findings import LOG
 from sparklog.verification.run import verify_root
 from tests.log.protocol import Hooked
+from tests.support.root_ids import replace_root_id
 from tests.transactions.house import House
 
 Write = Callable[[], object]
@@ -78,8 +78,7 @@ class Old:
     def restore_as_another(self) -> None:
         """As `sparklog restore` does: another root id."""
         self.restore()
-        self.store.delete(ROOT_KEY)
-        open_root(self.store, create=True, env=self.house.env())
+        replace_root_id(self.store, self.house.env())
 
     def make_again(self) -> None:
         self.store.restore({})

@@ -23,7 +23,7 @@ from sparklog.groups import Groups
 from sparklog.log.commit import peek_commit_id
 from sparklog.log.decision import BY_OWNER
 from sparklog.log.entry_log import Entry
-from sparklog.log.names import ROOT_KEY, commit_key, groups_prefix, transactions_prefix
+from sparklog.log.names import commit_key, groups_prefix, transactions_prefix
 from sparklog.log.numbered import Answer, Numbered
 from sparklog.log.root import Root, open_root
 from sparklog.log.root_id import read_root_id
@@ -32,6 +32,7 @@ from sparklog.storage.memory import MemoryStore, Snapshot
 from tests.log.simulation.model import expect
 from tests.log.simulation.workload import upload
 from tests.log.simulation.world import Actor, World
+from tests.support.root_ids import replace_root_id
 
 SEEDS = 50
 MANY = 500
@@ -154,7 +155,8 @@ def operator(run: Run) -> Callable[[Actor], None]:
             found = actor.random.choice(kept[-4:])
             run.store.restore({} if how == "anew" else found)
             if how != "files":
-                run.store.delete(ROOT_KEY)
+                if how != "anew":
+                    replace_root_id(run.store, actor.env)
                 root = open_root(run.store, create=True, env=actor.env)
                 if how == "anew":
                     root.create_topic("t", partitions=3)

@@ -339,7 +339,10 @@ class RecordModel(Model):
             expect(ways >= self.least_ways, f"{key} was deleted, which leaves {ways} checkpoints to open {name} from")
 
     def _ways_in(self, name: str, without: str) -> int:
-        """From how many checkpoints the newest version can be reached without this object."""
+        """From how many checkpoints the newest version can be reached without this object.
+
+        A log that has all its commits needs none.
+        """
         assert self.store is not None
         keys = {info.key for info in self.store.list(f"{name}/_log/")} - {without}
         tables = {key.rsplit("/", 1)[1][:20] for key in keys if key.endswith(".arrow")}
@@ -351,7 +354,8 @@ class RecordModel(Model):
             if head in tables
             and all(f"{name}/_log/{version:020d}.json" in keys for version in range(int(head) + 1, last))
         ]
-        return len(reached)
+        whole = all(f"{name}/_log/{version:020d}.json" in keys for version in range(last))
+        return max(len(reached), self.least_ways if whole else 0)
 
     def _check_data(self, name: str, path: str, now: int, key: str) -> None:
         log, states = self.log(name), self.topic(name).states
