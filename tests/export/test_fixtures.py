@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.export import ExportedTopic, export_topics
-from sparklog.format import transaction_index
+from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     HIGH_WATERMARKS_FILE,
@@ -90,10 +90,13 @@ def test_the_files_are_kafkas(fixtures: Path, tmp_path: Path, fixture: str, stag
         topic, number = split_partition(name)
         log_start = int(root.topic(topic).head().log_start[number])
         logs = sorted((source / name).glob("*.log"))
-        for log, after in zip(logs, [*logs[1:], None], strict=True):
-            copy = target / name / log.name
-            if keeps(log, after, log_start):
-                same_segment(log, copy, active=after is None)
+        kept = [
+            (log, after) for log, after in zip(logs, [*logs[1:], None], strict=True) if keeps(log, after, log_start)
+        ]
+        for log, after in kept:
+            # The first segment is named by the log start, also where its first records were cleaned away.
+            base = min(int(log.stem), log_start) if log == kept[0][0] else int(log.stem)
+            same_segment(log, target / name / f"{base:020d}.log", active=after is None)
         mine = parse_leader_epochs((target / name / LEADER_EPOCHS_FILE).read_bytes())
         epochs = source / name / LEADER_EPOCHS_FILE
         kafkas = parse_leader_epochs(epochs.read_bytes() if epochs.exists() else b"")
@@ -129,8 +132,19 @@ def same_segment(kafkas: Path, copy: Path, *, active: bool) -> None:
         assert (mine.first_offsets >= told.first_offsets).all()
         return
     assert mine.to_bytes() == told.to_bytes()
+    if copy.stem != kafkas.stem:
+        assert absolute_indexes(copy) == absolute_indexes(kafkas)
+        return
     for suffix in (".index", ".timeindex"):
         assert copy.with_suffix(suffix).read_bytes() == kafkas.with_suffix(suffix).read_bytes(), copy
+
+
+def absolute_indexes(log: Path) -> list[list[int]]:
+    """Offsets, positions and times of both indexes, whatever offset names the segment."""
+    base = int(log.stem)
+    by_offset = offset_index.parse(log.with_suffix(".index").read_bytes(), base)
+    by_time = time_index.parse(log.with_suffix(".timeindex").read_bytes(), base)
+    return [each.tolist() for each in (by_offset.offsets, by_offset.positions, by_time.timestamps, by_time.offsets)]
 
 
 def transactions(log: Path) -> transaction_index.AbortedTransactions:
