@@ -27,9 +27,9 @@ from sparklog.format.warm import warm_up
 from sparklog.log.append_writer import WriteOptions
 from sparklog.log.commit import APPEND, CREATE, Commit, decode_commit, encode_commit
 from sparklog.log.commit_log import LogState
-from sparklog.log.env import SYSTEM
 from sparklog.log.head import EMPTY
-from sparklog.log.names import append_path, commit_key
+from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.names import append_path, commit_key
 from sparklog.log.root import open_root
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import FileSlices

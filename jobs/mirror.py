@@ -36,7 +36,7 @@ import sparklog
 from sparklog.datasource.location import NOTHING, ROOT, open_log, resolve
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 from sparklog.kafka.directory import is_internal
-from sparklog.log.names import check_topic_name, did_you_mean
+from sparklog.log.journal.names import check_topic_name, did_you_mean
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED
 from sparklog.maintenance.progress import say
 from sparklog.maintenance.properties import parse_properties

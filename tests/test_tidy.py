@@ -50,7 +50,7 @@ EFFECTS = {
 }  # fmt: skip
 # Module prefix -> calls allowed there.
 HOMES: dict[str, frozenset[str]] = {
-    "sparklog/log/env.py": frozenset(EFFECTS),
+    "sparklog/log/journal/env.py": frozenset(EFFECTS),
     "sparklog/storage/": frozenset(EFFECTS),
     "sparklog/kafka/": frozenset({"open", "os.open"}),
     "sparklog/cli/": frozenset({"os.open", "time.sleep", "time.monotonic"}),

@@ -38,10 +38,10 @@ from sparklog.log.checkpoint import Checkpoint, TableRef, decode_checkpoint, enc
 from sparklog.log.commit import Hold
 from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.decision import DECISIONS
-from sparklog.log.entry_log import Entry, EntryKind
 from sparklog.log.head import Head
 from sparklog.log.history import History
-from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, commit_key
+from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, commit_key
 from sparklog.log.root import Root
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import Store

@@ -19,7 +19,7 @@ from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format.append_file import decode_footer
 from sparklog.format.index_crc import SUFFIXES, index_crc
 from sparklog.log.cloning import file_slices
-from sparklog.log.names import file_key
+from sparklog.log.journal.names import file_key
 from sparklog.log.slice_table import Slices, positions
 from sparklog.log.slices import FileSlices
 from sparklog.storage import LocalStore

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from sparklog.errors import Corrupt, NotFound
-from sparklog.log.clock import newest_at
-from sparklog.log.entry_log import Entry, EntryKind
-from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key
+from sparklog.log.journal.clock import newest_at
+from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key
 from sparklog.storage.store import Store
 
 __all__ = ["EntryChain"]

@@ -9,7 +9,7 @@ from sparklog.backup.copying import DataFile, data_file, data_files
 from sparklog.errors import NotFound
 from sparklog.log.head import EMPTY
 from sparklog.log.history import History
-from sparklog.log.names import file_key
+from sparklog.log.journal.names import file_key
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import Store

@@ -51,8 +51,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from sparklog.errors import Corrupt
-from sparklog.log import fields as json_fields
-from sparklog.log.fields import FORMAT, Fields
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.documents import FORMAT, Fields
 
 __all__ = [
     "MANIFEST_FIELDS",

@@ -18,9 +18,9 @@ can no longer publish what it made.
 
 from __future__ import annotations
 
-from sparklog.log import fields as json_fields
-from sparklog.log.fields import FORMAT
-from sparklog.log.names import VERSION_DIGITS
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.documents import FORMAT
+from sparklog.log.journal.names import VERSION_DIGITS
 from sparklog.storage.store import Store
 
 __all__ = [

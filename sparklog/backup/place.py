@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from sparklog.backup.manifest import PLACE_FIELDS, Manifest, decode_manifest
 from sparklog.backup.numbering import BACKUPS_FOLDER, backup_key, backup_numbers, is_given_up
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
-from sparklog.log import fields as json_fields
-from sparklog.log.env import Env
-from sparklog.log.fields import FORMAT
-from sparklog.log.foreign_content import foreign_name
-from sparklog.log.names import PLACE_KEY, ROOT_KEY
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.documents import FORMAT
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.foreign_content import foreign_name
+from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
 

@@ -23,7 +23,7 @@ from sparklog.log.conflicts import Draft
 from sparklog.log.decision import Decisions, Prepared, PreparedGroup
 from sparklog.log.decision_logs import open_transactions
 from sparklog.log.head import Head
-from sparklog.log.names import VERSION_DIGITS, local_path, path_read_version
+from sparklog.log.journal.names import VERSION_DIGITS, local_path, path_read_version
 from sparklog.log.slice_table import Slices, SliceTable, Texts
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import Store

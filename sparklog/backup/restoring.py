@@ -41,20 +41,20 @@ from sparklog.backup.restored import (
 )
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.groups.state import GROUPS
-from sparklog.log import fields as json_fields
 from sparklog.log.commit import decode_commit, encode_commit
 from sparklog.log.decision import DECISIONS, Decisions
-from sparklog.log.entry_log import Entry, EntryKind
-from sparklog.log.env import SYSTEM, Env
-from sparklog.log.fields import FORMAT, Fields
-from sparklog.log.foreign_content import foreign_name
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.history import History
 from sparklog.log.invariants import check_commit, check_state
-from sparklog.log.iso_time import iso_time
-from sparklog.log.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.documents import FORMAT, Fields
+from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.foreign_content import foreign_name
+from sparklog.log.journal.iso_time import iso_time
+from sparklog.log.journal.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
+from sparklog.log.journal.root_id import read_root_id
 from sparklog.log.root import open_root
-from sparklog.log.root_id import read_root_id
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import Store

@@ -25,9 +25,9 @@ from sparklog.backup.manifest import LeftOut
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.decision import DECISIONS
-from sparklog.log.entry_collect import id_under
-from sparklog.log.entry_log import Entry, EntryKind
-from sparklog.log.names import GROUPS_FOLDER, id_folder
+from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.journal_cleanup import id_under
+from sparklog.log.journal.names import GROUPS_FOLDER, id_folder
 from sparklog.storage.store import Store
 
 __all__ = ["Unread", "shown_left_out"]

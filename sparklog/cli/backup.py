@@ -93,7 +93,7 @@ def backup(
 
 
 def _show(found: list[Manifest], as_json: bool) -> None:
-    from sparklog.log.iso_time import iso_time
+    from sparklog.log.journal.iso_time import iso_time
 
     if as_json:
         print_json([named(item, fromMs=item.from_ms, totalBytes=item.total_bytes) for item in found])

@@ -165,7 +165,7 @@ def report_settings(place: Place, properties: str | None = None, now: str | None
     from dataclasses import replace
 
     from sparklog.cli.times import parse_time
-    from sparklog.log.env import SYSTEM
+    from sparklog.log.journal.env import SYSTEM
     from sparklog.maintenance.arguments import settings_file
     from sparklog.maintenance.clock import store_clock_ms
     from sparklog.maintenance.work import Settings

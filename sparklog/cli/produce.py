@@ -110,7 +110,7 @@ def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBa
     import numpy as np
     import pyarrow as pa
 
-    from sparklog.log.arrow_numpy import fixed_array
+    from sparklog.log.journal.arrow_numpy import fixed_array
 
     column = fixed_array(np.full(batch.num_rows, partition, np.int32), pa.int32())
     names = [*(name for name in batch.schema.names if name != "partition"), "partition"]

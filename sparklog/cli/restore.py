@@ -92,7 +92,7 @@ def _renamed(given: list[str] | None) -> dict[str, str]:
 
 
 def _show(found: Restored, to: str, dry_run: bool) -> None:
-    from sparklog.log.iso_time import iso_time
+    from sparklog.log.journal.iso_time import iso_time
 
     origin = "a root" if found.backup is None else f"backup {found.backup}"
     print(

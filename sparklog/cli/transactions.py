@@ -11,7 +11,7 @@ import typer
 from sparklog.cli.options import JsonOption, RootOption, example
 from sparklog.cli.tables import print_table
 from sparklog.cli.terminal import complain, printable
-from sparklog.log.iso_time import iso_time
+from sparklog.log.journal.iso_time import iso_time
 
 if TYPE_CHECKING:
     from sparklog.errors import SparklogError

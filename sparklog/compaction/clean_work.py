@@ -22,7 +22,7 @@ from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.commit import COMPACT, Edit
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.conflicts import Rewrite
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.segments import Segment
 from sparklog.log.slices import FileSlices, SliceFlag
 from sparklog.log.source_slices import SourceSlice, SourceSlices

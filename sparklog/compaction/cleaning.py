@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from sparklog.compaction.clean_work import CleanWork
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.segments import RollRule, segments_of
 from sparklog.log.slices import SliceFlag
 from sparklog.log.snapshot import Snapshot

@@ -29,8 +29,8 @@ from sparklog.compaction.clean_work import CleanDone
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.log.commit import COMPACT, MERGE, SEAL
 from sparklog.log.conflicts import RewriteIntent
-from sparklog.log.names import file_key, is_topic_name
-from sparklog.log.numbered import pause
+from sparklog.log.journal.names import file_key, is_topic_name
+from sparklog.log.journal.numbered_objects import pause
 from sparklog.log.root import Root
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.snapshot import Snapshot

@@ -14,7 +14,7 @@ from sparklog.errors import BadRequest
 from sparklog.log.commit import SEAL, Edit
 from sparklog.log.configs import TopicConfigs
 from sparklog.log.conflicts import Rewrite
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.slices import FileSlices
 from sparklog.maintenance.work import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store

@@ -17,7 +17,7 @@ import numpy as np
 
 from sparklog.compaction.seal_work import SealPart, SealWork
 from sparklog.log.all_or_none import own_whole_ends
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.segments import RollRule, Segment, due, segments_of
 from sparklog.log.slice_table import Slices
 from sparklog.log.slices import SliceFlag

@@ -32,7 +32,7 @@ from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.time_index import TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.configs import TopicConfigs
-from sparklog.log.names import sealed_path
+from sparklog.log.journal.names import sealed_path
 from sparklog.log.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter, Store
 

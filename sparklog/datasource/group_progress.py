@@ -19,7 +19,7 @@ from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.user_errors import warn
 from sparklog.errors import Conflict, Fenced, NotFound, Unavailable
 from sparklog.groups.group import Group, Membership
-from sparklog.log.env import Moment
+from sparklog.log.journal.env import Moment
 from sparklog.log.root import Root
 
 Document = dict[str, object]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.names import PLACE_KEY, is_topic_name
+from sparklog.log.journal.names import PLACE_KEY, is_topic_name
 
 if TYPE_CHECKING:
     from sparklog.log.root import Root

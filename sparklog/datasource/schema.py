@@ -86,7 +86,7 @@ def _microseconds(column: pa.Array) -> pa.Array:
     """Milliseconds to microseconds through numpy: `pyarrow.compute` takes long to import in each worker."""
     if column.type == _ARROW_TYPES["timestamp"]:
         return column
-    from sparklog.log.arrow_numpy import fixed_array, fixed_values
+    from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values
 
     milliseconds = fixed_values(column, "int64").clip(SMALLEST_MS, LARGEST_MS)
     return fixed_array(milliseconds * 1000, _ARROW_TYPES["timestamp"])

@@ -13,7 +13,7 @@ from sparklog.datasource.options import ReadOptions, parse_options
 from sparklog.datasource.schema import projection, read_schema
 from sparklog.datasource.user_errors import user_errors, warn_once
 from sparklog.errors import BadRequest, NotFound, SparklogError
-from sparklog.log.env import SYSTEM
+from sparklog.log.journal.env import SYSTEM
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -23,7 +23,7 @@ from sparklog.datasource.schema import WriteColumns, write_columns
 from sparklog.datasource.user_errors import user_errors
 from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
 from sparklog.errors import BadRequest
-from sparklog.log.env import SYSTEM
+from sparklog.log.journal.env import SYSTEM
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -60,7 +60,7 @@ def _root(location: Location, machine: Machine) -> list[Finding]:
     from sparklog.datasource.location import NOTHING, open_log
     from sparklog.doctor.root_checks import check_root
     from sparklog.doctor.store_checks import check_disk, check_store
-    from sparklog.log.foreign_content import refuse_foreign
+    from sparklog.log.journal.foreign_content import refuse_foreign
     from sparklog.storage import open_store
 
     store = open_store(location.root)

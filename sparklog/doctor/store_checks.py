@@ -8,7 +8,7 @@ import re
 
 from sparklog.doctor.finding import FAIL, OK, WARN, Finding, Machine
 from sparklog.errors import SparklogError
-from sparklog.log.clock import MAX_AHEAD_MS
+from sparklog.log.journal.clock import MAX_AHEAD_MS
 from sparklog.storage.local_errors import mount_of
 from sparklog.storage.probe import probe
 from sparklog.storage.store import Store

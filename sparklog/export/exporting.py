@@ -47,10 +47,10 @@ from sparklog.format.checkpoint_files import (
     parse_partition_metadata,
     partition_metadata_to_bytes,
 )
-from sparklog.log.env import Env
 from sparklog.log.head import Head
 from sparklog.log.history import History
-from sparklog.log.names import check_topic_name
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.names import check_topic_name
 from sparklog.log.root import Root
 from sparklog.log.snapshot import Snapshot
 from sparklog.log.view import READ_UNCOMMITTED

@@ -31,13 +31,13 @@ from sparklog.format.group_messages import (
     encode_offset_key,
     encode_offset_value,
 )
-from sparklog.log.names import did_you_mean
+from sparklog.log.journal.names import did_you_mean
 from sparklog.log.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from sparklog.groups import CommittedOffset
-    from sparklog.log.env import Env
+    from sparklog.log.journal.env import Env
     from sparklog.log.topic import Topic
 
 __all__ = [

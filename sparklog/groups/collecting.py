@@ -19,9 +19,9 @@ from sparklog.errors import SparklogError
 from sparklog.groups import state as steps
 from sparklog.groups.group import Group
 from sparklog.groups.state import GROUPS, GroupState
-from sparklog.log.entry_collect import collect_entries, entry_before, ids_of
 from sparklog.log.head import Head
-from sparklog.log.numbered import SETTLE_MS
+from sparklog.log.journal.journal_cleanup import collect_entries, entry_before, ids_of
+from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.root import Root
 
 __all__ = ["OFFSETS_RETENTION_MS", "CollectedGroups", "collect_groups", "kept_entries_ms"]

@@ -33,8 +33,8 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogErro
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.offsets import CommittedOffset, GroupMetadata
-from sparklog.log.env import Moment
-from sparklog.log.numbered import MAX_TRIES, SETTLE_MS, pause
+from sparklog.log.journal.env import Moment
+from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.root import Root, open_root
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import check_isolation, read_parts

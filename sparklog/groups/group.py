@@ -35,12 +35,12 @@ from sparklog.groups.offsets import (
     topic_offsets,
 )
 from sparklog.groups.state import GROUPS, GroupState, Pending, settled
-from sparklog.log.clock import reading_clock_ms
 from sparklog.log.decision import BY_NEWER_GENERATION, BY_TIMEOUT
-from sparklog.log.entry_log import EntryLog, Step
-from sparklog.log.fields import INT64_MAX
-from sparklog.log.names import check_id
-from sparklog.log.numbered import pause
+from sparklog.log.journal.clock import reading_clock_ms
+from sparklog.log.journal.documents import INT64_MAX
+from sparklog.log.journal.entry_log import EntryLog, Step
+from sparklog.log.journal.names import check_id
+from sparklog.log.journal.numbered_objects import pause
 from sparklog.log.root import Root
 
 __all__ = ["DEAD", "EMPTY", "STABLE", "Group", "GroupDescription", "Membership", "Offset", "Offsets"]

@@ -9,7 +9,7 @@ from typing import TypeVar
 from sparklog.errors import SparklogError
 from sparklog.groups.group import Group, GroupDescription
 from sparklog.groups.state import GROUPS, GroupState
-from sparklog.log.entry_collect import ids_of
+from sparklog.log.journal.journal_cleanup import ids_of
 from sparklog.log.root import Root, open_root
 from sparklog.storage.at_once import ask_each
 from sparklog.storage.store import Store

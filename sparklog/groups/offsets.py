@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sparklog.log.commit import MAX_PARTITIONS
-from sparklog.log.fields import INT64_MAX, Fields
+from sparklog.log.journal.documents import INT64_MAX, Fields
 
 OFFSETS_FIELDS = ("topic", "topicId", "partition", "offset", "timeMs", "leaderEpoch", "metadata")
 NO_EPOCH = -1

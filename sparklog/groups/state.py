@@ -1,6 +1,7 @@
 """The offsets of a consumer group: the entries of `_groups/<group>/_log`, and what each step makes of the newest.
 
-An entry carries the whole state after it. What entries of every kind begin with is in `sparklog.log.entry_log`; then
+An entry carries the whole state after it. What entries of every kind begin with is in
+`sparklog.log.journal.entry_log`; then
 
 | member           | meaning                                                                                         |
 |------------------|-------------------------------------------------------------------------------------------------|
@@ -38,9 +39,9 @@ from sparklog.groups.offsets import (
     topic_offsets,
     without,
 )
-from sparklog.log.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
-from sparklog.log.fields import Fields
-from sparklog.log.names import GROUPS_FOLDER, MAX_VERSION, groups_prefix
+from sparklog.log.journal.documents import Fields
+from sparklog.log.journal.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
+from sparklog.log.journal.names import GROUPS_FOLDER, MAX_VERSION, groups_prefix
 
 JOIN = "join"
 HEARTBEAT = "heartbeat"

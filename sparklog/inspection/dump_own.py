@@ -22,7 +22,7 @@ from sparklog.format import checkpoint_files
 from sparklog.format.append_file import TAIL_BYTES, SliceEntry, decode_footer, footer_length
 from sparklog.inspection.dump_index import Row
 from sparklog.inspection.dump_source import Source
-from sparklog.log.fields import checksum_holds
+from sparklog.log.journal.documents import checksum_holds
 
 __all__ = ["TEXT_FILES", "json_rows", "slice_entries", "slice_row", "table_rows", "text_file_rows"]
 

@@ -21,7 +21,7 @@ from sparklog.kafka.directory import split_folder_name
 from sparklog.kafka.partition_state import PartitionState
 from sparklog.kafka.segment_state import SegmentState
 from sparklog.log.aborted import aborted_ranges
-from sparklog.log.names import file_key, is_sealed
+from sparklog.log.journal.names import file_key, is_sealed
 from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN
 from sparklog.log.snapshot import Snapshot
 from sparklog.log.view import Bounds

@@ -29,7 +29,7 @@ from sparklog.format import checkpoint_files
 from sparklog.format.checkpoint_files import LeaderEpoch, TopicPartition
 from sparklog.kafka.file_names import CLEANED, SWAP
 from sparklog.kafka.start_up import after_start_up, next_offset_of
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 
 INTERNAL_TOPICS = frozenset(
     {

@@ -17,7 +17,7 @@ from sparklog.kafka.directory import kafka_layout
 from sparklog.kafka.import_coordinators import kafka_groups
 from sparklog.kafka.internal_topics import CONSUMER_OFFSETS
 from sparklog.kafka.view import KafkaView
-from sparklog.log.env import SYSTEM
+from sparklog.log.journal.env import SYSTEM
 from sparklog.log.view import READ_UNCOMMITTED, Bounds, OffsetRange
 
 __all__ = ["UNKNOWN", "KafkaGroups", "has_groups"]

@@ -40,8 +40,8 @@ from sparklog.format.transaction_messages import (
 from sparklog.kafka.damage import FAIL, OnSkipped, Skipped
 from sparklog.kafka.import_partition import CoordinatorEntry
 from sparklog.kafka.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE, Kept, newest_values
-from sparklog.log.env import Env
 from sparklog.log.imports import ImportedPartition, ImportIntent
+from sparklog.log.journal.env import Env
 from sparklog.log.kafka_open import ABORT, COMMIT, KafkaOpen
 
 if TYPE_CHECKING:

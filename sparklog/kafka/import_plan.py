@@ -36,10 +36,10 @@ from sparklog.kafka.import_partition import FRESH, Known, PartitionSource
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, seek
 from sparklog.kafka.start_up import next_offset_of
 from sparklog.log.commit import MAX_PARTITIONS
-from sparklog.log.env import Env
 from sparklog.log.head import Head
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.names import check_topic_name, did_you_mean
 from sparklog.log.kafka_source import ImportedEnd, KafkaSource
-from sparklog.log.names import check_topic_name, did_you_mean
 from sparklog.log.root import Root
 
 __all__ = ["TopicPlan", "TopicSource", "foreseen", "plan_import", "topic_sources"]

@@ -32,8 +32,8 @@ from sparklog.kafka.import_partition import CoordinatorEntry, Known, PartitionSo
 from sparklog.kafka.import_plan import TopicPlan, foreseen, plan_import, topic_sources
 from sparklog.log.configs import TopicConfigs, check_delete_delay
 from sparklog.log.conflicts import CreateIntent
-from sparklog.log.env import SYSTEM, Env
 from sparklog.log.imports import ImportedPartition, ImportIntent
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.kafka_source import KafkaSource
 from sparklog.log.root import Root
 from sparklog.log.topic import Topic

@@ -20,7 +20,7 @@ from sparklog.kafka.damage import SKIP, TRUNCATE, OnSkipped, Skipped
 from sparklog.kafka.directory import SegmentName, settled_segments
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 from sparklog.kafka.sound_batches import Damage, Resumed, sound_windows
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 
 __all__ = ["CONSUMER_OFFSETS", "TRANSACTION_STATE", "Kept", "newest_values"]
 

@@ -19,7 +19,7 @@ from sparklog.kafka.file_names import companion
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.segment_state import SegmentState
 from sparklog.kafka.transaction_state import TransactionState, merged
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.stored import Runs, Stored
 
 RACY_MS = 100

@@ -25,7 +25,7 @@ from sparklog.kafka.damage import FAIL, OnSkipped, Skipped, check_policy, log_sk
 from sparklog.kafka.partition_state import PartitionState
 from sparklog.kafka.read_part import KafkaReadPart
 from sparklog.kafka.time_lookup import first_at_or_after
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.stored import Stored
 from sparklog.log.view import (
     READ_COMMITTED,

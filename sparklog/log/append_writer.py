@@ -21,8 +21,8 @@ from sparklog.format import append_file
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.log.append_output import AppendOutput
 from sparklog.log.content import RowCounts, add_rows
-from sparklog.log.env import SYSTEM, Env
-from sparklog.log.names import append_path
+from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.names import append_path
 from sparklog.log.partitioner import Partitioner
 from sparklog.log.rows import Rows, check_columns, rows_of
 from sparklog.log.slices import FileSlices, SliceFlag
@@ -183,7 +183,7 @@ def check_root(target: AppendTarget) -> None:
 
     `NotFound` without a root, `BadRequest` with another one.
     """
-    from sparklog.log.root_id import read_root_id
+    from sparklog.log.journal.root_id import read_root_id
 
     where = target.store.location
     try:

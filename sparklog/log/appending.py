@@ -10,7 +10,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest
 from sparklog.log.append_target import AppendTarget
 from sparklog.log.append_writer import AppendWriter, WriteOptions
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 from sparklog.log.partitioner import sticky_seed
 from sparklog.log.registry import WriterKey
 from sparklog.log.rows import ROW_COLUMNS

@@ -19,7 +19,7 @@ from sparklog.log.commit import CREATE, MAINTAIN, Hold
 from sparklog.log.conflicts import Draft, Nothing
 from sparklog.log.head import Head
 from sparklog.log.history import History
-from sparklog.log.names import is_topic_name
+from sparklog.log.journal.names import is_topic_name
 from sparklog.log.slice_table import SliceTable
 
 __all__ = ["GRACE_MS", "GiveUpIntent", "clone_hold", "clone_of_hold", "is_given_up", "still_names"]

@@ -26,8 +26,8 @@ from sparklog.log.conflicts import DeleteIntent, Draft, MaintainIntent, Nothing
 from sparklog.log.decision_logs import open_transactions, settled
 from sparklog.log.head import Head
 from sparklog.log.history import History
-from sparklog.log.names import check_topic_name
-from sparklog.log.numbered import STALE_MS
+from sparklog.log.journal.names import check_topic_name
+from sparklog.log.journal.numbered_objects import STALE_MS
 from sparklog.log.root import Root
 from sparklog.log.slice_table import ABORTED, OPEN, Slices, SliceTable
 from sparklog.log.slices import FileSlices

@@ -45,12 +45,12 @@ from operator import add, gt
 import crc32c
 
 from sparklog.errors import Corrupt
-from sparklog.log import fields as json_fields
 from sparklog.log.content import Content
-from sparklog.log.fields import FORMAT, INT64_MAX, Fields, by_text
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.documents import FORMAT, INT64_MAX, Fields, by_text
+from sparklog.log.journal.names import MAX_VERSION, is_sealed, path_read_version
 from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
 from sparklog.log.kafka_source import KafkaSource
-from sparklog.log.names import MAX_VERSION, is_sealed, path_read_version
 from sparklog.log.slices import FileSlices
 
 MAX_PARTITIONS = 100_000
@@ -182,7 +182,7 @@ class Changes:
 class Commit(Changes):
     """One commit. `crc` and `nbytes` are those of its stored bytes, 0 until it has some.
 
-    `clock_ms`: when it was made, None where that is `time_ms`; `clock_since`: see `sparklog.log.clock`.
+    `clock_ms`: when it was made, None where that is `time_ms`; `clock_since`: see `sparklog.log.journal.clock`.
     """
 
     version: int

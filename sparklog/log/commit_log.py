@@ -29,14 +29,14 @@ from sparklog.log.checkpoint import (
     encode_checkpoint,
     encode_table,
 )
-from sparklog.log.clock import ClockGuard
 from sparklog.log.commit import Commit, Edit, Resolved, decode_commit, encode_commit, peek_commit_id
 from sparklog.log.conflicts import Intent, Nothing, check_features
-from sparklog.log.env import Env, Moment
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.invariants import check_commit
-from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, checkpoint_version
-from sparklog.log.numbered import STALE_MS, Answer, Numbered, pause
+from sparklog.log.journal.clock import ClockGuard
+from sparklog.log.journal.env import Env, Moment
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, checkpoint_version
+from sparklog.log.journal.numbered_objects import STALE_MS, Answer, Numbered, pause
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import Store

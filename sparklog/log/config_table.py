@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import BadRequest
+from sparklog.log.journal.names import did_you_mean
 from sparklog.log.kafka_names import kafka_name
-from sparklog.log.names import did_you_mean
 
 __all__ = [
     "COMPACT",

@@ -24,7 +24,6 @@ from typing import Protocol
 import numpy as np
 
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log.clock import next_times
 from sparklog.log.commit import (
     ALTER,
     APPEND,
@@ -44,10 +43,11 @@ from sparklog.log.commit import (
     removals_by_file,
 )
 from sparklog.log.configs import TopicConfigs
-from sparklog.log.fields import INT64_MAX, KNOWN_WRITE_FEATURES
 from sparklog.log.head import Head
+from sparklog.log.journal.clock import next_times
+from sparklog.log.journal.documents import INT64_MAX, KNOWN_WRITE_FEATURES
+from sparklog.log.journal.names import path_read_version
 from sparklog.log.kafka_source import KafkaSource
-from sparklog.log.names import path_read_version
 from sparklog.log.registry import WriterKey, decide
 from sparklog.log.rewrite_outputs import Outputs
 from sparklog.log.slice_table import SliceTable, positions

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.log.arrow_numpy import valid_rows
+from sparklog.log.journal.arrow_numpy import valid_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -2,7 +2,7 @@
 
 An entry carries the whole state after it, so the newest alone says everything: state stays small, because a COMMIT goes
 once every topic and group it names has recorded it. What entries of every kind begin with is in
-`sparklog.log.entry_log`; then
+`sparklog.log.journal.entry_log`; then
 
 | member        | meaning                                                                                            |
 |---------------|----------------------------------------------------------------------------------------------------|
@@ -31,9 +31,9 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Conflict, Fenced
 from sparklog.log.commit import Resolved, decode_content, epoch_and_content
 from sparklog.log.content import Content
-from sparklog.log.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
-from sparklog.log.fields import Fields
-from sparklog.log.names import MAX_VERSION, TRANSACTIONS_FOLDER, transactions_prefix
+from sparklog.log.journal.documents import Fields
+from sparklog.log.journal.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
+from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER, transactions_prefix
 from sparklog.log.registry import Entry as RegistryEntry
 from sparklog.log.registry import WriterKey, decide, earlier_runs, is_superseded, next_epoch
 

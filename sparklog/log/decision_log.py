@@ -1,4 +1,5 @@
-"""The decision log of one transactional id: a log of entries (`sparklog.log.entry_log`) that decisions are asked of.
+"""The decision log of one transactional id: a log of entries (`sparklog.log.journal.entry_log`) that decisions are
+asked of.
 
 The newest entry forgets a COMMIT once every topic and group that it names has recorded it. That is enough for who has
 seen them record it. A reader whose host still believes that "commit v + 1 of the topic is not there", because a cache
@@ -13,11 +14,11 @@ import logging
 from collections import OrderedDict
 
 from sparklog.errors import BadRequest, Corrupt, SparklogError
-from sparklog.log.clock import ClockGuard
 from sparklog.log.decision import DECISIONS, Decisions, abort
-from sparklog.log.entry_log import EntryLog
-from sparklog.log.env import Env
-from sparklog.log.numbered import SETTLE_MS
+from sparklog.log.journal.clock import ClockGuard
+from sparklog.log.journal.entry_log import EntryLog
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.storage.store import Store
 
 __all__ = ["DecisionLog"]

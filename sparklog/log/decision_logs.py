@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.clock import ClockGuard
 from sparklog.log.commit import Resolved
 from sparklog.log.commit_log import CommitLog
 from sparklog.log.decision import BY_TIMEOUT, Decisions
 from sparklog.log.decision_log import DecisionLog
-from sparklog.log.env import SYSTEM, Env, Moment
 from sparklog.log.head import Head, Prepare
-from sparklog.log.names import commit_key
-from sparklog.log.numbered import MAX_TRIES, SETTLE_MS, pause
+from sparklog.log.journal.clock import ClockGuard
+from sparklog.log.journal.env import SYSTEM, Env, Moment
+from sparklog.log.journal.names import commit_key
+from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.slice_table import COMMITTED
 from sparklog.log.snapshot import Newer, Snapshot
 from sparklog.storage.at_once import ask_each

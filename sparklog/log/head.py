@@ -31,7 +31,7 @@ from sparklog.log.commit import (
     txn_document,
 )
 from sparklog.log.configs import TopicConfigs
-from sparklog.log.fields import Fields, by_text
+from sparklog.log.journal.documents import Fields, by_text
 from sparklog.log.kafka_open import KafkaOpen, forgotten
 from sparklog.log.kafka_source import KafkaSource
 from sparklog.log.registry import Entry, advance

@@ -22,18 +22,18 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.checkpoint import decode_checkpoint, decode_table
-from sparklog.log.clock import newest_at
 from sparklog.log.commit import Commit, decode_commit
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.invariants import check_state
-from sparklog.log.names import (
+from sparklog.log.journal.clock import newest_at
+from sparklog.log.journal.names import (
     checkpoint_key,
     checkpoint_prefix,
     checkpoint_version,
     commit_key,
     is_checkpoint_table_name,
 )
-from sparklog.log.numbered import READ_AHEAD
+from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.store import ObjectInfo, Store

@@ -15,7 +15,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.commit import CREATE, FILLING, IMPORT, Commit
 from sparklog.log.head import Head
-from sparklog.log.names import is_sealed, path_read_version
+from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable
 
 Check = Callable[[Head, Commit, Head], str | None]

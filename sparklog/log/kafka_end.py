@@ -22,8 +22,8 @@ from sparklog.log.commit import APPEND
 from sparklog.log.commit_log import CommitLog
 from sparklog.log.conflicts import Draft, Nothing, assign, check_floor, check_topic
 from sparklog.log.head import Head
+from sparklog.log.journal.names import append_path
 from sparklog.log.kafka_open import COMMIT, KafkaOpen
-from sparklog.log.names import append_path
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import FileSlices, SliceFlag
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.log.fields import Fields
+from sparklog.log.journal.documents import Fields
 
 __all__ = [
     "ABORT",

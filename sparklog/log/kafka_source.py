@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sparklog.log.fields import Fields
+from sparklog.log.journal.documents import Fields
 
 __all__ = ["KAFKA_SOURCE_FIELDS", "ImportedEnd", "KafkaSource"]
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.arrow_numpy import bytes_array, bytes_scalar
+from sparklog.log.journal.arrow_numpy import bytes_array, bytes_scalar
 from sparklog.log.view import COLUMNS, READ_COMMITTED, OffsetRange, TakenView
 
 __all__ = ["latest_record", "partitions_of_key"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.log.arrow_numpy import fixed_values, valid_rows
+from sparklog.log.journal.arrow_numpy import fixed_values, valid_rows
 
 __all__ = ["Int32s", "Int64s", "Partitioner", "sticky_seed"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.log.names import file_key
+from sparklog.log.journal.names import file_key
 from sparklog.log.slice_table import Slices
 
 if TYPE_CHECKING:

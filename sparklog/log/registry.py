@@ -29,10 +29,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from sparklog.errors import BadRequest, Conflict, Fenced
-from sparklog.log.clock import MAX_AHEAD_MS
 from sparklog.log.commit import Writer, decode_content, epoch_and_content
 from sparklog.log.content import Content
-from sparklog.log.fields import Fields
+from sparklog.log.journal.clock import MAX_AHEAD_MS
+from sparklog.log.journal.documents import Fields
 
 EARLIER_RUNS = 4
 STREAM = "stream"

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.log.arrow_numpy import fixed_values, valid_rows
+from sparklog.log.journal.arrow_numpy import fixed_values, valid_rows
 from sparklog.log.view import HEADERS_TYPE
 
 __all__ = ["ROW_COLUMNS", "Rows", "check_columns", "rows_of"]

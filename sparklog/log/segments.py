@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
-from sparklog.log.clock import MAX_AHEAD_MS
 from sparklog.log.configs import TopicConfigs
-from sparklog.log.fields import INT64_MAX
+from sparklog.log.journal.clock import MAX_AHEAD_MS
+from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.slice_table import Slices
 from sparklog.log.slices import MERGE_TIER_MASK, SliceFlag
 

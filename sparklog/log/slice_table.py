@@ -40,7 +40,7 @@ import numpy.typing as npt
 from sparklog.errors import Conflict
 from sparklog.log.commit import Commit, Removal, Resolved
 from sparklog.log.head import Head, Offsets
-from sparklog.log.names import is_sealed, path_read_version
+from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.log.slices import FileSlices, SliceFlag
 from sparklog.storage.fork_lock import ForkLock
 

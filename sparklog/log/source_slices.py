@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.log.conflicts import Input
-from sparklog.log.names import file_key
+from sparklog.log.journal.names import file_key
 from sparklog.log.planned import PlannedSlice
 from sparklog.log.slice_table import ABORTED, Slices
 

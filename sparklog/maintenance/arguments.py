@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparklog.errors import BadRequest
-from sparklog.log.fields import INT64_MAX
-from sparklog.log.names import check_topic_name
+from sparklog.log.journal.documents import INT64_MAX
+from sparklog.log.journal.names import check_topic_name
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparklog.log.clock import reading_clock_ms
-from sparklog.log.env import Env
+from sparklog.log.journal.clock import reading_clock_ms
+from sparklog.log.journal.env import Env
 from sparklog.storage.store import Store
 
 __all__ = ["store_clock_ms"]

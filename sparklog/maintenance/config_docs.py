@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from sparklog.errors import BadRequest
 from sparklog.log.config_table import CONFIGS
+from sparklog.log.journal.names import did_you_mean
 from sparklog.log.kafka_names import kafka_name
-from sparklog.log.names import did_you_mean
 from sparklog.maintenance.properties import property_table
 
 __all__ = ["MAINTENANCE", "TOPIC", "ConfigDoc", "config_docs", "markdown", "one_config_doc"]

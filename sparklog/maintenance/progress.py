@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from sparklog.errors import SparklogError
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.maintenance.work import Done, PieceReport, Progress, Work, silent
 
 __all__ = ["Meter", "Narrator", "megabytes", "rates", "say"]

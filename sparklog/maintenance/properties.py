@@ -34,8 +34,8 @@ from typing import TypeVar
 from sparklog.errors import BadRequest
 from sparklog.log.config_table import COMPACT, INT_MAX, LONG_MAX, LONG_MIN, RETAIN, ConfigDef, canonical, definition
 from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
+from sparklog.log.journal.names import did_you_mean
 from sparklog.log.kafka_names import kafka_name
-from sparklog.log.names import did_you_mean
 from sparklog.maintenance.work import Settings
 
 __all__ = ["NAMES", "Property", "PropertyDef", "parse_properties", "property_table", "settings_of"]

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sparklog.errors import SparklogError, Unavailable
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.maintenance.progress import Meter, Narrator, say
 from sparklog.maintenance.work import Done, InProcess, Progress, Runner, Work, silent
 from sparklog.storage.fork_lock import ForkLock

@@ -20,7 +20,7 @@ from sparklog.kafka.internal_topics import CONSUMER_OFFSETS
 from sparklog.kafka.view import KafkaView
 from sparklog.log.decision_logs import timeout_of
 from sparklog.log.history import History
-from sparklog.log.names import is_topic_name
+from sparklog.log.journal.names import is_topic_name
 from sparklog.log.root import Root
 from sparklog.log.root_view import RootView
 from sparklog.log.snapshot import Snapshot

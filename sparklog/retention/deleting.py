@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sparklog.errors import SparklogError
 from sparklog.log.commit import MAINTAIN
-from sparklog.log.numbered import READ_AHEAD
+from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.maintenance.work import Done, InProcess, Progress, Runner, silent
 from sparklog.retention.vacuum_plan import Victim
 from sparklog.storage.store import Store

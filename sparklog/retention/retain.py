@@ -23,7 +23,7 @@ from sparklog.groups.collecting import collect_groups, kept_entries_ms
 from sparklog.log.commit import RETAIN
 from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.log.conflicts import LogStartIntent
-from sparklog.log.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, file_key, is_topic_name
+from sparklog.log.journal.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, file_key, is_topic_name
 from sparklog.log.root import Root
 from sparklog.log.segments import RollRule, Segment, segments_of
 from sparklog.log.slice_table import Slices

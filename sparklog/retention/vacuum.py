@@ -26,7 +26,7 @@ from sparklog.log.configs import LEAST_DELETE_DELAY_MS
 from sparklog.log.conflicts import Draft, Nothing
 from sparklog.log.head import Head
 from sparklog.log.history import History
-from sparklog.log.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
+from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.topic import Topic
 from sparklog.maintenance.clock import store_clock_ms

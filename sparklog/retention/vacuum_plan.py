@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.log.history import CommitFiles
-from sparklog.log.names import commit_key
+from sparklog.log.journal.names import commit_key
 from sparklog.storage.store import ObjectInfo
 
 __all__ = [

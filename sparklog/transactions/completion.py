@@ -16,8 +16,8 @@ from sparklog.log.commit import Resolved
 from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
 from sparklog.log.decision_log import DecisionLog
-from sparklog.log.entry_collect import collect_entries, collect_log, ids_of
 from sparklog.log.head import Head
+from sparklog.log.journal.journal_cleanup import collect_entries, collect_log, ids_of
 from sparklog.log.root import Root
 from sparklog.log.snapshot import Snapshot
 from sparklog.log.topic import Topic

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError
 from sparklog.groups.groups import Groups
 from sparklog.groups.state import GroupState
-from sparklog.log.clock import reading_clock_ms
 from sparklog.log.decision import BY_OPERATOR, Decisions
 from sparklog.log.decision_logs import open_transactions, timeout_of
 from sparklog.log.head import Head
-from sparklog.log.names import check_id, nearest
+from sparklog.log.journal.clock import reading_clock_ms
+from sparklog.log.journal.names import check_id, nearest
 from sparklog.log.root import Root
 from sparklog.storage.at_once import ask_each
 from sparklog.transactions import kafka

@@ -32,7 +32,7 @@ from sparklog.log.commit import Txn
 from sparklog.log.decision import BY_OWNER, Decisions, Prepared, PreparedGroup, check_undecided, commit, init, prepare
 from sparklog.log.decision_log import DecisionLog
 from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
-from sparklog.log.names import check_id
+from sparklog.log.journal.names import check_id
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root, open_root
 from sparklog.log.slices import FileSlices

@@ -16,7 +16,7 @@ from sparklog.errors import Corrupt
 from sparklog.format.batch_checks import Place, check_headers, crc_message
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, BytesLike
-from sparklog.log.arrow_numpy import valid_rows
+from sparklog.log.journal.arrow_numpy import valid_rows
 from sparklog.log.slices import SliceFlag
 from sparklog.verification.findings import CHECKSUM, CONTENT, Finding
 

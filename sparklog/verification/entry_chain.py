@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 from crc32c import crc32c
 
 from sparklog.errors import NotFound
-from sparklog.log.entry_log import Entry, EntryKind
-from sparklog.log.names import checkpoint_key, checkpoint_version, commit_key, id_folder
+from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.names import checkpoint_key, checkpoint_version, commit_key, id_folder
 from sparklog.storage.store import Store
 from sparklog.verification.findings import CHAIN, CHECKPOINT, MISSING, Counts, Finding
 from sparklog.verification.json_damage import numbered, read_object

@@ -26,8 +26,8 @@ from sparklog.format.checkpoint_files import (
 )
 from sparklog.kafka.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
 from sparklog.kafka.file_names import CLEANED, DELETED, SWAP
-from sparklog.log.env import SYSTEM, Env
-from sparklog.log.names import did_you_mean
+from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.names import did_you_mean
 from sparklog.verification.findings import CHECKPOINT, Counts, Finding, Orphan, Report
 from sparklog.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
 from sparklog.verification.run import Say

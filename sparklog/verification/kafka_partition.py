@@ -34,7 +34,7 @@ from sparklog.kafka.import_segment import WINDOW_BYTES
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 from sparklog.kafka.sound_batches import Damage, sound_windows
 from sparklog.kafka.transaction_state import TransactionEvents, TransactionState
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 from sparklog.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
 from sparklog.verification.index_files import (
     REBUILD,

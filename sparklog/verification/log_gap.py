@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sparklog.errors import NotFound
-from sparklog.log.names import commit_key
+from sparklog.log.journal.names import commit_key
 from sparklog.storage.store import Store
 from sparklog.verification.findings import LOG, Finding
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparklog.log.head import Head
-from sparklog.log.names import file_key
+from sparklog.log.journal.names import file_key
 from sparklog.log.slice_table import COLUMN_TYPES, Slices, SliceTable
 from sparklog.verification.batches import Claim
 from sparklog.verification.reading import DataFile

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from sparklog.log.names import GROUPS_FOLDER, LOG_FOLDER, TRANSACTIONS_FOLDER, is_checkpoint_table_name, is_topic_name
+from sparklog.log.journal.names import (
+    GROUPS_FOLDER,
+    LOG_FOLDER,
+    TRANSACTIONS_FOLDER,
+    is_checkpoint_table_name,
+    is_topic_name,
+)
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.keys import key_kind
 from sparklog.storage.store import ObjectInfo, Store

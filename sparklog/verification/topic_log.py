@@ -24,7 +24,7 @@ from sparklog.log.commit import Commit, Hold, Resolved, decode_commit
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.history import History
 from sparklog.log.invariants import check_commit, check_state
-from sparklog.log.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
 from sparklog.log.slice_table import SliceTable, added
 from sparklog.storage.store import Store
 from sparklog.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding

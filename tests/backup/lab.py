@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from sparklog.compaction.run import compact_topic
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 from sparklog.log.root import Root, open_root
 from sparklog.log.topic import Topic
 from sparklog.log.view import READ_UNCOMMITTED

@@ -14,7 +14,7 @@ from sparklog.backup.choosing import Wanted
 from sparklog.backup.restoring import restore
 from sparklog.errors import Conflict, SparklogError
 from sparklog.groups import Groups
-from sparklog.log.numbered import SETTLE_MS
+from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.root import Root
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore

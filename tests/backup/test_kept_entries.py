@@ -7,8 +7,8 @@ import pytest
 from sparklog.backup.choosing import Wanted
 from sparklog.errors import NotFound
 from sparklog.groups import Groups
-from sparklog.log import entry_log
-from sparklog.log.names import groups_prefix
+from sparklog.log.journal import entry_log
+from sparklog.log.journal.names import groups_prefix
 from sparklog.verification.run import verify_root
 from tests.backup.lab import DAY, HOUR, MINUTE, batch, contents
 from tests.backup.test_restoring import House

@@ -12,7 +12,7 @@ from sparklog.backup.restoring import plan_restore
 from sparklog.errors import BadRequest, Corrupt, SparklogError
 from sparklog.groups import Groups
 from sparklog.groups.state import GROUPS
-from sparklog.log.names import commit_key, groups_prefix, transactions_prefix
+from sparklog.log.journal.names import commit_key, groups_prefix, transactions_prefix
 from sparklog.log.root import Root
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions.completion import collect

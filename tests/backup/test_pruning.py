@@ -12,7 +12,7 @@ from sparklog.backup.place import BACKUP, PRUNE, Mark, Place
 from sparklog.backup.pruning import named_keys, prune
 from sparklog.backup.restoring import restore
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log.names import RESTORE_KEY, ROOT_KEY
+from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
 from sparklog.storage.faulty import Call, Crash, FaultyStore
 from tests.backup.lab import DAY, HOUR, Dying, Rows, batch, contents
 from tests.backup.test_restoring import House

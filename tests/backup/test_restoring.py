@@ -15,7 +15,7 @@ from sparklog.backup.restoring import Restored, plan_restore, restore
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound
 from sparklog.groups import Groups
 from sparklog.log.cloning import clone_topic
-from sparklog.log.names import RESTORE_KEY, ROOT_KEY
+from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root, open_root
 from sparklog.storage import LocalStore

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from sparklog.cli.app import app
 from sparklog.groups import Groups
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.root import Root, open_root
 from sparklog.transactions import transactional
 

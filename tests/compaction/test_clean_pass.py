@@ -24,7 +24,7 @@ from sparklog.format.key_hash import HashKey
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.conflicts import RewriteIntent
 from sparklog.log.fetch import SPAN_BYTES
-from sparklog.log.names import file_key
+from sparklog.log.journal.names import file_key
 from sparklog.log.slices import SliceFlag
 from sparklog.log.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings

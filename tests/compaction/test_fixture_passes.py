@@ -20,7 +20,7 @@ from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import parse
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.conflicts import LogStartIntent, RewriteIntent
-from sparklog.log.names import file_key
+from sparklog.log.journal.names import file_key
 from sparklog.log.segments import RollRule, segments_of
 from sparklog.log.topic import Topic
 from sparklog.maintenance.work import Settings

@@ -16,7 +16,7 @@ from sparklog.kafka.importing import import_log_dir
 from sparklog.log import fetch
 from sparklog.log.conflicts import RewriteIntent
 from sparklog.log.invariants import check_state
-from sparklog.log.names import file_key
+from sparklog.log.journal.names import file_key
 from sparklog.log.root_view import RootView
 from sparklog.log.slices import SliceFlag, merge_tier
 from sparklog.log.tail import Tail

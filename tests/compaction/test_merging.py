@@ -29,7 +29,7 @@ from sparklog.log.commit_log import Outcome
 from sparklog.log.conflicts import AppendIntent, Draft, Nothing, RewriteIntent
 from sparklog.log.head import Head
 from sparklog.log.invariants import check_state
-from sparklog.log.names import append_path, file_key
+from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import FileSlices, SliceFlag, merge_tier
 from sparklog.log.source_slices import SourceSlices

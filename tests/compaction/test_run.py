@@ -12,7 +12,7 @@ from sparklog.compaction.run import TRIES, Plans, compact_root, compact_topic
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.commit import COMPACT, MERGE, SEAL, Edit
 from sparklog.log.conflicts import Input, Rewrite, RewriteIntent
-from sparklog.log.names import commit_key, file_key, sealed_path
+from sparklog.log.journal.names import commit_key, file_key, sealed_path
 from sparklog.log.root import Root
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot

@@ -31,7 +31,7 @@ from sparklog.log.append_output import AppendOutput
 from sparklog.log.commit import ALTER, SEAL
 from sparklog.log.conflicts import Draft, RewriteIntent
 from sparklog.log.head import Head
-from sparklog.log.names import append_path
+from sparklog.log.journal.names import append_path
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import SliceFlag
 from sparklog.log.topic import Topic

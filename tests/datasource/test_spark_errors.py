@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparklog
-from sparklog.log.fields import decode, encode
+from sparklog.log.journal.documents import decode, encode
 from tests.datasource.streams import feed
 
 if TYPE_CHECKING:

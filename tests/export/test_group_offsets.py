@@ -24,7 +24,7 @@ from sparklog.format.group_messages import (
 )
 from sparklog.groups import CommittedOffset, Groups, OffsetAndMetadata
 from sparklog.kafka import KafkaView
-from sparklog.log.names import commit_key, groups_prefix
+from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.log.root import Root, open_root
 from sparklog.log.snapshot import Snapshot
 from tests.fixture_data import ExpectedRecord

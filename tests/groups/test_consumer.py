@@ -12,8 +12,8 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
 from sparklog.groups import Consumer, Group, Groups
-from sparklog.log.env import Env
-from sparklog.log.names import commit_key
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.names import commit_key
 from sparklog.log.root import open_root
 from sparklog.log.view import COLUMNS, READ_UNCOMMITTED
 from tests.transactions.house import House, rows

@@ -12,7 +12,7 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.groups import CommittedOffset, Group, Groups, OffsetAndMetadata
-from sparklog.log.names import checkpoint_key, commit_key, groups_prefix
+from sparklog.log.journal.names import checkpoint_key, commit_key, groups_prefix
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions import TransactionalProducer

@@ -12,7 +12,7 @@ from sparklog.errors import BadRequest, Corrupt, Fenced
 from sparklog.groups import state as steps
 from sparklog.groups.offsets import GroupMetadata, TopicOffsets, merged, topic_offsets, without
 from sparklog.groups.state import GroupState, decode_group, encode_group, settled
-from sparklog.log import fields
+from sparklog.log.journal import documents
 
 ONE = GroupMetadata("g", 1, "one")
 
@@ -77,7 +77,7 @@ def test_what_no_entry_can_say_is_corrupt(old: bytes, new: bytes, says: str) -> 
     changed = data.replace(old, new)
     body = changed[: changed.rindex(b',"crc":')] + b"}"
     with pytest.raises(Corrupt, match=says):
-        decode_group(fields.encode(json.loads(body)), "k", 1)
+        decode_group(documents.encode(json.loads(body)), "k", 1)
 
 
 def test_a_newer_format_is_refused() -> None:

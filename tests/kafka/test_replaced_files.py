@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import NotFound, Unavailable
 from sparklog.kafka import KafkaView, directory
 from sparklog.kafka.segment_file import SegmentFile
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 from sparklog.log.view import READ_COMMITTED
 from tests.kafka.logs import (
     FIRST,

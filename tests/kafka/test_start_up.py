@@ -17,7 +17,7 @@ from sparklog.kafka.file_names import companion
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.segment_file import SegmentFile, seek
 from sparklog.kafka.start_up import after_start_up, next_offset_of
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 from sparklog.log.root import open_root
 from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.storage.memory import MemoryStore

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.log.append_writer import WriteOptions
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 from sparklog.log.root import Root, open_root
 from sparklog.log.topic import Topic
 from sparklog.log.view import RECORD_SCHEMA

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sparklog.log.append_target import AppendOutcome
 from sparklog.log.commit import Txn
-from sparklog.log.names import commit_key
+from sparklog.log.journal.names import commit_key
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root
 from sparklog.log.topic import Topic

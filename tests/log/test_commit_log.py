@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
-from sparklog.log import fields
 from sparklog.log.append_target import AppendOutcome
 from sparklog.log.commit import TAKEOVER, Hold, Resolved, Txn, decode_commit, encode_commit
-from sparklog.log.env import SYSTEM
 from sparklog.log.invariants import check_state
-from sparklog.log.names import commit_key
+from sparklog.log.journal import documents
+from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.names import commit_key
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import open_root
 from sparklog.storage.counting import CountingStore
@@ -524,5 +524,5 @@ def test_crcs_of_the_chain() -> None:
     _, store, _, topic = setup()
     publish(topic)
     first, second = store.get(commit_key("t", 0)), store.get(commit_key("t", 1))
-    assert decode_commit(second, "k", 1).prev_crc == fields.crc32c.crc32c(first)
-    assert topic.head().crc == fields.crc32c.crc32c(second)
+    assert decode_commit(second, "k", 1).prev_crc == documents.crc32c.crc32c(first)
+    assert topic.head().crc == documents.crc32c.crc32c(second)

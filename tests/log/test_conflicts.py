@@ -45,7 +45,7 @@ from sparklog.log.conflicts import (
 )
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.invariants import check_commit, check_state
-from sparklog.log.names import append_path
+from sparklog.log.journal.names import append_path
 from sparklog.log.registry import WriterKey
 from sparklog.log.rewrite_outputs import Outputs
 from sparklog.log.slices import SliceFlag

@@ -12,7 +12,7 @@ from sparklog.errors import Conflict
 from sparklog.log.append_writer import AppendWriter, WriteOptions
 from sparklog.log.commit import decode_content, epoch_and_content
 from sparklog.log.content import Content, content_of
-from sparklog.log.fields import Fields
+from sparklog.log.journal.documents import Fields
 from sparklog.log.registry import WriterKey
 from sparklog.log.topic import Topic
 from tests.log.topics import World

@@ -8,12 +8,13 @@ from functools import partial
 import pytest
 
 from sparklog.errors import Conflict, Corrupt, Unavailable
-from sparklog.log import decision, entry_log
-from sparklog.log.clock import ClockGuard
+from sparklog.log import decision
 from sparklog.log.decision import Committed, Decisions, Prepared
 from sparklog.log.decision_log import DecisionLog
-from sparklog.log.names import checkpoint_key, commit_key
-from sparklog.log.numbered import SETTLE_MS
+from sparklog.log.journal import entry_log
+from sparklog.log.journal.clock import ClockGuard
+from sparklog.log.journal.names import checkpoint_key, commit_key
+from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore

@@ -33,13 +33,13 @@ from sparklog.log.decision import (
     PREPARED_GROUP_FIELDS,
     REASONS,
 )
-from sparklog.log.entry_log import CHECKPOINT_BYTES, CHECKPOINT_ENTRIES
-from sparklog.log.fields import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
 from sparklog.log.head import HEAD_FIELDS, OPEN_FIELDS
+from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
+from sparklog.log.journal.entry_log import CHECKPOINT_BYTES, CHECKPOINT_ENTRIES
+from sparklog.log.journal.root_id import ROOT_FIELDS
 from sparklog.log.kafka_open import KAFKA_ENDED_FIELDS, KAFKA_OPEN_FIELDS, KAFKA_OPEN_OPTIONAL_FIELDS
 from sparklog.log.kafka_source import KAFKA_SOURCE_FIELDS
 from sparklog.log.registry import REGISTRY_FIELDS
-from sparklog.log.root_id import ROOT_FIELDS
 from sparklog.log.slice_table import COLUMN_TYPES, STATUS_NAMES
 from sparklog.log.slices import SliceFlag
 

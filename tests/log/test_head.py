@@ -22,9 +22,9 @@ from sparklog.log.commit import (
     Txn,
     Writer,
 )
-from sparklog.log.fields import Fields
 from sparklog.log.head import EMPTY, Head
 from sparklog.log.invariants import check_commit
+from sparklog.log.journal.documents import Fields
 from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
 from sparklog.log.registry import Entry
 from tests.log.topics import START_MS, Chain, output_of

@@ -8,7 +8,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.log import commit_log
 from sparklog.log.conflicts import LogStartIntent
 from sparklog.log.history import History
-from sparklog.log.names import checkpoint_key, commit_key
+from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.topic import Topic
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore

@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.commit import decode_commit, encode_commit
-from sparklog.log.names import checkpoint_key, checkpoint_prefix, commit_key
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind
 from sparklog.storage.memory import MemoryStore

@@ -6,7 +6,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.commit import Writer
-from sparklog.log.fields import Fields
+from sparklog.log.journal.documents import Fields
 from sparklog.log.registry import Entry, WriterKey, advance, decide
 from sparklog.log.topic import Topic
 from tests.log.topics import World, file_of

@@ -309,7 +309,7 @@ def test_a_damaged_footer_is_corrupt_only_for_who_needs_it(memory: Place, large:
 
 def moved(place: Place, topic: Topic) -> None:
     """Give the topic's slices another file, as a merge does, and delete the old one."""
-    from sparklog.log.names import append_path
+    from sparklog.log.journal.names import append_path
     from tests.log.rewriting import rewrite
 
     rewrite(place, topic, append_path(topic.head().version, place.clock.env(9).new_id()))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.log import fields
 from sparklog.log.checkpoint import (
     COLUMN_NAMES,
     Checkpoint,
@@ -37,7 +36,8 @@ from sparklog.log.commit import (
 )
 from sparklog.log.head import Head
 from sparklog.log.invariants import check_state
-from sparklog.log.names import append_path
+from sparklog.log.journal import documents
+from sparklog.log.journal.names import append_path
 from sparklog.log.slice_table import ABORTED, COLUMN_TYPES, COMMITTED, OPEN, PLAIN, SliceTable, Texts
 from sparklog.log.slices import SliceFlag
 from tests.log.topics import START_MS, Chain, file_of, output_of
@@ -57,7 +57,7 @@ def rows(table: SliceTable) -> list[Row]:
 def through_checkpoint(head: Head, table: SliceTable) -> tuple[Head, SliceTable]:
     """A state written as a checkpoint and read back."""
     data, unsealed = encode_table(table)
-    ref = TableRef(f"{head.version:020d}-x.arrow", len(data), fields.crc32c.crc32c(data), len(table), unsealed)
+    ref = TableRef(f"{head.version:020d}-x.arrow", len(data), documents.crc32c.crc32c(data), len(table), unsealed)
     checkpoint = decode_checkpoint(encode_checkpoint(Checkpoint(head, ref)), "key", head.version)
     return checkpoint.head, decode_table(data, checkpoint.table, "table key", head.version)
 
@@ -236,7 +236,7 @@ def test_damage_of_a_checkpoint_is_found() -> None:
     chain = random_chain(random.Random(4), 30)
     data, unsealed = encode_table(chain.table)
     ref = TableRef(
-        f"{chain.head.version:020d}-x.arrow", len(data), fields.crc32c.crc32c(data), len(chain.table), unsealed
+        f"{chain.head.version:020d}-x.arrow", len(data), documents.crc32c.crc32c(data), len(chain.table), unsealed
     )
     encoded = encode_checkpoint(Checkpoint(chain.head, ref))
     for position in range(0, len(encoded), 3):

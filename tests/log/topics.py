@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import crc32c
 
 from sparklog.log.commit import APPEND, CREATE, Commit, encode_commit
-from sparklog.log.env import Env
 from sparklog.log.head import EMPTY, Head
-from sparklog.log.names import append_path, sealed_path
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.names import append_path, sealed_path
 from sparklog.log.root import Root, open_root
 from sparklog.log.slice_table import SliceTable
 from sparklog.log.slices import FileSlices

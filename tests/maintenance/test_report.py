@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.log.env import SYSTEM
+from sparklog.log.journal.env import SYSTEM
 from sparklog.maintenance import progress
 from sparklog.maintenance.progress import Meter, Narrator, megabytes
 from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary, table

@@ -15,7 +15,7 @@ from sparklog.kafka.damage import log_skipped
 from sparklog.kafka.import_coordinators import kafka_groups
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.view import KafkaView
-from sparklog.log.env import SYSTEM
+from sparklog.log.journal.env import SYSTEM
 from sparklog.log.root import Root
 from sparklog.log.root_view import RootView
 from sparklog.maintenance.work import InProcess, Settings

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sparklog.log import fields as json_fields
-from sparklog.log.env import Env
-from sparklog.log.fields import FORMAT
-from sparklog.log.names import ROOT_KEY
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.documents import FORMAT
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.names import ROOT_KEY
 from sparklog.storage.store import Store
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 from sparklog.log.root import Root, open_root
 from sparklog.log.topic import Topic
 from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED

@@ -9,12 +9,13 @@ import pytest
 
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
-from sparklog.log import decision_logs, entry_log
+from sparklog.log import decision_logs
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.appending import write_files
 from sparklog.log.commit import Resolved
 from sparklog.log.head import Head
-from sparklog.log.names import commit_key
+from sparklog.log.journal import entry_log
+from sparklog.log.journal.names import commit_key
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import read_parts
 from sparklog.log.slice_table import ABORTED, OPEN

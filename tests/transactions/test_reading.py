@@ -12,9 +12,9 @@ import pytest
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.log.conflicts import LogStartIntent
 from sparklog.log.decision_log import DecisionLog
-from sparklog.log.env import Env
-from sparklog.log.names import checkpoint_key, commit_key
-from sparklog.log.numbered import SETTLE_MS
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.names import checkpoint_key, commit_key
+from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.root import open_root
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import read_parts

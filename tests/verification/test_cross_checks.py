@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sparklog.log.names import ROOT_KEY, groups_prefix, transactions_prefix
+from sparklog.log.journal.names import ROOT_KEY, groups_prefix, transactions_prefix
 from sparklog.log.root import open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions import transactional

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.log.names import commit_key
+from sparklog.log.journal.names import commit_key
 from sparklog.verification.findings import CHAIN, MISSING, SIZE
 from tests.verification.damage import by_kind, flip, named, replaced, sampled, undone, verified
 from tests.verification.whole_root import WholeRoot

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.log.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.verification.kafka_directory import verify_log_dir
 from tests.fixture_data import copied, fixture_tree
 from tests.verification.damage import flip

@@ -11,7 +11,7 @@ import pytest
 
 from sparklog.format import offset_index, time_index
 from sparklog.format.batch_scan import scan_headers
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 from sparklog.verification.findings import CHECKPOINT, CONTENT, INDEX, Report
 from sparklog.verification.kafka_directory import verify_log_dir
 from sparklog.verification.report import document, summary

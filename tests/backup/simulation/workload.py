@@ -25,7 +25,7 @@ from sparklog.errors import NotFound, SparklogError
 from sparklog.groups import Groups
 from sparklog.log import commit_log
 from sparklog.log.cloning import clone_topic
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 from sparklog.log.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_root

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from sparklog.log.append_target import AppendOutcome, AppendTarget
-from sparklog.log.env import Env
-from sparklog.log.names import append_path
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.names import append_path
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root, open_root
 from sparklog.log.slices import FileSlices

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sparklog.errors import Conflict, Corrupt, NotFound, Unavailable
 from sparklog.log.commit import MERGE, Edit
 from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
-from sparklog.log.names import append_path
+from sparklog.log.journal.names import append_path
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot
 from sparklog.storage.faulty import Decide

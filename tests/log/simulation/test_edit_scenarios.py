@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from sparklog.errors import BadRequest, Conflict
-from sparklog.log import conflicts, fields
+from sparklog.log import conflicts
 from sparklog.log.commit import COMPACT, MERGE, Edit, Resolved, Txn
 from sparklog.log.commit_log import Outcome
 from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
-from sparklog.log.names import append_path
+from sparklog.log.journal import documents
+from sparklog.log.journal.names import append_path
 from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot
@@ -312,7 +313,7 @@ class TestFeatures:
 
         with monkeypatch.context() as patch:
             patch.setattr(conflicts.Draft, "commit", novel)
-            patch.setattr(fields, "KNOWN_READ_FEATURES", frozenset({"novel"}))
+            patch.setattr(documents, "KNOWN_READ_FEATURES", frozenset({"novel"}))
             newer.append({0: 1})
         with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):
             lab.process().topic()

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from sparklog.log import commit_log, conflicts, numbered
+from sparklog.log import commit_log, conflicts
 from sparklog.log.commit import Commit, Removal
 from sparklog.log.head import Head
+from sparklog.log.journal import numbered_objects
 from sparklog.log.registry import Entry, Verdict, WriterKey
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.world import SimulationError
@@ -45,7 +46,7 @@ def registry_on_first_attempt_only(patch: Patch) -> None:
 
 def no_age_test_on_the_answer(patch: Patch) -> None:
     """A create that succeeded counts, however long ago the newest version was seen."""
-    patch.setattr(numbered, "STALE_MS", FOREVER)
+    patch.setattr(numbered_objects, "STALE_MS", FOREVER)
 
 
 def no_age_test_for_readers(patch: Patch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.append_target import AppendOutcome, AppendTarget
-from sparklog.log.names import append_path
+from sparklog.log.journal.names import append_path
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root, open_root
 from sparklog.log.slices import FileSlices

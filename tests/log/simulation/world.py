@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from sparklog.errors import SparklogError
-from sparklog.log.env import Env
+from sparklog.log.journal.env import Env
 from sparklog.storage.faulty import Crash, Decide, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store

@@ -19,8 +19,8 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogErr
 from sparklog.log.append_target import AppendOutcome, AppendTarget
 from sparklog.log.append_writer import AppendWriter, WriteOptions
 from sparklog.log.commit import Hold, Resolved, Txn
-from sparklog.log.env import Env
 from sparklog.log.invariants import check_state
+from sparklog.log.journal.env import Env
 from sparklog.log.root import Root, open_root
 from sparklog.log.slices import FileSlices
 from sparklog.log.snapshot import Snapshot

@@ -10,7 +10,7 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Spa
 from sparklog.groups import Groups
 from sparklog.groups.collecting import collect_groups
 from sparklog.log.append_target import AppendTarget
-from sparklog.log.names import append_path
+from sparklog.log.journal.names import append_path
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root, open_root
 from sparklog.log.root_view import RootView

@@ -1,4 +1,6 @@
-"""Logs of entries (`sparklog.log.entry_log`) from outside: whose there are, and which entries nobody needs any more."""
+"""Logs of entries (`sparklog.log.journal.entry_log`) from outside: whose there are, and which entries nobody needs
+any more.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from itertools import pairwise
 from typing import TypeVar
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.log.entry_log import Entry, EntryKind, EntryLog
-from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
+from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
 from sparklog.storage.at_once import ask_each
 from sparklog.storage.store import Store
 

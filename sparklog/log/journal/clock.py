@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sparklog.errors import Unavailable
-from sparklog.log.env import Env, Moment
+from sparklog.log.journal.env import Env, Moment
 from sparklog.storage.store import Store
 
 __all__ = ["MAX_AHEAD_MS", "ClockGuard", "Dated", "Times", "newest_at", "next_times", "reading_clock_ms"]

@@ -14,7 +14,7 @@ import os
 import re
 
 from sparklog.errors import BadRequest
-from sparklog.log.names import LOG_FOLDER, ROOT_KEY
+from sparklog.log.journal.names import LOG_FOLDER, ROOT_KEY
 from sparklog.storage import LocalStore
 from sparklog.storage.probe import PROBE_FOLDER
 from sparklog.storage.store import Store

@@ -12,7 +12,7 @@ import sparklog
 from sparklog.backup.backing_up import back_up
 from sparklog.errors import BadRequest, Corrupt, SparklogError, Unavailable
 from sparklog.groups import Groups
-from sparklog.log.names import checkpoint_key, commit_key
+from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.root import Root
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_root

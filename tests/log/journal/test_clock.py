@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pytest
 
 from sparklog.errors import NotFound
-from sparklog.log.clock import MAX_AHEAD_MS, newest_at, next_times
 from sparklog.log.cloning import clone_topic
 from sparklog.log.decision import BY_OWNER
 from sparklog.log.history import History
-from sparklog.log.names import commit_key
+from sparklog.log.journal.clock import MAX_AHEAD_MS, newest_at, next_times
+from sparklog.log.journal.names import commit_key
 from sparklog.log.root import Root, open_root
 from sparklog.log.slices import SliceFlag
 from sparklog.maintenance.work import Settings

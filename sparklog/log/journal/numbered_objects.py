@@ -22,10 +22,10 @@ from typing import NoReturn
 import crc32c
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
-from sparklog.log import fields as json_fields
-from sparklog.log.env import Env, Moment
-from sparklog.log.names import ROOT_KEY, commit_key
-from sparklog.log.root_id import read_root_id
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.env import Env, Moment
+from sparklog.log.journal.names import ROOT_KEY, commit_key
+from sparklog.log.journal.root_id import read_root_id
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16

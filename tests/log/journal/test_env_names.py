@@ -8,8 +8,8 @@ import random
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.log import names
-from sparklog.log.env import SYSTEM, Env, Moment
+from sparklog.log.journal import names
+from sparklog.log.journal.env import SYSTEM, Env, Moment
 
 
 def test_ids_have_22_characters_and_begin_with_a_letter() -> None:

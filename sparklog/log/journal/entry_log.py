@@ -18,7 +18,7 @@ What every entry begins with, whatever it is about, and what it ends with:
 | commitId      | random, the same for all tries: after a lost answer it says "this is mine"                         |
 | prevCrc       | CRC-32C of all bytes of the entry before; null at 0                                                |
 | timeMs        | max(the writer's clock, the entry before)                                                          |
-| clockMs       | when it was made, if a clock that was wrong has left `timeMs` ahead of that (`sparklog.log.clock`) |
+| clockMs       | when it was made, if a clock that was wrong has left `timeMs` ahead of that (`clock`)              |
 | clockSince    | the newest entry since which the times when entries were made go on; left out where there is none  |
 | ...           | what it is about                                                                                   |
 | crc           | CRC-32C of the bytes before this member                                                            |
@@ -34,13 +34,13 @@ from typing import Generic, TypedDict, TypeVar
 import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log import fields as json_fields
-from sparklog.log.clock import ClockGuard, next_times
 from sparklog.log.commit import peek_commit_id
-from sparklog.log.env import Env, Moment
-from sparklog.log.fields import FORMAT, KNOWN_WRITE_FEATURES, Fields
-from sparklog.log.names import checkpoint_key, checkpoint_prefix, checkpoint_version
-from sparklog.log.numbered import STALE_MS, Answer, Numbered, pause
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.clock import ClockGuard, next_times
+from sparklog.log.journal.documents import FORMAT, KNOWN_WRITE_FEATURES, Fields
+from sparklog.log.journal.env import Env, Moment
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
+from sparklog.log.journal.numbered_objects import STALE_MS, Answer, Numbered, pause
 from sparklog.storage.store import Store
 
 __all__ = ["CHECKPOINT_BYTES", "CHECKPOINT_ENTRIES", "Entry", "EntryKind", "EntryLog", "Step"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log import fields as json_fields
-from sparklog.log.env import Env
-from sparklog.log.fields import FORMAT
-from sparklog.log.foreign_content import refuse_foreign
-from sparklog.log.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.documents import FORMAT
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.foreign_content import refuse_foreign
+from sparklog.log.journal.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY
 from sparklog.storage.store import Store
 
 ROOT_FIELDS = ("format", "readFeatures", "rootId", "createdMs", "crc")
