@@ -25,14 +25,14 @@ import pyarrow.parquet as pq
 
 from sparklog.format.warm import warm_up
 from sparklog.log.append_writer import WriteOptions
-from sparklog.log.commit import APPEND, CREATE, Commit, decode_commit, encode_commit
-from sparklog.log.commit_log import LogState
-from sparklog.log.head import EMPTY
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import append_path, commit_key
 from sparklog.log.root import open_root
-from sparklog.log.slice_table import SliceTable
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.commit import APPEND, CREATE, Commit, decode_commit, encode_commit
+from sparklog.log.state.commit_log import LogState
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic import Topic
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.local import LocalStore

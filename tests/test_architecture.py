@@ -236,7 +236,7 @@ def test_everything_but_the_adapter_works_without_spark(module: str) -> None:
 PLANNING = """
 import json, pickle, sys
 from sparklog.datasource.location import open_view, resolve
-from sparklog.log.view import OffsetRange
+from sparklog.log.state.view import OffsetRange
 view = open_view(resolve(sys.argv[1]), tailing=False)
 topic = view.topics()[-1]
 view.refresh([topic])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.log.config_table import CONFIGS
+from sparklog.log.state.config_table import CONFIGS
 from tests.datasource.spark_session import has_java
 
 REPOSITORY = Path(__file__).parents[1]

@@ -20,16 +20,16 @@ from sparklog.backup.place import Place
 from sparklog.backup.unread import Unread
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.groups.state import GROUPS, GroupState
-from sparklog.log.commit_log import CommitLog
 from sparklog.log.decision import DECISIONS
-from sparklog.log.head import EMPTY, Head
-from sparklog.log.history import History
 from sparklog.log.journal.clock import newest_at
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.iso_time import iso_time
 from sparklog.log.journal.names import is_topic_name, nearest
 from sparklog.log.root import Root
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state.commit_log import CommitLog
+from sparklog.log.state.history import History
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.store import Store
 
 E = TypeVar("E", bound=Entry)

@@ -20,8 +20,8 @@ from sparklog.format.append_file import decode_footer
 from sparklog.format.index_crc import SUFFIXES, index_crc
 from sparklog.log.cloning import file_slices
 from sparklog.log.journal.names import file_key
-from sparklog.log.slice_table import Slices, positions
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.slice_table import Slices, positions
+from sparklog.log.state.slices import FileSlices
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
 

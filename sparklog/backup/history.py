@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from sparklog.backup.copying import DataFile, data_file, data_files
 from sparklog.errors import NotFound
-from sparklog.log.head import EMPTY
-from sparklog.log.history import History
 from sparklog.log.journal.names import file_key
-from sparklog.log.slice_table import SliceTable
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state.history import History
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import EMPTY
 from sparklog.storage.store import Store
 
 __all__ = ["Named", "files_named", "oldest_base", "start_at"]

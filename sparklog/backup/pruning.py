@@ -20,9 +20,9 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.index_crc import SUFFIXES
 from sparklog.groups.state import GROUPS
 from sparklog.log.decision import DECISIONS
-from sparklog.log.history import History
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, checkpoint_key, commit_key
+from sparklog.log.state.history import History
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.store import ObjectInfo, Store
 

@@ -18,14 +18,14 @@ from sparklog.backup.copying import DataFile, data_file
 from sparklog.groups.offsets import NO_EPOCH, TopicOffsets, topic_offsets
 from sparklog.groups.state import GroupState
 from sparklog.log.cloning import file_slices
-from sparklog.log.commit import MAINTAIN, Commit, Resolved
-from sparklog.log.conflicts import Draft
 from sparklog.log.decision import Decisions, Prepared, PreparedGroup
 from sparklog.log.decision_logs import open_transactions
-from sparklog.log.head import Head
 from sparklog.log.journal.names import VERSION_DIGITS, local_path, path_read_version
-from sparklog.log.slice_table import Slices, SliceTable, Texts
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
+from sparklog.log.state.intents import Draft
+from sparklog.log.state.slice_table import Slices, SliceTable, Texts
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head
 from sparklog.storage.store import Store
 
 __all__ = [

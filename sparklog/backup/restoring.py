@@ -41,11 +41,7 @@ from sparklog.backup.restored import (
 )
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.groups.state import GROUPS
-from sparklog.log.commit import decode_commit, encode_commit
 from sparklog.log.decision import DECISIONS, Decisions
-from sparklog.log.head import EMPTY, Head
-from sparklog.log.history import History
-from sparklog.log.invariants import check_commit, check_state
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT, Fields
 from sparklog.log.journal.entry_log import Entry, EntryKind
@@ -55,8 +51,12 @@ from sparklog.log.journal.iso_time import iso_time
 from sparklog.log.journal.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
 from sparklog.log.journal.root_id import read_root_id
 from sparklog.log.root import open_root
-from sparklog.log.slice_table import SliceTable
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state.commit import decode_commit, encode_commit
+from sparklog.log.state.history import History
+from sparklog.log.state.invariants import check_commit, check_state
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.store import Store
 
 __all__ = ["Restored", "RestoredTopic", "plan_restore", "restore"]

@@ -34,8 +34,8 @@ def describe(
     """Show the configs that were set on topics: value, where it comes from, default."""
     from sparklog.cli.places import open_place
     from sparklog.errors import BadRequest
-    from sparklog.log.config_table import definition
-    from sparklog.log.description import describe_configs
+    from sparklog.log.state.config_table import definition
+    from sparklog.log.state.description import describe_configs
 
     place = open_place(root)
     if place.root is None:

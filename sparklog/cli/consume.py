@@ -150,8 +150,8 @@ def consume(
     from sparklog.cli.json_records import format_json
     from sparklog.cli.places import open_place
     from sparklog.cli.text import Layout
+    from sparklog.log.state.view import COLUMNS
     from sparklog.log.tail import Tail
-    from sparklog.log.view import COLUMNS
 
     place = open_place(root, follow=follow, corrupt_records=corrupt_records.value, on_skipped=say)
     tail = Tail(place.view, place.one_topic(topic), isolation.value, partition, warn=say)

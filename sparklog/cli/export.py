@@ -55,7 +55,7 @@ def _partitions(text: str | None) -> list[int] | None:
     """`0,2-4` -> [0, 2, 3, 4]."""
     if text is None:
         return None
-    from sparklog.log.commit import MAX_PARTITIONS
+    from sparklog.log.state.commit import MAX_PARTITIONS
 
     found: list[int] = []
     for part in text.split(","):
@@ -177,7 +177,7 @@ def export(
 def _show(topic: ExportedTopic) -> None:
     """The first line as `topics describe` has it, then a table."""
     from sparklog.export.properties import broker_configs
-    from sparklog.log.configs import TopicConfigs
+    from sparklog.log.state.configs import TopicConfigs
 
     taken, refused = broker_configs(TopicConfigs(topic.configs))
     configs = ",".join(f"{name}={value}" for name, value in taken.items())

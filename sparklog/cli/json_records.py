@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from sparklog.cli.text import headers_array
 from sparklog.errors import BadRequest
 from sparklog.log.journal.arrow_numpy import bytes_array, fixed_array
-from sparklog.log.view import COLUMNS
+from sparklog.log.state.view import COLUMNS
 
 TIMESTAMP_TYPES = {0: "CreateTime", 1: "LogAppendTime"}
 NO_TIMESTAMP_TYPE = "NoTimestampType"

@@ -11,7 +11,7 @@ from sparklog.cli.options import JsonOption, PlaceOption, example
 from sparklog.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from sparklog.log.view import PartitionSize
+    from sparklog.log.state.view import PartitionSize
 
 HELP = """Show how many bytes each partition takes, from metadata alone: no folder is listed.
 

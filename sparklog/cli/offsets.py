@@ -11,7 +11,7 @@ from sparklog.cli.options import Isolation, JsonOption, PlaceOption, example
 from sparklog.cli.terminal import printable
 
 if TYPE_CHECKING:
-    from sparklog.log.view import LogView
+    from sparklog.log.state.view import LogView
 
 HELP = """Print offsets of topics, one topic:partition:offset per line, as kafka-get-offsets does.
 

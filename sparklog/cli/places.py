@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sparklog.log.root import Root
-    from sparklog.log.view import LogView
+    from sparklog.log.state.view import LogView
     from sparklog.maintenance.work import Settings
     from sparklog.storage import Store
 

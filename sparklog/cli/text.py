@@ -27,7 +27,7 @@ from sparklog.log.journal.arrow_numpy import (
     text_array,
     valid_rows,
 )
-from sparklog.log.view import HEADERS_TYPE
+from sparklog.log.state.view import HEADERS_TYPE
 
 HEADERS_DELIMITER = b"\t"
 HEADERS_SEPARATOR = b","

@@ -15,7 +15,7 @@ from sparklog.cli.terminal import printable, say
 if TYPE_CHECKING:
     from sparklog.cli.places import Place
     from sparklog.log.root import Root
-    from sparklog.log.view import LogView
+    from sparklog.log.state.view import LogView
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter and delete topics.")
 
@@ -134,7 +134,7 @@ def _native(root: Root, name: str) -> TopicRow:
 
 
 def _kafka(view: LogView, name: str) -> TopicRow:
-    from sparklog.log.view import OffsetRange
+    from sparklog.log.state.view import OffsetRange
 
     topic_id = view.topic_id(name)
     view.refresh([name])

@@ -15,7 +15,7 @@ from sparklog.log.journal.iso_time import iso_time
 
 if TYPE_CHECKING:
     from sparklog.errors import SparklogError
-    from sparklog.log.kafka_open import KafkaOpen
+    from sparklog.log.state.kafka_open import KafkaOpen
     from sparklog.transactions.kafka import KafkaHeld
     from sparklog.transactions.listing import Standing
 

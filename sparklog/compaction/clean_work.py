@@ -19,13 +19,13 @@ from sparklog.compaction.grouping import group_segments
 from sparklog.errors import Conflict, NotFound
 from sparklog.format.batch_scan import begins_with_header, single_header
 from sparklog.format.record_batch import HEADER_BYTES
-from sparklog.log.commit import COMPACT, Edit
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.conflicts import Rewrite
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.segments import Segment
-from sparklog.log.slices import FileSlices, SliceFlag
 from sparklog.log.source_slices import SourceSlice, SourceSlices
+from sparklog.log.state.commit import COMPACT, Edit
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.segments import Segment
+from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.maintenance.work import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.segments import Segment
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.segments import Segment
 
 __all__ = ["Cleanable", "cleanable"]
 

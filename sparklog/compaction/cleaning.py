@@ -14,10 +14,10 @@ import numpy as np
 
 from sparklog.compaction.clean_work import CleanWork
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.segments import RollRule, segments_of
-from sparklog.log.slices import SliceFlag
-from sparklog.log.snapshot import Snapshot
 from sparklog.log.source_slices import source_slices
+from sparklog.log.state.segments import RollRule, segments_of
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.work import Settings
 from sparklog.storage.store import Store
 

@@ -17,12 +17,12 @@ from sparklog.compaction.cleanable import Cleanable, cleanable
 from sparklog.compaction.cleaning import keyless_by_default
 from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.sealing import plan_sealing
-from sparklog.log.commit import COMPACT, MERGE, SEAL
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.segments import RollRule, Segment, segments_of
-from sparklog.log.slice_table import Slices, SliceTable
-from sparklog.log.snapshot import Snapshot
 from sparklog.log.source_slices import source_slices
+from sparklog.log.state.commit import COMPACT, MERGE, SEAL
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.segments import RollRule, Segment, segments_of
+from sparklog.log.state.slice_table import Slices, SliceTable
+from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.report import Planned
 from sparklog.maintenance.work import Settings
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.segments import MAX_RELATIVE_OFFSET, Segment
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.segments import MAX_RELATIVE_OFFSET, Segment
 
 __all__ = ["group_segments"]
 

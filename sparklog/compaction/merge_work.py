@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Conflict, Corrupt, SparklogError
-from sparklog.log.commit import MERGE, Edit
-from sparklog.log.conflicts import Rewrite
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
-from sparklog.log.slices import FileSlices, SliceFlag, with_tier
 from sparklog.log.source_slices import SourceSlice, SourceSlices
+from sparklog.log.state.commit import MERGE, Edit
+from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
 from sparklog.maintenance.work import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store
 

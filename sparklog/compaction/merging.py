@@ -33,12 +33,12 @@ import numpy.typing as npt
 
 from sparklog.compaction.merge_work import OWN_FILE_BYTES, MergeWork
 from sparklog.log.all_or_none import own_whole_ends
-from sparklog.log.head import Head
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.slice_table import ABORTED, OPEN, Slices
-from sparklog.log.slices import MERGE_TIER_MASK, MERGE_TIER_SHIFT
-from sparklog.log.snapshot import Snapshot
 from sparklog.log.source_slices import SourceSlices
+from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
+from sparklog.log.state.slices import MERGE_TIER_MASK, MERGE_TIER_SHIFT
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head
 from sparklog.maintenance.work import Settings
 from sparklog.storage.store import Store
 

@@ -29,8 +29,8 @@ from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
 from sparklog.log.planned import PlannedSlice
-from sparklog.log.slices import SliceFlag
 from sparklog.log.source_slices import SourceSlice, SourceSlices
+from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
 
 __all__ = ["PartitionProducers", "Producer", "active", "replay", "turns"]

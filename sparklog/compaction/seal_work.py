@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from sparklog.compaction.segment_output import SealPart, SegmentOutput, write_segments
 from sparklog.errors import BadRequest
-from sparklog.log.commit import SEAL, Edit
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.conflicts import Rewrite
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.commit import SEAL, Edit
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store
 

@@ -1,6 +1,6 @@
 """Plans sealing: which unsealed slices become which Kafka segments, and in which pieces of work.
 
-Sealed is what Kafka would have closed: by the roll rule over the slice table (`sparklog.log.segments`), or by the
+Sealed is what Kafka would have closed: by the roll rule over the slice table (`sparklog.log.state.segments`), or by the
 clock where a partition has gone quiet, or all of it where the user rolls. Each segment is one edit, so that a race
 that takes an input from one segment leaves the others standing. A segment waits until all of it lies below the last
 stable offset; its aborted slices are dropped, which leaves a gap in the offsets.
@@ -18,11 +18,11 @@ import numpy as np
 from sparklog.compaction.seal_work import SealPart, SealWork
 from sparklog.log.all_or_none import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.segments import RollRule, Segment, due, segments_of
-from sparklog.log.slice_table import Slices
-from sparklog.log.slices import SliceFlag
-from sparklog.log.snapshot import Snapshot
 from sparklog.log.source_slices import SourceSlices, source_slices
+from sparklog.log.state.segments import RollRule, Segment, due, segments_of
+from sparklog.log.state.slice_table import Slices
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.work import Settings
 from sparklog.storage.store import Store
 

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from sparklog.errors import Conflict
 from sparklog.log.planned import PlannedSlices
-from sparklog.log.slices import FileSlices, SliceFlag
 from sparklog.log.source_slices import SourceSlice, SourceSlices
-from sparklog.log.view import OffsetRange
+from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.state.view import OffsetRange
 from sparklog.maintenance.work import Progress, silent
 from sparklog.storage.store import Store
 

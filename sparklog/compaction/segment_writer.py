@@ -31,9 +31,9 @@ from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.time_index import TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.configs import TopicConfigs
 from sparklog.log.journal.names import sealed_path
-from sparklog.log.slices import FileSlices, SliceFlag
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter, Store
 
 __all__ = ["MAX_SEGMENT_BYTES", "SegmentWriter"]

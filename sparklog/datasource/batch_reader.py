@@ -17,7 +17,7 @@ from sparklog.datasource.starts import group_offsets, offsets_now, start_positio
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import BadRequest
-from sparklog.log.view import LogView, OffsetRange
+from sparklog.log.state.view import LogView, OffsetRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,7 +9,7 @@ from sparklog.datasource.offsets import EARLIEST, LATEST, describe
 from sparklog.datasource.options import Bound
 from sparklog.datasource.user_errors import warn
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.view import Bounds, LogView
+from sparklog.log.state.view import Bounds, LogView
 
 Partitions = Mapping[str, Mapping[int, Bounds]]
 """Topic -> partition -> bounds: what is read, with the snapshot it is read from."""

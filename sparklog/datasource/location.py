@@ -19,7 +19,7 @@ from sparklog.log.journal.names import PLACE_KEY, is_topic_name
 
 if TYPE_CHECKING:
     from sparklog.log.root import Root
-    from sparklog.log.view import LogView
+    from sparklog.log.state.view import LogView
 
 ROOT = "root"
 TOPIC = "topic"

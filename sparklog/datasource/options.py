@@ -19,8 +19,8 @@ from sparklog.errors import BadRequest
 from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.names import check_id
-from sparklog.log.kafka_names import SECURITY, is_security
-from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.state.kafka_names import SECURITY, is_security
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 CORRUPT_RECORDS = ("fail", "skip", "truncate")

@@ -19,9 +19,9 @@ from sparklog.errors import Conflict
 
 if TYPE_CHECKING:
     from sparklog.log.append_target import AppendTarget
-    from sparklog.log.registry import WriterKey
     from sparklog.log.root import Root
-    from sparklog.log.slices import FileSlices
+    from sparklog.log.state.registry import WriterKey
+    from sparklog.log.state.slices import FileSlices
 
 _LOG = logging.getLogger("sparklog.datasource")
 
@@ -99,7 +99,7 @@ def _together(name: str, parts: Sequence[TopicFiles]) -> Written:
 
 
 def _writer_key(root: Root, plan: SinkPlan, key: BatchKey | StreamKey | None) -> WriterKey | None:
-    from sparklog.log.registry import WriterKey
+    from sparklog.log.state.registry import WriterKey
 
     if key is None:
         return None
@@ -118,7 +118,7 @@ def _writer_key(root: Root, plan: SinkPlan, key: BatchKey | StreamKey | None) ->
 
 def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, Written], writer: WriterKey) -> bool:
     """True if an earlier run of the query has published this batch, and named topics in the other way."""
-    from sparklog.log.content import content_of
+    from sparklog.log.state.content import content_of
     from sparklog.transactions.switching import in_decisions, in_topics
 
     counts = {name: [file.counts for file in written.files] for name, written in topics.items()}

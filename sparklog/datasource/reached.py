@@ -19,7 +19,7 @@ from operator import attrgetter
 from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.user_errors import warn
 from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS
-from sparklog.log.view import Bounds, LogView
+from sparklog.log.state.view import Bounds, LogView
 
 __all__ = ["Clock", "wait_until_reached"]
 

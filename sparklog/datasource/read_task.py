@@ -15,7 +15,7 @@ from sparklog.datasource.schema import Projection
 from sparklog.datasource.tasks import plan_tasks
 from sparklog.datasource.user_errors import guard_iterator, warn
 from sparklog.errors import NotFound
-from sparklog.log.view import LogView, OffsetRange, ReadPart
+from sparklog.log.state.view import LogView, OffsetRange, ReadPart
 
 if TYPE_CHECKING:
     import pyarrow as pa

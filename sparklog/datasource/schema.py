@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.log.view import COLUMNS, HEADERS_TYPE
+from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

@@ -14,7 +14,7 @@ from sparklog.datasource.offsets import StreamOffset, describe
 from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.user_errors import warn
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.view import Bounds, LogView
+from sparklog.log.state.view import Bounds, LogView
 
 Place = tuple[str, str]
 """Topic and topic id."""

@@ -22,8 +22,8 @@ from sparklog.datasource.starts import group_offsets, offsets_now, start_positio
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.log.stored import Stored
-from sparklog.log.view import READ_COMMITTED, Bounds, LogView, OffsetRange
+from sparklog.log.state.stored import Stored
+from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange
 
 Document = dict[str, object]
 Offsets = dict[str, dict[int, int]]

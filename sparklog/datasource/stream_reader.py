@@ -23,7 +23,7 @@ from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import SparklogError
 from sparklog.log.root_view import RootView
-from sparklog.log.view import LogView
+from sparklog.log.state.view import LogView
 
 if TYPE_CHECKING:
     import pyarrow as pa

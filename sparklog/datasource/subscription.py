@@ -10,7 +10,7 @@ from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC
 from sparklog.datasource.options import Subscription
 from sparklog.errors import BadRequest, NotFound
 from sparklog.kafka.directory import is_internal
-from sparklog.log.view import Bounds, LogView
+from sparklog.log.state.view import Bounds, LogView
 
 
 class Subscriber:

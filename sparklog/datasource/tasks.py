@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sparklog.log.stored import Stored
-from sparklog.log.view import LogView, OffsetRange, ReadPart
+from sparklog.log.state.stored import Stored
+from sparklog.log.state.view import LogView, OffsetRange, ReadPart
 
 PACK_BYTES = 16 << 20
 PACK_RECORDS = 100_000

@@ -18,7 +18,7 @@ from sparklog.datasource.location import Location
 from sparklog.datasource.options import SinkOptions
 from sparklog.datasource.schema import WriteColumns, pick
 from sparklog.errors import BadRequest
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.slices import FileSlices
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -47,13 +47,13 @@ from sparklog.format.checkpoint_files import (
     parse_partition_metadata,
     partition_metadata_to_bytes,
 )
-from sparklog.log.head import Head
-from sparklog.log.history import History
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.root import Root
-from sparklog.log.snapshot import Snapshot
-from sparklog.log.view import READ_UNCOMMITTED
+from sparklog.log.state.history import History
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head
+from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.maintenance.work import Progress, silent
 from sparklog.storage import local_path
 from sparklog.storage.local import LocalStore, sync_folder

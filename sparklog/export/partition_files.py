@@ -43,10 +43,10 @@ from sparklog.format.transaction_index import none
 from sparklog.kafka.import_segment import offset_index_of, time_index_of
 from sparklog.kafka.import_totals import Batches
 from sparklog.kafka.view import KafkaView
-from sparklog.log.configs import TopicConfigs
 from sparklog.log.fetch import MissingFile, read_window
-from sparklog.log.slices import FileSlices
 from sparklog.log.source_slices import SourceSlice
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Progress
 from sparklog.storage.local import LocalStore
 from sparklog.storage.store import Store

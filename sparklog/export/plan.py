@@ -1,7 +1,7 @@
 """Plans an export, from a snapshot alone: of each partition, which files are copied and which slices are written.
 
 A sealed slice is a Kafka segment already and is copied, as far as it is wanted. All other slices are cut into segments
-by the rule of sealing (`sparklog.log.segments`) and written by the same code. Nothing at or above the last stable
+by the rule of sealing (`sparklog.log.state.segments`) and written by the same code. Nothing at or above the last stable
 offset goes out: in Kafka's files an open transaction of ours would be records like any others. Slices of aborted
 transactions are left out, which leaves a gap in the offsets.
 
@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 from sparklog.compaction.segment_output import SealPart
 from sparklog.errors import NotFound
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.segments import RollRule, segments_of
-from sparklog.log.slice_table import ABORTED
-from sparklog.log.slices import SliceFlag
-from sparklog.log.snapshot import Snapshot
 from sparklog.log.source_slices import SourceSlice, SourceSlices, source_slices
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.segments import RollRule, segments_of
+from sparklog.log.state.slice_table import ABORTED
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.snapshot import Snapshot
 
 __all__ = ["CopyRules", "ExportRange", "PartitionPlan", "plan_export", "stable_ends"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from sparklog.log.configs import TopicConfigs
+from sparklog.log.state.configs import TopicConfigs
 
 __all__ = ["broker_configs", "properties_file", "properties_name"]
 

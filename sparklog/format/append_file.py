@@ -108,7 +108,7 @@ class SliceIndex:
 
 @dataclass(frozen=True, slots=True)
 class SliceEntry:
-    """One slice of a footer. Fields as in `sparklog.log.slices.FileSlices`; `position` in the file.
+    """One slice of a footer. Fields as in `sparklog.log.state.slices.FileSlices`; `position` in the file.
 
     `aborted`: transactions of Kafka's with their ABORT marker in the slice; `last_offsets` count as its batch headers
     do, `last_stable_offsets` are not known (-1).

@@ -19,10 +19,10 @@ from sparklog.errors import SparklogError
 from sparklog.groups import state as steps
 from sparklog.groups.group import Group
 from sparklog.groups.state import GROUPS, GroupState
-from sparklog.log.head import Head
 from sparklog.log.journal.journal_cleanup import collect_entries, entry_before, ids_of
 from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.root import Root
+from sparklog.log.state.topic_state import Head
 
 __all__ = ["OFFSETS_RETENTION_MS", "CollectedGroups", "collect_groups", "kept_entries_ms"]
 

@@ -38,8 +38,8 @@ from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.root import Root, open_root
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import check_isolation, read_parts
-from sparklog.log.stored import Stored
-from sparklog.log.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange
+from sparklog.log.state.stored import Stored
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange
 from sparklog.storage.store import Store
 
 __all__ = ["EARLIEST", "LATEST", "NONE", "Consumer", "consumer"]

@@ -23,7 +23,7 @@ from sparklog.groups.offsets import TopicOffsets
 from sparklog.log.lookup import first_records
 from sparklog.log.root import Root
 from sparklog.log.root_view import RootView
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state.snapshot import Snapshot
 from sparklog.storage.at_once import ask_each
 
 __all__ = ["Lag", "lag"]

@@ -20,8 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sparklog.log.commit import MAX_PARTITIONS
 from sparklog.log.journal.documents import INT64_MAX, Fields
+from sparklog.log.state.commit import MAX_PARTITIONS
 
 OFFSETS_FIELDS = ("topic", "topicId", "partition", "offset", "timeMs", "leaderEpoch", "metadata")
 NO_EPOCH = -1

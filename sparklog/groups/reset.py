@@ -27,9 +27,9 @@ from enum import Enum
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group
-from sparklog.log.head import Head
 from sparklog.log.lookup import offsets_for_timestamps
-from sparklog.log.view import READ_UNCOMMITTED
+from sparklog.log.state.topic_state import Head
+from sparklog.log.state.view import READ_UNCOMMITTED
 
 __all__ = ["NewOffset", "Scenario", "To", "parse_duration", "parse_offsets_file", "plan_reset", "with_offsets"]
 

@@ -22,9 +22,9 @@ from sparklog.kafka.partition_state import PartitionState
 from sparklog.kafka.segment_state import SegmentState
 from sparklog.log.aborted import aborted_ranges
 from sparklog.log.journal.names import file_key, is_sealed
-from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN
-from sparklog.log.snapshot import Snapshot
-from sparklog.log.view import Bounds
+from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.view import Bounds
 from sparklog.storage import Store, open_store
 
 __all__ = ["APPEND", "SEALED", "SEGMENT", "PartitionLog", "Run", "first_open", "of_file", "of_kafka", "of_root"]

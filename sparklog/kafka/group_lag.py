@@ -18,7 +18,7 @@ from sparklog.kafka.import_coordinators import kafka_groups
 from sparklog.kafka.internal_topics import CONSUMER_OFFSETS
 from sparklog.kafka.view import KafkaView
 from sparklog.log.journal.env import SYSTEM
-from sparklog.log.view import READ_UNCOMMITTED, Bounds, OffsetRange
+from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, OffsetRange
 
 __all__ = ["UNKNOWN", "KafkaGroups", "has_groups"]
 

@@ -7,9 +7,10 @@ without any. An offset replaces an older one only, so an import that is run agai
 has been read with in the root since is left alone, because its members go on from their own offsets.
 
 **Transactions** (`__transaction_state`): whose an open transaction is, since when, with which timeout, and what was
-decided where the marker has not reached the partition yet (`sparklog.log.kafka_open`). A broker at work goes on to the
-next transaction meanwhile, so a decision counts only if the same record of it is the newest before the logs are copied
-and after: an id begins nothing new before the markers of what was decided are everywhere and that is written down.
+decided where the marker has not reached the partition yet (`sparklog.log.state.kafka_open`). A broker at work goes on
+to the next transaction meanwhile, so a decision counts only if the same record of it is the newest before the logs are
+copied and after: an id begins nothing new before the markers of what was decided are everywhere and that is written
+down.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from sparklog.format.transaction_messages import (
 from sparklog.kafka.damage import FAIL, OnSkipped, Skipped
 from sparklog.kafka.import_partition import CoordinatorEntry
 from sparklog.kafka.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE, Kept, newest_values
-from sparklog.log.imports import ImportedPartition, ImportIntent
 from sparklog.log.journal.env import Env
-from sparklog.log.kafka_open import ABORT, COMMIT, KafkaOpen
+from sparklog.log.state.imports import ImportedPartition, ImportIntent
+from sparklog.log.state.kafka_open import ABORT, COMMIT, KafkaOpen
 
 if TYPE_CHECKING:
     from sparklog.log.root import Root

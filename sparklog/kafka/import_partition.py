@@ -42,12 +42,12 @@ from sparklog.kafka.import_segment import (
 )
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.transaction_state import TransactionEvents, TransactionState
-from sparklog.log.imports import ImportedPartition
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import append_path, file_key, is_sealed, sealed_path
-from sparklog.log.kafka_open import KafkaEnded, KafkaOpen
-from sparklog.log.kafka_source import ImportedEnd
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.imports import ImportedPartition
+from sparklog.log.state.kafka_open import KafkaEnded, KafkaOpen
+from sparklog.log.state.kafka_source import ImportedEnd
+from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import ObjectWriter, Store
 
 __all__ = ["FRESH", "CoordinatorEntry", "Known", "PartitionSource", "Target", "copy_partition"]

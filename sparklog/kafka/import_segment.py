@@ -38,7 +38,7 @@ from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window, seek
 from sparklog.kafka.sound_batches import Damage, Resumed, sound_windows
 from sparklog.kafka.transaction_state import TransactionEvents
 from sparklog.log.journal.names import is_sealed
-from sparklog.log.slices import FileSlices, SliceFlag
+from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter
 
 __all__ = [

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.kafka.segment_file import SegmentFile, Window
 from sparklog.kafka.transaction_state import TransactionEvents
-from sparklog.log.slices import SliceFlag
+from sparklog.log.state.slices import SliceFlag
 
 __all__ = ["Batches", "Ending", "LastBatch", "SegmentTotals"]
 

@@ -20,7 +20,7 @@ from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.segment_state import SegmentState
 from sparklog.kafka.transaction_state import TransactionState, merged
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.stored import Runs, Stored
+from sparklog.log.state.stored import Runs, Stored
 
 RACY_MS = 100
 """A folder that changed so shortly before it was listed may have changed again since without showing it."""

@@ -25,7 +25,7 @@ from sparklog.kafka.directory import SegmentName, never_there, settled_segments
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window, seek
 from sparklog.kafka.sound_batches import Damage, Resumed, resume, sound_windows
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
-from sparklog.log.view import COLUMNS, RECORD_SCHEMA, OffsetRange
+from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, OffsetRange
 
 if TYPE_CHECKING:
     from sparklog.format.decode import RecordColumns

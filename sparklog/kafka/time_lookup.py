@@ -18,7 +18,7 @@ from sparklog.kafka.partition_state import PartitionState
 from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
 from sparklog.kafka.segment_state import SegmentState
 from sparklog.kafka.sound_batches import sound_windows
-from sparklog.log.view import TimestampOffset
+from sparklog.log.state.view import TimestampOffset
 
 
 def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> TimestampOffset | None:

@@ -26,8 +26,8 @@ from sparklog.kafka.partition_state import PartitionState
 from sparklog.kafka.read_part import KafkaReadPart
 from sparklog.kafka.time_lookup import first_at_or_after
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.stored import Stored
-from sparklog.log.view import (
+from sparklog.log.state.stored import Stored
+from sparklog.log.state.view import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     Bounds,
@@ -48,7 +48,7 @@ class _Partition:
 
 
 class KafkaView:
-    """Implements `sparklog.log.view.LogView` over local files.
+    """Implements `sparklog.log.state.view.LogView` over local files.
 
     `path` is a log dir or one partition folder; `tailing` says that what is read must never be taken back (see above).
     """

@@ -21,8 +21,8 @@ from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.planned import PlannedSlice, planned_slices
-from sparklog.log.slice_table import SliceTable
-from sparklog.log.slices import SliceFlag
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.at_once import ask_each
 from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.store import Store

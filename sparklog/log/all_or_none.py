@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparklog.log.commit import Txn
-from sparklog.log.head import Head, Offsets, Prepare
-from sparklog.log.slice_table import COMMITTED, Slices
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state.commit import Txn
+from sparklog.log.state.slice_table import COMMITTED, Slices
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head, Offsets, Prepare
 
 __all__ = ["held_back", "own_whole_ends", "whole_ends"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sparklog.format.append_file import SliceIndex, encode_footer
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import ObjectWriter, Store
 
 __all__ = ["AppendOutput"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparklog.log.commit import Commit
-from sparklog.log.configs import TopicConfigs
+from sparklog.log.state.commit import Commit
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.storage.store import Store
 
 

@@ -20,12 +20,12 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.format import append_file
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.log.append_output import AppendOutput
-from sparklog.log.content import RowCounts, add_rows
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.partitioner import Partitioner
 from sparklog.log.rows import Rows, check_columns, rows_of
-from sparklog.log.slices import FileSlices, SliceFlag
+from sparklog.log.state.content import RowCounts, add_rows
+from sparklog.log.state.slices import FileSlices, SliceFlag
 
 if TYPE_CHECKING:
     from sparklog.log.append_target import AppendTarget

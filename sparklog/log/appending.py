@@ -12,9 +12,9 @@ from sparklog.log.append_target import AppendTarget
 from sparklog.log.append_writer import AppendWriter, WriteOptions
 from sparklog.log.journal.env import Env
 from sparklog.log.partitioner import sticky_seed
-from sparklog.log.registry import WriterKey
 from sparklog.log.rows import ROW_COLUMNS
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic_scan import Scan
 
 __all__ = ["ArrowData", "batches", "write_files"]

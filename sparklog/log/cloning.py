@@ -20,18 +20,18 @@ from typing import Any
 import numpy as np
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
-from sparklog.log.clone_holds import GRACE_MS, clone_hold
-from sparklog.log.commit import CREATE, Edit, Hold, Resolved
-from sparklog.log.conflicts import DeleteIntent, Draft, MaintainIntent, Nothing
 from sparklog.log.decision_logs import open_transactions, settled
-from sparklog.log.head import Head
-from sparklog.log.history import History
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.journal.numbered_objects import STALE_MS
 from sparklog.log.root import Root
-from sparklog.log.slice_table import ABORTED, OPEN, Slices, SliceTable
-from sparklog.log.slices import FileSlices
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state.clone_holds import GRACE_MS, clone_hold
+from sparklog.log.state.commit import CREATE, Edit, Hold, Resolved
+from sparklog.log.state.history import History
+from sparklog.log.state.intents import DeleteIntent, Draft, MaintainIntent, Nothing
+from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, SliceTable
+from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head
 from sparklog.log.topic import Topic
 
 __all__ = ["Cloned", "clone_topic", "file_slices"]

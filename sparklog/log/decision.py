@@ -14,7 +14,7 @@ once every topic and group it names has recorded it. What entries of every kind 
 | earlierRuns   | up to four instances before it, newest first: fenced                                               |
 | epoch         | counts the instances: one that comes with a lower epoch is fenced; left out before the first       |
 | batch, count  | newest batch id of the replay rule and its records; null and 0 where none was given                |
-| bytes, layout | its content (`sparklog.log.content`), as far as it is known                                        |
+| bytes, layout | its content (`content`), as far as it is known                                                     |
 | prepared      | [{part, topic, topicId, version, commitId}]: prepares of `newest` + 1 that jobs recorded           |
 | preparedGroups | [{part, group, number}]: the same of consumer groups, by the number of the entry there            |
 | commits       | [{n, timeMs, prepares, groups}]: the newest decision if it is a COMMIT, and every COMMIT that some |
@@ -29,13 +29,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, Fenced
-from sparklog.log.commit import Resolved, decode_content, epoch_and_content
-from sparklog.log.content import Content
 from sparklog.log.journal.documents import Fields
 from sparklog.log.journal.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
 from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER, transactions_prefix
-from sparklog.log.registry import Entry as RegistryEntry
-from sparklog.log.registry import WriterKey, decide, earlier_runs, is_superseded, next_epoch
+from sparklog.log.state.commit import Resolved, decode_content, epoch_and_content
+from sparklog.log.state.content import Content
+from sparklog.log.state.registry import Entry as RegistryEntry
+from sparklog.log.state.registry import WriterKey, decide, earlier_runs, is_superseded, next_epoch
 
 INIT = "init"
 PREPARE = "prepare"

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.commit import Resolved
-from sparklog.log.commit_log import CommitLog
 from sparklog.log.decision import BY_TIMEOUT, Decisions
 from sparklog.log.decision_log import DecisionLog
-from sparklog.log.head import Head, Prepare
 from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.env import SYSTEM, Env, Moment
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
-from sparklog.log.slice_table import COMMITTED
-from sparklog.log.snapshot import Newer, Snapshot
+from sparklog.log.state.commit import Resolved
+from sparklog.log.state.commit_log import CommitLog
+from sparklog.log.state.slice_table import COMMITTED
+from sparklog.log.state.snapshot import Newer, Snapshot
+from sparklog.log.state.topic_state import Head, Prepare
 from sparklog.storage.at_once import ask_each
 from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.store import Store

@@ -22,7 +22,7 @@ from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
 from sparklog.log.planned import PlannedSlice, PlannedSlices
 from sparklog.log.segment_seek import Entrance, entrance_for_offsets, read_offset_index
-from sparklog.log.view import OffsetRange
+from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
 
 __all__ = [

@@ -18,14 +18,14 @@ import numpy as np
 from sparklog.errors import Conflict
 from sparklog.format.control import end_txn_marker
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.commit import APPEND
-from sparklog.log.commit_log import CommitLog
-from sparklog.log.conflicts import Draft, Nothing, assign, check_floor, check_topic
-from sparklog.log.head import Head
 from sparklog.log.journal.names import append_path
-from sparklog.log.kafka_open import COMMIT, KafkaOpen
-from sparklog.log.slice_table import SliceTable
-from sparklog.log.slices import FileSlices, SliceFlag
+from sparklog.log.state.commit import APPEND
+from sparklog.log.state.commit_log import CommitLog
+from sparklog.log.state.intents import Draft, Nothing, assign, check_floor, check_topic
+from sparklog.log.state.kafka_open import COMMIT, KafkaOpen
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.state.topic_state import Head
 
 __all__ = ["EndKafkaIntent", "end_kafka_transactions"]
 

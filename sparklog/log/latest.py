@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.arrow_numpy import bytes_array, bytes_scalar
-from sparklog.log.view import COLUMNS, READ_COMMITTED, OffsetRange, TakenView
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, TakenView
 
 __all__ = ["latest_record", "partitions_of_key"]
 

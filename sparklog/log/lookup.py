@@ -18,8 +18,8 @@ from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.planned import PlannedSlice, planned_slices
 from sparklog.log.scan import bounds_of, check_isolation, check_partition
 from sparklog.log.segment_seek import entrance_for_timestamp, read_offset_index, read_time_index
-from sparklog.log.snapshot import Newer, Snapshot
-from sparklog.log.view import READ_UNCOMMITTED, TimestampOffset
+from sparklog.log.state.snapshot import Newer, Snapshot
+from sparklog.log.state.view import READ_UNCOMMITTED, TimestampOffset
 from sparklog.storage.store import Store
 
 __all__ = ["first_records", "offsets_for_timestamps"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparklog.log.view import READ_UNCOMMITTED, LogView, TimestampOffset
+from sparklog.log.state.view import READ_UNCOMMITTED, LogView, TimestampOffset
 
 NO_TIME = 2**63 - 1
 """Greater than every timestamp but one; a record that carries this very one is found by the first question."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.log.journal.names import file_key
-from sparklog.log.slice_table import Slices
+from sparklog.log.state.slice_table import Slices
 
 if TYPE_CHECKING:
     from sparklog.format.transaction_index import AbortedTransactions

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
-from sparklog.log.commit import MAX_PARTITIONS, Commit, Resolved
-from sparklog.log.commit_log import CommitLog, Resolver
-from sparklog.log.configs import TopicConfigs, check_delete_delay
-from sparklog.log.conflicts import CreateIntent, DeleteIntent, Intent
 from sparklog.log.decision_logs import DecisionLogs
-from sparklog.log.head import Head
 from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import check_topic_name, is_topic_name, nearest
 from sparklog.log.journal.root_id import create_root_id, read_root_id
+from sparklog.log.state.commit import MAX_PARTITIONS, Commit, Resolved
+from sparklog.log.state.commit_log import CommitLog, Resolver
+from sparklog.log.state.configs import TopicConfigs, check_delete_delay
+from sparklog.log.state.intents import CreateIntent, DeleteIntent, Intent
+from sparklog.log.state.topic_state import Head
 from sparklog.log.topic import Topic
 from sparklog.storage.at_once import ask_each
 from sparklog.storage.store import Store

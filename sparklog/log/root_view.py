@@ -15,10 +15,10 @@ from sparklog.log.decision_logs import settle
 from sparklog.log.lookup import offsets_for_timestamps
 from sparklog.log.root import Root
 from sparklog.log.scan import sizes_of
-from sparklog.log.snapshot import Snapshot
 from sparklog.log.snapshot_view import SnapshotView
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
 from sparklog.log.topic import Topic
-from sparklog.log.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
 
 __all__ = ["RootView"]
 
@@ -28,7 +28,7 @@ OPEN_AT_ONCE = 32
 
 
 class RootView(SnapshotView):
-    """Implements `sparklog.log.view.LogView` for the topics of `root`. Not safe to share between threads."""
+    """Implements `sparklog.log.state.view.LogView` for the topics of `root`. Not safe to share between threads."""
 
     def __init__(self, root: Root) -> None:
         super().__init__(root.location, {})

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.log.journal.arrow_numpy import fixed_values, valid_rows
-from sparklog.log.view import HEADERS_TYPE
+from sparklog.log.state.view import HEADERS_TYPE
 
 __all__ = ["ROW_COLUMNS", "Rows", "check_columns", "rows_of"]
 

@@ -21,15 +21,15 @@ from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.aborted import aborted_ranges, has_aborted
 from sparklog.log.decision_logs import reader_of
 from sparklog.log.planned import Int64s, PlannedSlices, planned_slices
-from sparklog.log.slice_table import ABORTED, OPEN, Slices
-from sparklog.log.stored import Runs, Stored
-from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRange, PartitionSize, ReadPart
+from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
+from sparklog.log.state.stored import Runs, Stored
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRange, PartitionSize, ReadPart
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.head import Offsets
-    from sparklog.log.snapshot import Newer, Snapshot
+    from sparklog.log.state.snapshot import Newer, Snapshot
+    from sparklog.log.state.topic_state import Offsets
 
 __all__ = [
     "NativeReadPart",

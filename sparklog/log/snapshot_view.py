@@ -10,15 +10,15 @@ from itertools import groupby
 
 from sparklog.log.all_or_none import whole_ends
 from sparklog.log.scan import bounds_of, plan_parts, stored_in
-from sparklog.log.snapshot import Snapshot
-from sparklog.log.stored import Stored
-from sparklog.log.view import Bounds, OffsetRange, ReadPart
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.stored import Stored
+from sparklog.log.state.view import Bounds, OffsetRange, ReadPart
 
 __all__ = ["SnapshotView"]
 
 
 class SnapshotView:
-    """Implements `sparklog.log.view.TakenView` for settled snapshots, by topic, of one root."""
+    """Implements `sparklog.log.state.view.TakenView` for settled snapshots, by topic, of one root."""
 
     def __init__(self, location: str, snapshots: Mapping[str, Snapshot]) -> None:
         self._location = location

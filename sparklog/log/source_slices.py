@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.log.conflicts import Input
 from sparklog.log.journal.names import file_key
 from sparklog.log.planned import PlannedSlice
-from sparklog.log.slice_table import ABORTED, Slices
+from sparklog.log.state.intents import Input
+from sparklog.log.state.slice_table import ABORTED, Slices
 
 __all__ = ["SourceSlice", "SourceSlices", "source_slices"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from sparklog.errors import Conflict, NotFound
-from sparklog.log.view import LogView, OffsetRange
+from sparklog.log.state.view import LogView, OffsetRange
 
 
 def _nobody(message: str) -> None:

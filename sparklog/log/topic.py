@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.append_target import AppendOutcome, AppendTarget, appended
-from sparklog.log.commit import Txn
-from sparklog.log.commit_log import CommitLog, Outcome
-from sparklog.log.configs import check_delete_delay
-from sparklog.log.conflicts import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
-from sparklog.log.content import content_of
 from sparklog.log.decision_logs import read_snapshot
-from sparklog.log.description import TopicDescription, describe
-from sparklog.log.head import Head
 from sparklog.log.kafka_end import end_kafka_transactions
-from sparklog.log.kafka_open import COMMIT, KafkaOpen
 from sparklog.log.latest import latest_record
 from sparklog.log.lookup import offsets_for_timestamps
-from sparklog.log.registry import WriterKey
-from sparklog.log.slices import FileSlices
-from sparklog.log.snapshot import Snapshot
 from sparklog.log.snapshot_view import SnapshotView
+from sparklog.log.state.commit import Txn
+from sparklog.log.state.commit_log import CommitLog, Outcome
+from sparklog.log.state.configs import check_delete_delay
+from sparklog.log.state.content import content_of
+from sparklog.log.state.description import TopicDescription, describe
+from sparklog.log.state.intents import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
+from sparklog.log.state.kafka_open import COMMIT, KafkaOpen
+from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, TimestampOffset
 from sparklog.log.topic_scan import Position, Scan, record_at, scan
-from sparklog.log.view import COLUMNS, READ_COMMITTED, TimestampOffset
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Topic:
     # -- changing the topic
 
     def commit(self, intent: Intent, origin: Head | None = None) -> Outcome:
-        """Commit what an intent says (see `sparklog.log.conflicts`)."""
+        """Commit what an intent says (see `sparklog.log.state.intents`)."""
         self.root.ensure_probed()
         return self.log.commit(intent, origin)
 

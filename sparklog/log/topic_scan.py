@@ -11,8 +11,8 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.all_or_none import whole_ends
 from sparklog.log.scan import NativeReadPart, bounds_of, check_isolation, check_partition, plan_parts, read_parts
-from sparklog.log.snapshot import Snapshot
-from sparklog.log.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Bounds, OffsetRange
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Bounds, OffsetRange
 
 __all__ = ["EARLIEST", "LATEST", "Position", "Scan", "record_at", "scan"]
 

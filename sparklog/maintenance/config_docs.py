@@ -1,6 +1,6 @@
 """All that can be configured in one list: topic configs, and the names of a properties file. Also as docs/configs.md.
 
-The texts are those of the definitions (`sparklog.log.config_table`, `sparklog.maintenance.properties`).
+The texts are those of the definitions (`sparklog.log.state.config_table`, `sparklog.maintenance.properties`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest
-from sparklog.log.config_table import CONFIGS
 from sparklog.log.journal.names import did_you_mean
-from sparklog.log.kafka_names import kafka_name
+from sparklog.log.state.config_table import CONFIGS
+from sparklog.log.state.kafka_names import kafka_name
 from sparklog.maintenance.properties import property_table
 
 __all__ = ["MAINTENANCE", "TOPIC", "ConfigDoc", "config_docs", "markdown", "one_config_doc"]

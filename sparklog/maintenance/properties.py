@@ -32,10 +32,19 @@ from functools import partial
 from typing import TypeVar
 
 from sparklog.errors import BadRequest
-from sparklog.log.config_table import COMPACT, INT_MAX, LONG_MAX, LONG_MIN, RETAIN, ConfigDef, canonical, definition
-from sparklog.log.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.log.journal.names import did_you_mean
-from sparklog.log.kafka_names import kafka_name
+from sparklog.log.state.config_table import (
+    COMPACT,
+    INT_MAX,
+    LONG_MAX,
+    LONG_MIN,
+    RETAIN,
+    ConfigDef,
+    canonical,
+    definition,
+)
+from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
+from sparklog.log.state.kafka_names import kafka_name
 from sparklog.maintenance.work import Settings
 
 __all__ = ["NAMES", "Property", "PropertyDef", "parse_properties", "property_table", "settings_of"]
@@ -101,7 +110,7 @@ _OFFSETS = "offsets.retention.minutes"
 class PropertyDef:
     """What a name of the file means: `config` is the topic config whose default it sets, None for limits of a run.
 
-    The other fields as in `sparklog.log.config_table.ConfigDef`; `default` is empty where another name has it.
+    The other fields as in `sparklog.log.state.config_table.ConfigDef`; `default` is empty where another name has it.
     """
 
     name: str

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from sparklog.errors import SparklogError
 from sparklog.groups.collecting import OFFSETS_RETENTION_MS
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.conflicts import Rewrite
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.slices import FileSlices
 
 Progress = Callable[[int, int], None]
 """Called by a task now and then with what it has done since the last call: records, bytes read."""
@@ -76,7 +76,7 @@ class Done:
 
 
 class Work(Protocol):
-    """One piece of work. Picklable. `op` of `sparklog.log.commit` (MERGE, SEAL, COMPACT)."""
+    """One piece of work. Picklable. `op` of `sparklog.log.state.commit` (MERGE, SEAL, COMPACT)."""
 
     @property
     def op(self) -> str: ...

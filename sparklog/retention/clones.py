@@ -1,6 +1,6 @@
 """Which holds of clones a vacuum must respect: those of clones that still name the topic's files.
 
-See `sparklog.log.clone_holds`. A version of the clone counts as long as somebody may read it: for
+See `sparklog.log.state.clone_holds`. A version of the clone counts as long as somebody may read it: for
 `file.delete.delay.ms` after a newer one came, or while a hold in the clone keeps it.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.log.clone_holds import GiveUpIntent, clone_of_hold, is_given_up, still_names
-from sparklog.log.commit import DELETE
-from sparklog.log.conflicts import DeleteIntent
-from sparklog.log.head import Head
-from sparklog.log.history import History
 from sparklog.log.root import Root
+from sparklog.log.state.clone_holds import GiveUpIntent, clone_of_hold, is_given_up, still_names
+from sparklog.log.state.commit import DELETE
+from sparklog.log.state.history import History
+from sparklog.log.state.intents import DeleteIntent
+from sparklog.log.state.topic_state import Head
 from sparklog.log.topic import Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention import vacuum_plan as plan

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sparklog.errors import SparklogError
-from sparklog.log.commit import MAINTAIN
 from sparklog.log.journal.numbered_objects import READ_AHEAD
+from sparklog.log.state.commit import MAINTAIN
 from sparklog.maintenance.work import Done, InProcess, Progress, Runner, silent
 from sparklog.retention.vacuum_plan import Victim
 from sparklog.storage.store import Store

@@ -21,13 +21,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.log.commit import CREATE, MAINTAIN
-from sparklog.log.configs import LEAST_DELETE_DELAY_MS
-from sparklog.log.conflicts import Draft, Nothing
-from sparklog.log.head import Head
-from sparklog.log.history import History
 from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
-from sparklog.log.slice_table import SliceTable
+from sparklog.log.state.commit import CREATE, MAINTAIN
+from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
+from sparklog.log.state.history import History
+from sparklog.log.state.intents import Draft, Nothing
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.topic_state import Head
 from sparklog.log.topic import Topic
 from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.work import InProcess, Runner, Settings

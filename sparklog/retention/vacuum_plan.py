@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparklog.log.history import CommitFiles
 from sparklog.log.journal.names import commit_key
+from sparklog.log.state.history import CommitFiles
 from sparklog.storage.store import ObjectInfo
 
 __all__ = [

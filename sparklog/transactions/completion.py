@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from sparklog.errors import BadRequest, Conflict, SparklogError
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.all_or_none import held_back, whole_ends
-from sparklog.log.commit import Resolved
-from sparklog.log.conflicts import MaintainIntent
 from sparklog.log.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
 from sparklog.log.decision_log import DecisionLog
-from sparklog.log.head import Head
 from sparklog.log.journal.journal_cleanup import collect_entries, collect_log, ids_of
 from sparklog.log.root import Root
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state.commit import Resolved
+from sparklog.log.state.intents import MaintainIntent
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head
 from sparklog.log.topic import Topic
 from sparklog.storage.store import Store
 

@@ -1,4 +1,4 @@
-"""Kafka's transactions that an import found open (`sparklog.log.kafka_open`), under the ids of who began them.
+"""Kafka's transactions that an import found open (`sparklog.log.state.kafka_open`), under the ids of who began them.
 
 They stand beside the root's own in every list: they hold back the same last stable offsets. Nothing ends them by
 itself, since the next import may bring their markers; an operator may, and then no import can go on with their topics.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparklog.log.head import Head
-from sparklog.log.kafka_open import KafkaOpen
 from sparklog.log.root import Root
+from sparklog.log.state.kafka_open import KafkaOpen
+from sparklog.log.state.topic_state import Head
 
 __all__ = ["ONGOING", "KafkaHeld", "end_held", "held_by", "owner_of", "owners", "state_of"]
 

@@ -28,14 +28,14 @@ from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavail
 from sparklog.groups.group import Group, Membership, Offsets
 from sparklog.groups.offsets import GroupMetadata, TopicOffsets, merged
 from sparklog.log.append_target import AppendOutcome, AppendTarget
-from sparklog.log.commit import Txn
 from sparklog.log.decision import BY_OWNER, Decisions, Prepared, PreparedGroup, check_undecided, commit, init, prepare
 from sparklog.log.decision_log import DecisionLog
 from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.names import check_id
-from sparklog.log.registry import WriterKey
 from sparklog.log.root import Root, open_root
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.commit import Txn
+from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparklog.log.append_target import AppendTarget
-from sparklog.log.content import content_of
 from sparklog.log.decision import init
 from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS
-from sparklog.log.registry import WriterKey, decide
 from sparklog.log.root import Root
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.content import content_of
+from sparklog.log.state.registry import WriterKey, decide
+from sparklog.log.state.slices import FileSlices
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
 from sparklog.transactions.producer import Committed, TransactionalProducer
 
@@ -30,9 +30,9 @@ def publish(
 ) -> Committed:
     """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
 
-    The replay rule (`sparklog.log.registry`) is asked before an earlier instance is fenced, so that a batch which it
-    refuses stops nobody else. Without an id, and so without a key, the write gets an id of its own, which maintenance
-    clears away when it is done with. Raises what it raises, and what `Transaction.commit` does.
+    The replay rule (`sparklog.log.state.registry`) is asked before an earlier instance is fenced, so that a batch
+    which it refuses stops nobody else. Without an id, and so without a key, the write gets an id of its own, which
+    maintenance clears away when it is done with. Raises what it raises, and what `Transaction.commit` does.
     """
     if key is not None:
         key.check()

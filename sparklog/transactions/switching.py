@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sparklog.errors import NotFound, SparklogError
-from sparklog.log.commit import TAKEOVER, Writer
-from sparklog.log.conflicts import Draft, Nothing, check_topic
 from sparklog.log.decision import init
-from sparklog.log.head import Head
-from sparklog.log.registry import WriterKey, decide, next_epoch
 from sparklog.log.root import Root
-from sparklog.log.slice_table import SliceTable
+from sparklog.log.state.commit import TAKEOVER, Writer
+from sparklog.log.state.intents import Draft, Nothing, check_topic
+from sparklog.log.state.registry import WriterKey, decide, next_epoch
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.topic_state import Head
 
 __all__ = ["in_decisions", "in_topics"]
 

@@ -17,7 +17,7 @@ from sparklog.format.batch_checks import Place, check_headers, crc_message
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, BytesLike
 from sparklog.log.journal.arrow_numpy import valid_rows
-from sparklog.log.slices import SliceFlag
+from sparklog.log.state.slices import SliceFlag
 from sparklog.verification.findings import CHECKSUM, CONTENT, Finding
 
 __all__ = ["Claim", "Totals", "count_batches", "disagreements", "wrong_batches"]
@@ -32,7 +32,7 @@ NONE = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One slice as it is said to be; fields as in `sparklog.log.slice_table`, `position` and `size` in its file.
+    """One slice as it is said to be; fields as in `sparklog.log.state.slice_table`, `position` and `size` in its file.
 
     `named`: a version that may be read names it; else only the file's footer does.
     """

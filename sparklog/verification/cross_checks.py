@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from sparklog.groups.state import GroupState
 from sparklog.log.decision import Decisions
-from sparklog.log.history import History
 from sparklog.log.journal.names import commit_key, groups_prefix, transactions_prefix
+from sparklog.log.state.history import History
 from sparklog.storage.store import Store
 from sparklog.verification.findings import TRANSACTION, Finding
 from sparklog.verification.topic_log import TopicLog

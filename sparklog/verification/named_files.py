@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparklog.log.head import Head
 from sparklog.log.journal.names import file_key
-from sparklog.log.slice_table import COLUMN_TYPES, Slices, SliceTable
+from sparklog.log.state.slice_table import COLUMN_TYPES, Slices, SliceTable
+from sparklog.log.state.topic_state import Head
 from sparklog.verification.batches import Claim
 from sparklog.verification.reading import DataFile
 

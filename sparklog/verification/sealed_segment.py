@@ -8,7 +8,7 @@ from sparklog.errors import NotFound
 from sparklog.format import transaction_index
 from sparklog.format.flipped_bit import flipped_bit
 from sparklog.format.index_crc import SUFFIXES, index_crc
-from sparklog.log.slices import SliceFlag
+from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
 from sparklog.verification.batches import Claim
 from sparklog.verification.findings import INDEX, MISSING, SIZE, Counts, Finding

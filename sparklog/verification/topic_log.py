@@ -18,14 +18,14 @@ import numpy as np
 from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
-from sparklog.log.checkpoint import Checkpoint, decode_checkpoint, decode_table
-from sparklog.log.clone_holds import clone_of_hold
-from sparklog.log.commit import Commit, Hold, Resolved, decode_commit
-from sparklog.log.head import EMPTY, Head
-from sparklog.log.history import History
-from sparklog.log.invariants import check_commit, check_state
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
-from sparklog.log.slice_table import SliceTable, added
+from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table
+from sparklog.log.state.clone_holds import clone_of_hold
+from sparklog.log.state.commit import Commit, Hold, Resolved, decode_commit
+from sparklog.log.state.history import History
+from sparklog.log.state.invariants import check_commit, check_state
+from sparklog.log.state.slice_table import SliceTable, added
+from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.store import Store
 from sparklog.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding
 from sparklog.verification.json_damage import numbered, read_object

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sparklog.log.commit import MAINTAIN
+from sparklog.log.state.commit import MAINTAIN
 from sparklog.maintenance.work import Done, Progress, silent
 from sparklog.storage.store import Store
 from sparklog.verification.data_file import check_file

@@ -10,8 +10,8 @@ import pyarrow as pa
 from sparklog.compaction.run import compact_topic
 from sparklog.log.journal.env import Env
 from sparklog.log.root import Root, open_root
+from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic import Topic
-from sparklog.log.view import READ_UNCOMMITTED
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_root
 from sparklog.storage.faulty import Call, Fault, FaultKind

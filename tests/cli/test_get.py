@@ -19,8 +19,8 @@ from sparklog.format.murmur2 import partition_for_key
 from sparklog.log import latest
 from sparklog.log.cloning import clone_topic
 from sparklog.log.root import Root
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, LogView, OffsetRange
 from sparklog.log.topic import Topic
-from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, LogView, OffsetRange
 from sparklog.transactions import transactional
 from sparklog.verification.run import verify_root
 from tests.cli.conftest import REPOSITORY, Sparklog

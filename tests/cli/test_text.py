@@ -10,7 +10,7 @@ import pytest
 from sparklog.cli.json_records import format_json, parse_json
 from sparklog.cli.text import Layout, LineFormat
 from sparklog.errors import BadRequest
-from sparklog.log.view import COLUMNS, HEADERS_TYPE, RECORD_SCHEMA
+from sparklog.log.state.view import COLUMNS, HEADERS_TYPE, RECORD_SCHEMA
 
 ALL = Layout(timestamp=True, partition=True, offset=True, headers=True, key=True)
 

@@ -19,11 +19,11 @@ from crc32c import crc32c
 
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import BatchHeaders
-from sparklog.log.configs import TopicConfigs
 from sparklog.log.journal.names import append_path, sealed_path
-from sparklog.log.segments import Segment
-from sparklog.log.slices import SliceFlag
 from sparklog.log.source_slices import SourceSlices
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.segments import Segment
+from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
 from tests.compaction.plain_cleaner import PlainConfigs, PlainLog, PlainSegment, aborted_entries, decoded
 from tests.fixture_data import fixture_tree

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from sparklog.compaction.cleanable import Cleanable, cleanable
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.segments import Segment
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.segments import Segment
 from tests.compaction.fixture_stages import Pass, all_passes
 
 

@@ -19,9 +19,9 @@ from sparklog.format.decode import decode
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import parse
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.conflicts import LogStartIntent, RewriteIntent
 from sparklog.log.journal.names import file_key
-from sparklog.log.segments import RollRule, segments_of
+from sparklog.log.state.intents import LogStartIntent, RewriteIntent
+from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.topic import Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention.expiry import Expiry, plan_expiry

@@ -25,16 +25,16 @@ from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeaders
 from sparklog.log import append_output, fetch
 from sparklog.log.append_output import AppendOutput
-from sparklog.log.commit_log import Outcome
-from sparklog.log.conflicts import AppendIntent, Draft, Nothing, RewriteIntent
-from sparklog.log.head import Head
-from sparklog.log.invariants import check_state
 from sparklog.log.journal.names import append_path, file_key
-from sparklog.log.slice_table import SliceTable
-from sparklog.log.slices import FileSlices, SliceFlag, merge_tier
 from sparklog.log.source_slices import SourceSlices
+from sparklog.log.state.commit_log import Outcome
+from sparklog.log.state.intents import AppendIntent, Draft, Nothing, RewriteIntent
+from sparklog.log.state.invariants import check_state
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.slices import FileSlices, SliceFlag, merge_tier
+from sparklog.log.state.topic_state import Head
+from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic import Topic
-from sparklog.log.view import READ_UNCOMMITTED
 from sparklog.maintenance.work import Done, Settings
 from sparklog.storage.store import Store
 from tests.log.data_plane import KINDS, START_MS, Place, rows, small

@@ -28,12 +28,12 @@ from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_TIMESTAMP, BatchHeader
 from sparklog.log import fetch
 from sparklog.log.append_output import AppendOutput
-from sparklog.log.commit import ALTER, SEAL
-from sparklog.log.conflicts import Draft, RewriteIntent
-from sparklog.log.head import Head
 from sparklog.log.journal.names import append_path
-from sparklog.log.slice_table import SliceTable
-from sparklog.log.slices import SliceFlag
+from sparklog.log.state.commit import ALTER, SEAL
+from sparklog.log.state.intents import Draft, RewriteIntent
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.topic_state import Head
 from sparklog.log.topic import Topic
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings
 from tests.log.data_plane import KINDS, START_MS, Place, rows, small

@@ -18,8 +18,8 @@ from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeader, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.slices import FileSlices, SliceFlag
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectWriter
 

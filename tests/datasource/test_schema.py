@@ -15,7 +15,7 @@ from sparklog.datasource.schema import (
     write_columns,
 )
 from sparklog.errors import BadRequest
-from sparklog.log.view import COLUMNS, HEADERS_TYPE, RECORD_SCHEMA
+from sparklog.log.state.view import COLUMNS, HEADERS_TYPE, RECORD_SCHEMA
 
 types = pytest.importorskip("pyspark.sql.types")
 

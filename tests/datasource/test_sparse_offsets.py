@@ -19,7 +19,7 @@ from sparklog.kafka.importing import import_log_dir
 from sparklog.log.latest import latest_record
 from sparklog.log.root import open_root
 from sparklog.log.root_view import RootView
-from sparklog.log.view import READ_COMMITTED, LogView, OffsetRange, ReadPart
+from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange, ReadPart
 from tests.kafka.logs import keyed_batch, write_partition
 
 SEGMENTS = 25

@@ -15,7 +15,7 @@ from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound, Unavailable
-from sparklog.log.view import OffsetRange
+from sparklog.log.state.view import OffsetRange
 from tests.datasource.memory_view import RECORD_BYTES, MemoryView
 
 Document = dict[str, Any]

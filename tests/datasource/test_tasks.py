@@ -16,7 +16,7 @@ from sparklog.datasource.tasks import (
     plan_tasks,
     split,
 )
-from sparklog.log.view import OffsetRange
+from sparklog.log.state.view import OffsetRange
 from tests.datasource.memory_view import MemoryView, dense
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sparklog.format import append_file
-from sparklog.log.slices import SliceFlag
+from sparklog.log.state.slices import SliceFlag
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
 

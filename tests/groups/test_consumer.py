@@ -15,7 +15,7 @@ from sparklog.groups import Consumer, Group, Groups
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import commit_key
 from sparklog.log.root import open_root
-from sparklog.log.view import COLUMNS, READ_UNCOMMITTED
+from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
 from tests.transactions.house import House, rows
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import TRANSACTIONAL_BIT, BatchHeader
 from sparklog.kafka import KafkaView
-from sparklog.log.view import COLUMNS, READ_UNCOMMITTED, OffsetRange, ReadPart
+from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED, OffsetRange, ReadPart
 from tests.fixture_data import ExpectedRecord
 
 HOUR_MS = 1_704_153_600_000

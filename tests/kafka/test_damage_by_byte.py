@@ -13,7 +13,7 @@ from sparklog.kafka import KafkaView
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.sound_batches import Resumed, resume
-from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from tests.kafka.logs import batch, marker, offsets, read, records, segment, write_partition
 
 BATCHES = [batch(4 * at, [b"%d" % (4 * at + record) for record in range(4)]) for at in range(5)]

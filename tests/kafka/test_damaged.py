@@ -11,7 +11,7 @@ import pytest
 from sparklog.errors import Corrupt
 from sparklog.kafka import KafkaView
 from sparklog.kafka.segment_file import SegmentFile, seek
-from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from tests.fixture_data import copied, expected_offsets, expected_records
 from tests.kafka.logs import batch, marker, offsets, read, segment, without_epochs, write_partition
 

@@ -9,7 +9,14 @@ import pyarrow as pa
 import pytest
 
 from sparklog.kafka import KafkaView, is_internal
-from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, RECORD_SCHEMA, OffsetRange, TimestampOffset
+from sparklog.log.state.view import (
+    COLUMNS,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    RECORD_SCHEMA,
+    OffsetRange,
+    TimestampOffset,
+)
 from tests.fixture_data import expected_offsets, expected_records, partitions, split_partition
 from tests.kafka.logs import read, without_epochs
 

@@ -15,7 +15,7 @@ from sparklog.kafka import KafkaView
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.root import Root, open_root
 from sparklog.log.root_view import RootView
-from sparklog.log.view import READ_COMMITTED, LogView, OffsetRange
+from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.verification.run import verify_root
 from tests.kafka.logs import HOUR_MS, keyed_batch, write_partition

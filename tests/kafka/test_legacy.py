@@ -17,8 +17,8 @@ from sparklog.kafka.segment_file import SegmentFile, seek
 from sparklog.log import fetch
 from sparklog.log.max_timestamp import offsets_of_max_timestamp
 from sparklog.log.root import Root, open_root
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic import Topic
-from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.memory import MemoryStore
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, split_partition

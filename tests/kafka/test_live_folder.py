@@ -12,7 +12,7 @@ from sparklog.format.record_batch import BatchHeader
 from sparklog.kafka import KafkaView
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.log.journal.env import Env
-from sparklog.log.view import READ_COMMITTED
+from sparklog.log.state.view import READ_COMMITTED
 from tests.fixture_data import expected_records
 from tests.kafka.logs import (
     FIRST,

@@ -14,7 +14,7 @@ from sparklog.kafka import KafkaView
 from sparklog.kafka.damage import SKIP, Skipped
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.root import Root, open_root
-from sparklog.log.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from tests.format.old_messages import message, messages

@@ -10,7 +10,7 @@ from sparklog.errors import NotFound, Unavailable
 from sparklog.kafka import KafkaView, directory
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.log.journal.env import Env
-from sparklog.log.view import READ_COMMITTED
+from sparklog.log.state.view import READ_COMMITTED
 from tests.kafka.logs import (
     FIRST,
     SECOND,

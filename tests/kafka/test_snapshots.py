@@ -12,7 +12,7 @@ import pytest
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.kafka import KafkaView
-from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from tests.fixture_data import copied, expected_records
 from tests.kafka.logs import (
     HOUR_MS,

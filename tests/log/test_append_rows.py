@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sparklog.errors import BadRequest
 from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values, repeated_text, text_array, valid_rows
 from sparklog.log.rows import check_columns, rows_of
-from sparklog.log.view import HEADERS_TYPE
+from sparklog.log.state.view import HEADERS_TYPE
 
 Header = tuple[str, bytes | None]
 headers_lists = st.lists(

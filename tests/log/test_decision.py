@@ -8,10 +8,10 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced
 from sparklog.log import decision
-from sparklog.log.commit import Resolved
 from sparklog.log.decision import Committed, Decisions, Prepared, PreparedGroup, decode_decisions, encode_decisions
 from sparklog.log.journal.names import check_id, id_folder, transactions_prefix
-from sparklog.log.registry import WriterKey
+from sparklog.log.state.commit import Resolved
+from sparklog.log.state.registry import WriterKey
 
 A1 = Prepared("a", "id-a", 1, "c1")
 A2 = Prepared("a", "id-a", 2, "c2")

@@ -14,8 +14,8 @@ from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log import fetch
 from sparklog.log.lookup import first_records
 from sparklog.log.root_view import RootView
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
 from sparklog.log.topic import Topic
-from sparklog.log.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
 from tests.log.data_plane import KINDS, START_MS, Place, rows, small
 from tests.log.rewriting import prepared, resolve, rewrite
 

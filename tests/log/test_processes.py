@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.log.invariants import check_state
 from sparklog.log.root import open_root
+from sparklog.log.state.invariants import check_state
 from sparklog.storage.local import TEMPORARY_PREFIX
 
 APPENDER = """

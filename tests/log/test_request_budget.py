@@ -9,9 +9,9 @@ import pytest
 
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.root_view import RootView
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic import Topic, WriterKey
-from sparklog.log.view import READ_COMMITTED, OffsetRange
 from tests.log.data_plane import KINDS, Place, rows, small
 
 PARTITIONS = 16

@@ -17,8 +17,8 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.log import fetch
+from sparklog.log.state.view import TimestampOffset
 from sparklog.log.topic import Topic
-from sparklog.log.view import TimestampOffset
 from tests.log.data_plane import START_MS, Place, rows, small
 from tests.log.rewriting import sealed
 

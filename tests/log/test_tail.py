@@ -10,8 +10,8 @@ import pytest
 from sparklog.errors import Conflict, NotFound
 from sparklog.log.root import Root, open_root
 from sparklog.log.root_view import RootView
+from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.tail import Tail
-from sparklog.log.view import READ_COMMITTED
 from sparklog.storage.memory import MemoryStore
 
 

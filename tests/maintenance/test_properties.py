@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.log.configs import TopicConfigs
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.maintenance.properties import NAMES, Property, parse_properties, settings_of
 from sparklog.maintenance.work import Settings
 

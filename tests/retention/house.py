@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sparklog.log.commit import MERGE, Edit, Hold
-from sparklog.log.conflicts import Input, Rewrite, RewriteIntent
-from sparklog.log.invariants import check_state
 from sparklog.log.journal.names import append_path, sealed_path
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.commit import MERGE, Edit, Hold
+from sparklog.log.state.intents import Input, Rewrite, RewriteIntent
+from sparklog.log.state.invariants import check_state
+from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum
 from sparklog.storage.faulty import Call, Fault

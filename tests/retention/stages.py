@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sparklog.format.batch_scan import scan_headers
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.segments import Segment
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.segments import Segment
 from sparklog.retention.expiry import Expiry, plan_expiry
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.log.configs import TopicConfigs
-from sparklog.log.segments import Segment
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.segments import Segment
 from sparklog.retention.expiry import SIZE, START, TIME, Expiry, plan_expiry
 from tests.retention.stages import expired, fixture, segments, stage_segments
 

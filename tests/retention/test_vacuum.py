@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from sparklog.errors import Conflict, NotFound
-from sparklog.log.conflicts import LogStartIntent
-from sparklog.log.history import History
-from sparklog.log.registry import WriterKey
+from sparklog.log.state.history import History
+from sparklog.log.state.intents import LogStartIntent
+from sparklog.log.state.registry import WriterKey
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import IDLE_MS, VacuumReport, vacuum
 from tests.retention.house import DAY, HOUR, MINUTE, House, meanwhile, requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import Conflict, Corrupt, Unavailable
-from sparklog.log.history import History
+from sparklog.log.state.history import History
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind

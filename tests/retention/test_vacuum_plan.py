@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparklog.log.history import CommitFiles
+from sparklog.log.state.history import CommitFiles
 from sparklog.retention import vacuum_plan as plan
 from sparklog.storage.store import ObjectInfo
 

@@ -12,14 +12,14 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.log import decision_logs
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.appending import write_files
-from sparklog.log.commit import Resolved
-from sparklog.log.head import Head
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import commit_key
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import read_parts
-from sparklog.log.slice_table import ABORTED, OPEN
-from sparklog.log.view import READ_COMMITTED, OffsetRange
+from sparklog.log.state.commit import Resolved
+from sparklog.log.state.slice_table import ABORTED, OPEN
+from sparklog.log.state.topic_state import Head
+from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import retain_root

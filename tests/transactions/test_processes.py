@@ -10,7 +10,7 @@ from pathlib import Path
 import sparklog
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import read_parts
-from sparklog.log.view import READ_COMMITTED, OffsetRange
+from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 
 REPOSITORY = Path(__file__).parents[2]
 IDS = ("left", "right")

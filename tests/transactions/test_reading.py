@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
-from sparklog.log.conflicts import LogStartIntent
 from sparklog.log.decision_log import DecisionLog
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import checkpoint_key, commit_key
@@ -18,8 +17,9 @@ from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.root import open_root
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import read_parts
+from sparklog.log.state.intents import LogStartIntent
+from sparklog.log.state.view import OffsetRange
 from sparklog.log.tail import Tail
-from sparklog.log.view import OffsetRange
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, Store

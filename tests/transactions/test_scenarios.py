@@ -10,10 +10,10 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import Conflict, Fenced
-from sparklog.log.commit import Resolved, Txn
-from sparklog.log.conflicts import MaintainIntent
-from sparklog.log.registry import WriterKey
-from sparklog.log.slices import FileSlices
+from sparklog.log.state.commit import Resolved, Txn
+from sparklog.log.state.intents import MaintainIntent
+from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.slices import FileSlices
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import resolve_topic

@@ -127,7 +127,7 @@ def test_a_commit_that_another_one_replaced_breaks_the_chain(whole: WholeRoot) -
     """Whole in itself, in the place of the one that was made."""
     from dataclasses import replace
 
-    from sparklog.log.commit import decode_commit, encode_commit
+    from sparklog.log.state.commit import decode_commit, encode_commit
 
     key = commit_key("plain", 5)
     commit = decode_commit(whole.store.get(key), key, 5)

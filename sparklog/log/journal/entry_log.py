@@ -1,10 +1,10 @@
 """A chain of entries, each carrying the whole state after it: opening it, following it, taking the next step in it.
 
 Decisions of transactional ids and offsets of consumer groups are kept so. The protocol is that of a topic's commits
-(`sparklog.log.commit_log`): the next number is created if absent, a loser reads forward and judges its step anew on the
-state it finds, a lost answer is known by its id, and an hour without a sight of the newest entry makes a number mean
-nothing. As an entry says everything, a checkpoint is a copy of one under `_log/checkpoints/`, which saves who opens the
-log from reading all the entries before.
+(`sparklog.log.state.commit_log`): the next number is created if absent, a loser reads forward and judges its step anew
+on the state it finds, a lost answer is known by its id, and an hour without a sight of the newest entry makes a number
+mean nothing. As an entry says everything, a checkpoint is a copy of one under `_log/checkpoints/`, which saves who
+opens the log from reading all the entries before.
 
 What every entry begins with, whatever it is about, and what it ends with:
 
@@ -34,13 +34,13 @@ from typing import Generic, TypedDict, TypeVar
 import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.commit import peek_commit_id
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.clock import ClockGuard, next_times
 from sparklog.log.journal.documents import FORMAT, KNOWN_WRITE_FEATURES, Fields
 from sparklog.log.journal.env import Env, Moment
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
 from sparklog.log.journal.numbered_objects import STALE_MS, Answer, Numbered, pause
+from sparklog.log.state.commit import peek_commit_id
 from sparklog.storage.store import Store
 
 __all__ = ["CHECKPOINT_BYTES", "CHECKPOINT_ENTRIES", "Entry", "EntryKind", "EntryLog", "Step"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.log import commit_log
+from sparklog.log.state import commit_log
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparklog.errors import Conflict, Corrupt, NotFound, Unavailable
-from sparklog.log.commit import MERGE, Edit
-from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
 from sparklog.log.journal.names import append_path
-from sparklog.log.slices import FileSlices
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state.commit import MERGE, Edit
+from sparklog.log.state.intents import Input, MaintainIntent, Rewrite, RewriteIntent
+from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.snapshot import Snapshot
 from sparklog.storage.faulty import Decide
 from tests.log.simulation.workload import TOPIC, Run, process
 from tests.log.simulation.world import Actor

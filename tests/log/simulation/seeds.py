@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from unittest import mock
 
-from sparklog.log import commit_log
+from sparklog.log.state import commit_log
 from sparklog.storage.faulty import Decide, Seeded
 from tests.log.simulation.maintenance import collector, merger, vacuum
 from tests.log.simulation.model import expect

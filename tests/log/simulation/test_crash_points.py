@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from sparklog.errors import Conflict
-from sparklog.log import commit_log
-from sparklog.log.registry import WriterKey
+from sparklog.log.state import commit_log
+from sparklog.log.state.registry import WriterKey
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind
 from tests.log.simulation.lab import Lab, Process
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from sparklog.errors import BadRequest, Conflict
-from sparklog.log import conflicts
-from sparklog.log.commit import COMPACT, MERGE, Edit, Resolved, Txn
-from sparklog.log.commit_log import Outcome
-from sparklog.log.conflicts import Input, MaintainIntent, Rewrite, RewriteIntent
 from sparklog.log.journal import documents
 from sparklog.log.journal.names import append_path
-from sparklog.log.slice_table import ABORTED, COMMITTED, OPEN
-from sparklog.log.slices import FileSlices
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state import intents
+from sparklog.log.state.commit import COMPACT, MERGE, Edit, Resolved, Txn
+from sparklog.log.state.commit_log import Outcome
+from sparklog.log.state.intents import Input, MaintainIntent, Rewrite, RewriteIntent
+from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN
+from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.snapshot import Snapshot
 from tests.log.simulation.lab import Lab, Process
 from tests.support.maintaining import maintain
 
@@ -281,15 +281,15 @@ class TestFeatures:
         lab = Lab()
         newer = lab.process()
         with monkeypatch.context() as patch:
-            patch.setattr(conflicts, "KNOWN_WRITE_FEATURES", frozenset({"novel"}))
-            real = conflicts.Draft.commit
+            patch.setattr(intents, "KNOWN_WRITE_FEATURES", frozenset({"novel"}))
+            real = intents.Draft.commit
 
-            def novel(self: conflicts.Draft, *args: object) -> object:
+            def novel(self: intents.Draft, *args: object) -> object:
                 from dataclasses import replace
 
                 return replace(real(self, *args), write_features=("novel",))  # type: ignore[arg-type]
 
-            patch.setattr(conflicts.Draft, "commit", novel)
+            patch.setattr(intents.Draft, "commit", novel)
             newer.append({0: 1})
         older = lab.process()
         with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):
@@ -304,15 +304,15 @@ class TestFeatures:
     def test_who_does_not_know_a_read_feature_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         lab = Lab()
         newer = lab.process()
-        real = conflicts.Draft.commit
+        real = intents.Draft.commit
 
-        def novel(self: conflicts.Draft, *args: object) -> object:
+        def novel(self: intents.Draft, *args: object) -> object:
             from dataclasses import replace
 
             return replace(real(self, *args), read_features=("novel",))  # type: ignore[arg-type]
 
         with monkeypatch.context() as patch:
-            patch.setattr(conflicts.Draft, "commit", novel)
+            patch.setattr(intents.Draft, "commit", novel)
             patch.setattr(documents, "KNOWN_READ_FEATURES", frozenset({"novel"}))
             newer.append({0: 1})
         with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sparklog.log import commit_log, conflicts
-from sparklog.log.commit import Commit, Removal
-from sparklog.log.head import Head
 from sparklog.log.journal import numbered_objects
-from sparklog.log.registry import Entry, Verdict, WriterKey
+from sparklog.log.state import commit_log, intents
+from sparklog.log.state.commit import Commit, Removal
+from sparklog.log.state.registry import Entry, Verdict, WriterKey
+from sparklog.log.state.topic_state import Head
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.world import SimulationError
 
@@ -33,7 +33,7 @@ def no_commit_id(patch: Patch) -> None:
 
 def registry_on_first_attempt_only(patch: Patch) -> None:
     """The registry is asked before the first attempt, not when an attempt is re-based."""
-    real = conflicts.decide
+    real = intents.decide
     known: dict[int, tuple[WriterKey, Verdict]] = {}
 
     def once(entry: Entry | None, key: WriterKey, count: int, topic: str) -> Verdict:
@@ -41,7 +41,7 @@ def registry_on_first_attempt_only(patch: Patch) -> None:
             known[id(key)] = key, real(entry, key, count, topic)
         return known[id(key)][1]
 
-    patch.setattr(conflicts, "decide", once)
+    patch.setattr(intents, "decide", once)
 
 
 def no_age_test_on_the_answer(patch: Patch) -> None:
@@ -56,17 +56,17 @@ def no_age_test_for_readers(patch: Patch) -> None:
 
 def no_topic_id(patch: Patch) -> None:
     """Appends to a topic that was created again are let through."""
-    real = conflicts.check_topic
+    real = intents.check_topic
 
     def any_topic(topic: str, base: Head, topic_id: str) -> None:
         real(topic, base, base.topic_id)
 
-    patch.setattr(conflicts, "check_topic", any_topic)
+    patch.setattr(intents, "check_topic", any_topic)
 
 
 def no_upload_floor(patch: Patch) -> None:
     """Files that the vacuum may have deleted are let through."""
-    patch.setattr(conflicts, "check_floor", lambda topic, files, floor: None)
+    patch.setattr(intents, "check_floor", lambda topic, files, floor: None)
 
 
 def edits_always_stand(patch: Patch) -> None:
@@ -76,12 +76,12 @@ def edits_always_stand(patch: Patch) -> None:
         one = [Removal(item.path, (rewrite.edit.partition,), (item.base,), (item.position,)) for item in rewrite.inputs]
         return [removal for removal in one if table.find(removal)[0] >= 0]
 
-    patch.setattr(conflicts, "_standing", what_is_left)
+    patch.setattr(intents, "_standing", what_is_left)
 
 
 def offsets_not_assigned_again(patch: Patch) -> None:
     """A loser keeps the offsets of its first attempt."""
-    real = conflicts.assign
+    real = intents.assign
     known: dict[int, tuple[object, object]] = {}
 
     def once(topic: str, files: Any, base: Head) -> Any:
@@ -90,18 +90,18 @@ def offsets_not_assigned_again(patch: Patch) -> None:
             known[key] = files, real(topic, files, base)
         return known[key][1]
 
-    patch.setattr(conflicts, "assign", once)
+    patch.setattr(intents, "assign", once)
     patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
 
 
 def commit_time_is_the_clock(patch: Patch) -> None:
     """Commit time follows the writer's clock, also backwards."""
-    real = conflicts.Draft.commit
+    real = intents.Draft.commit
 
-    def clock(self: conflicts.Draft, base: Head, commit_id: str, now_ms: int) -> Commit:
+    def clock(self: intents.Draft, base: Head, commit_id: str, now_ms: int) -> Commit:
         return replace(real(self, base, commit_id, now_ms), time_ms=now_ms)
 
-    patch.setattr(conflicts.Draft, "commit", clock)
+    patch.setattr(intents.Draft, "commit", clock)
     patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
 
 

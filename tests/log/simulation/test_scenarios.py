@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
-from sparklog.log.registry import WriterKey
+from sparklog.log.state.registry import WriterKey
 from sparklog.storage.faulty import Crash, FaultKind
 from tests.log.simulation.lab import Lab
 from tests.log.simulation.world import DAY, HOUR, Actor, World
@@ -132,7 +132,7 @@ class TestUploadFloor:
         assert lab.log.state.floor == 3
 
     def test_a_hold_below_the_floor_is_refused(self) -> None:
-        from sparklog.log.commit import Hold
+        from sparklog.log.state.commit import Hold
 
         lab = Lab()
         lab.commits(4)

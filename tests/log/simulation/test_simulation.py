@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from sparklog.log import commit_log
+from sparklog.log.state import commit_log
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.workload import Run
 from tests.log.simulation.world import World

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import Unavailable
-from sparklog.log.registry import WriterKey
+from sparklog.log.state.registry import WriterKey
 from sparklog.storage.faulty import FaultKind
 from tests.log.simulation.lab import Lab
 from tests.log.simulation.world import DAY, HOUR

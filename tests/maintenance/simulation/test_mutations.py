@@ -10,11 +10,11 @@ import pytest
 
 from sparklog.compaction import clean_work, merge_work, sealing, segment_output
 from sparklog.errors import SparklogError
-from sparklog.log import commit_log
-from sparklog.log.commit import COMPACT, Removal
-from sparklog.log.conflicts import Draft, RewriteIntent
-from sparklog.log.head import Head
 from sparklog.log.source_slices import SourceSlice
+from sparklog.log.state import commit_log
+from sparklog.log.state.commit import COMPACT, Removal
+from sparklog.log.state.intents import Draft, RewriteIntent
+from sparklog.log.state.topic_state import Head
 from sparklog.log.topic import Topic
 from sparklog.retention import retain, vacuum, vacuum_plan
 from sparklog.retention.vacuum import UpkeepIntent

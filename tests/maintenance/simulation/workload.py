@@ -18,15 +18,15 @@ from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.append_target import AppendOutcome, AppendTarget
 from sparklog.log.append_writer import AppendWriter, WriteOptions
-from sparklog.log.commit import Hold, Resolved, Txn
-from sparklog.log.invariants import check_state
 from sparklog.log.journal.env import Env
 from sparklog.log.root import Root, open_root
-from sparklog.log.slices import FileSlices
-from sparklog.log.snapshot import Snapshot
+from sparklog.log.state.commit import Hold, Resolved, Txn
+from sparklog.log.state.invariants import check_state
+from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic import Topic
 from sparklog.log.topic_scan import Scan
-from sparklog.log.view import READ_UNCOMMITTED
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings, Work, silent
 from sparklog.retention.retain import retain_topic
 from sparklog.storage.faulty import Decide, FaultyStore

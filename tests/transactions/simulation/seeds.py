@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from unittest import mock
 
-from sparklog.log import commit_log
 from sparklog.log.journal import entry_log
+from sparklog.log.state import commit_log
 from sparklog.storage.faulty import Decide, FaultKind, Seeded
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
 from tests.log.simulation.world import Actor, World

@@ -14,10 +14,10 @@ from sparklog.groups import state
 from sparklog.groups.group import Group
 from sparklog.groups.state import GroupState
 from sparklog.log import all_or_none, decision, decision_logs, root_view
-from sparklog.log.commit import Resolved
 from sparklog.log.decision import Decisions
 from sparklog.log.decision_log import DecisionLog
-from sparklog.log.registry import Verdict
+from sparklog.log.state.commit import Resolved
+from sparklog.log.state.registry import Verdict
 from sparklog.transactions import completion, producer, publishing
 from tests.log.simulation.world import SimulationError
 from tests.transactions.simulation.seeds import run_seed

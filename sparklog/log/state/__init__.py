@@ -1,0 +1,1 @@
+"""The state of a topic at a version: commits, what they add up to, and the rules for the next one."""

@@ -1,0 +1,188 @@
+"""Checkpoints: the whole state at a version, in two objects, so that opening does not read every commit.
+
+    _log/checkpoints/<version>.json           the head, and which table belongs to it: all that appending reads
+    _log/checkpoints/<version>-<id>.arrow     the slice table: an Arrow IPC file, zstd, sorted by partition and base
+
+The table is written first, under a name of its own, then the head, create-if-absent, which names the table with size
+and CRC-32C: of two writers of one version one wins, and its head names its own table. A damaged checkpoint costs the
+one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import Corrupt
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.documents import FORMAT
+from sparklog.log.journal.names import is_checkpoint_table_name
+from sparklog.log.state.slice_table import COLUMN_TYPES, Slices, SliceTable, Texts
+from sparklog.log.state.topic_state import Head
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHECKPOINT_FIELDS = ("format", "readFeatures", "writeFeatures", "head", "table", "crc")
+TABLE_REF_FIELDS = ("name", "size", "crc", "rows", "unsealed")
+COLUMN_NAMES = {
+    "file": "file",
+    "file_size": "fileSize",
+    "footer_length": "footerLength",
+    "read_version": "readVersion",
+    "position": "position",
+    "size": "size",
+    "partition": "partition",
+    "base": "base",
+    "end": "end",
+    "shift": "shift",
+    "records": "records",
+    "min_ts": "minTs",
+    "max_ts": "maxTs",
+    "crc": "crc",
+    "flags": "flags",
+    "append_time": "appendTime",
+    "leader_epoch": "leaderEpoch",
+    "index_crc": "indexCrc",
+    "status": "status",
+    "txn": "txn",
+    "txn_n": "txnN",
+    "prepare_version": "prepareVersion",
+}
+"""Columns of the table's file, by the name they have in memory; `file` and `txn` are dictionaries of text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """A checkpoint's slice table: file name, bytes, CRC-32C, rows, and how many of them are not sealed."""
+
+    name: str
+    size: int
+    crc: int
+    rows: int
+    unsealed: int
+
+    def to_json(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in TABLE_REF_FIELDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint's head object."""
+
+    head: Head
+    table: TableRef
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Bytes of `<version>.json`."""
+    head = checkpoint.head
+    return json_fields.encode(
+        {
+            "format": FORMAT,
+            "readFeatures": list(head.read_features),
+            "writeFeatures": list(head.write_features),
+            "head": head.to_json(),
+            "table": checkpoint.table.to_json(),
+        }
+    )
+
+
+def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
+    """From bytes. `BadRequest` if it needs a newer sparklog, `Corrupt` if it is damaged or another version."""
+    doc = json_fields.decode(data, key, "checkpoint")
+    doc.only(frozenset(CHECKPOINT_FIELDS))
+    head = Head.from_json(doc.object("head"), doc.texts("readFeatures"), doc.texts("writeFeatures"))
+    if head.version != version:
+        raise Corrupt(f"checkpoint {version} should lie here, found version {head.version}; delete it", file=key)
+    item = doc.object("table")
+    item.only(frozenset(TABLE_REF_FIELDS))
+    name = item.text("name")
+    if not is_checkpoint_table_name(name):
+        raise item.bad("name", "the name of a slice table")
+    ref = TableRef(
+        name,
+        item.integer("size", 0),
+        item.integer("crc", 0, 2**32 - 1),
+        item.integer("rows", 0),
+        item.integer("unsealed", 0),
+    )
+    return Checkpoint(head, ref)
+
+
+def encode_table(table: SliceTable) -> tuple[bytes, int]:
+    """Bytes of the Arrow file, and how many slices of it are not sealed."""
+    import pyarrow as pa
+
+    from sparklog.log.journal.arrow_numpy import fixed_array
+
+    whole = table.all()
+    paths, txn_ids = table.texts
+    arrays = []
+    for name in COLUMN_TYPES:
+        column = whole.columns[name]
+        if name == "file":
+            arrays.append(_dictionary(column, paths))
+        elif name == "txn":
+            arrays.append(_dictionary(column, txn_ids))
+        else:
+            arrays.append(fixed_array(column, pa.from_numpy_dtype(column.dtype)))
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch(arrays, names=list(COLUMN_NAMES.values()))
+    with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes(), int(np.count_nonzero(~whole.sealed()))
+
+
+def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTable:
+    """The table from the Arrow file's bytes; `Corrupt` naming `key` if they are not what the head says."""
+    import pyarrow as pa
+
+    from sparklog.log.journal.arrow_numpy import fixed_values
+
+    if len(data) != ref.size or crc32c.crc32c(data) != ref.crc:
+        raise Corrupt(
+            f"slice table should have {ref.size} bytes of CRC-32C {ref.crc}, found {len(data)}; delete it", file=key
+        )
+    try:
+        reader = pa.ipc.open_file(pa.BufferReader(data))
+        batch = reader.get_batch(0) if reader.num_record_batches == 1 else None
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"slice table is not an Arrow file ({error}); delete it", file=key) from None
+    if batch is None or batch.schema.names != list(COLUMN_NAMES.values()) or batch.num_rows != ref.rows:
+        found = "no batch" if batch is None else f"{batch.num_rows} rows of {', '.join(batch.schema.names)[:80]}"
+        raise Corrupt(f"slice table should have {ref.rows} rows of sparklog's columns, found {found}", file=key)
+    columns: dict[str, npt.NDArray[Any]] = {}
+    texts = {}
+    for name, dtype in COLUMN_TYPES.items():
+        array = batch.column(COLUMN_NAMES[name])
+        if isinstance(array, pa.DictionaryArray):
+            texts[name] = Texts(array.dictionary)
+            array = array.indices
+        if array.null_count or str(array.type) != dtype:
+            raise Corrupt(f"column {COLUMN_NAMES[name]} should be {dtype} without nulls, found {array.type}", file=key)
+        columns[name] = fixed_values(array, dtype)
+    if set(texts) != {"file", "txn"}:
+        raise Corrupt("columns file and txn of a slice table are dictionaries of text", file=key)
+    for name, words in texts.items():
+        if ref.rows and not 0 <= int(columns[name].min()) <= int(columns[name].max()) < len(words):
+            raise Corrupt(f"column {name} of a slice table names texts it does not have; delete it", file=key)
+    columns["txn"] = np.where(columns["txn_n"] < 0, np.int32(-1), columns["txn"])
+    part = Slices(columns, texts["file"], texts["txn"])
+    return SliceTable(version, (part,) if ref.rows else (), part.paths, part.txn_ids)
+
+
+def _dictionary(codes: npt.NDArray[Any], texts: Texts) -> pa.DictionaryArray:
+    """Codes as an Arrow dictionary of the texts in use; a negative code is the empty text."""
+    import pyarrow as pa
+
+    from sparklog.log.journal.arrow_numpy import fixed_array, text_array
+
+    used, inverse = np.unique(codes, return_inverse=True)
+    absent = int(np.searchsorted(used, 0))
+    words = [""] * absent + texts.take(used[absent:])
+    return pa.DictionaryArray.from_arrays(fixed_array(inverse.astype(np.int32), pa.int32()), text_array(words))

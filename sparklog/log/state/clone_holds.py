@@ -1,0 +1,93 @@
+"""The hold by which a clone keeps the files that it shares: how it is called, and whether it is still needed.
+
+A clone's commit 0 names files in the folders of other topics. Before it, a hold named after the clone is committed in
+each of these topics, so their vacuums keep what the held version names, also once the topic is deleted. Nobody has to
+remember to let go of it: the vacuum of the topic that owns the files looks into the clone's log, and ends the hold once
+no version of the clone that may still be read names a file of that topic. A clone names ever fewer of them, since
+only its creation brings any in.
+
+Until `expiresMs` of the hold the clone may not be there yet, so it is not looked for. Before the vacuum ends the hold
+of a clone that is not there, it commits to the log of the clone's name (see `GiveUpIntent`): a process that has slept
+since it took the hold expects that log as it was then, and creates nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparklog.log.journal.names import is_topic_name
+from sparklog.log.state.commit import CREATE, MAINTAIN, Hold
+from sparklog.log.state.history import History
+from sparklog.log.state.intents import Draft, Nothing
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.topic_state import Head
+
+__all__ = ["GRACE_MS", "GiveUpIntent", "clone_hold", "clone_of_hold", "is_given_up", "still_names"]
+
+GRACE_MS = 86_400_000
+"""How long a clone's hold stays without a clone: the process that was to create it has died."""
+_PREFIX = "clone"
+_GIVEN_UP = "given-up"
+
+
+def clone_hold(clone: str, topic_id: str) -> str:
+    """The name of the hold of a clone; topic names have no colon."""
+    return f"{_PREFIX}:{clone}:{topic_id}"
+
+
+def clone_of_hold(hold: str) -> tuple[str, str] | None:
+    """Name and topic id of the clone whose hold is called so, None for any other hold."""
+    prefix, _, rest = hold.partition(":")
+    name, colon, topic_id = rest.partition(":")
+    return (name, topic_id) if prefix == _PREFIX and colon and is_topic_name(name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpIntent:
+    """Commit to the log of a name that no clone with this topic id has, so that none can be created any more.
+
+    A log without commits gets an empty topic of that id, which is to be deleted at once. Nothing where there is a
+    topic, or where the clone was one: then nobody can create it, or it was created already.
+    """
+
+    topic_id: str
+    now_ms: int
+    needs_table: bool = False
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        if base.exists or base.topic_id == self.topic_id:
+            return Nothing("nothing changes", base.version)
+        record = {f"{_GIVEN_UP}:{self.topic_id}": Hold(max(base.version, 0), self.now_ms)}
+        if base.version < 0:
+            return Draft(CREATE, topic_id=self.topic_id, leader_epoch=0, partitions=1, holds=record)
+        return Draft(MAINTAIN, holds=record)
+
+
+def is_given_up(head: Head, topic_id: str) -> bool:
+    """Whether a name's log says that no clone with this topic id will come."""
+    return f"{_GIVEN_UP}:{topic_id}" in head.holds
+
+
+def still_names(history: History, topic_id: str, owner: str, since: int, held: set[int], newest: int) -> bool:
+    """Whether a clone names a file of `owner` at version `since` or later up to `newest`, or at a version of `held`.
+
+    `topic_id`: the clone's; what lies under its name before and after it is not asked. `NotFound` or `Corrupt` if it
+    cannot be told.
+    """
+    folder = f"/{owner}/"
+    for version in sorted(number for number in held if number < since):
+        found = history.at(version)
+        if found.head.topic_id == topic_id and _any(found.slices.paths(), folder):
+            return True
+    begin = history.at(since)
+    if begin.head.topic_id == topic_id and _any(begin.slices.paths(), folder):
+        return True
+    return any(
+        commit.op == CREATE and commit.topic_id == topic_id and _any({file.path for file in commit.files}, folder)
+        for _, commit in history.walk(begin.head, newest)
+    )
+
+
+def _any(paths: set[str], folder: str) -> bool:
+    return any(path.startswith(folder) for path in paths)

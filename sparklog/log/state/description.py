@@ -1,0 +1,92 @@
+"""A topic as a person asks for it: partitions, configs with their sources, sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparklog.log.state.config_table import CONFIGS
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.kafka_open import KafkaOpen
+from sparklog.log.state.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """One partition: log start, log end and last stable offset; slices and stored bytes that some commit names."""
+
+    partition: int
+    log_start: int
+    log_end: int
+    last_stable: int
+    slices: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDescription:
+    """One config: its value as text, and whether it was set on the topic or is the default."""
+
+    name: str
+    value: str
+    source: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """What there is to know of a topic."""
+
+    name: str
+    topic_id: str
+    version: int
+    time_ms: int
+    leader_epoch: int
+    partitions: tuple[PartitionDescription, ...]
+    configs: tuple[ConfigDescription, ...]
+    slices: int
+    bytes: int
+    open_transactions: tuple[tuple[str, int], ...]
+    kafka_open: tuple[KafkaOpen, ...] = ()
+    kafka_topic_id: str = ""
+    """Of the topic that it was imported from, empty if it was not, or if that had none."""
+
+
+def describe_configs(configs: TopicConfigs) -> tuple[ConfigDescription, ...]:
+    """Every config of a topic, set or default."""
+    return tuple(
+        ConfigDescription(name, configs.text(name), configs.source(name), definition.doc)
+        for name, definition in CONFIGS.items()
+    )
+
+
+def describe(snapshot: Snapshot) -> TopicDescription:
+    """What there is to know of the topic at this version."""
+    head, rows = snapshot.head, snapshot.slices.all()
+    stable = head.last_stable()
+    partitions = []
+    for partition in range(head.partitions):
+        span = rows.partition_rows(partition)
+        partitions.append(
+            PartitionDescription(
+                partition,
+                int(head.log_start[partition]),
+                int(head.log_end[partition]),
+                int(stable[partition]),
+                span.stop - span.start,
+                int(rows.size[span].sum()),
+            )
+        )
+    return TopicDescription(
+        name=snapshot.topic,
+        topic_id=head.topic_id,
+        version=head.version,
+        time_ms=head.made_ms,
+        leader_epoch=head.leader_epoch,
+        partitions=tuple(partitions),
+        configs=describe_configs(head.configs),
+        slices=len(rows),
+        bytes=int(rows.size.sum()),
+        open_transactions=tuple(dict.fromkeys((item.txn.id, item.txn.n) for item in head.open)),
+        kafka_open=head.kafka_open,
+        kafka_topic_id=head.kafka_source.topic_id if head.kafka_source else "",
+    )

@@ -1,0 +1,220 @@
+"""Older versions of a topic: what its log still holds, and the state at any version that can be rebuilt from it.
+
+A state is rebuilt from the newest sound checkpoint at or below its version and the commits after it; what readers
+need, the newest state, is `CommitLog`'s. The vacuum asks here what older versions name, and how much of the log is
+still needed to say so.
+
+A number may be used twice once its commit was collected: a stalled writer creates it again, and its predecessor's CRC
+is right. So whatever is taken from a commit is taken along the chain from a checkpoint: the CRC of each commit must
+be what its successor says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.log.journal.clock import newest_at
+from sparklog.log.journal.names import (
+    checkpoint_key,
+    checkpoint_prefix,
+    checkpoint_version,
+    commit_key,
+    is_checkpoint_table_name,
+)
+from sparklog.log.journal.numbered_objects import READ_AHEAD
+from sparklog.log.state.checkpoint import decode_checkpoint, decode_table
+from sparklog.log.state.commit import Commit, decode_commit
+from sparklog.log.state.invariants import check_state
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.storage.store import ObjectInfo, Store
+
+__all__ = ["CommitFiles", "History"]
+
+_LOG = logging.getLogger("sparklog.log")
+_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommitFiles:
+    """The commits that lie in the log, by version: int64[n] each; `modified_ms` by the store's clock."""
+
+    version: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+    modified_ms: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.version)
+
+    def has(self, first: int, last: int) -> bool:
+        """Whether all of `first` to `last` are there."""
+        if last < first:
+            return True
+        at = np.searchsorted(self.version, [first, last])
+        inside = at[1] < len(self) and self.version[at[0]] == first and self.version[at[1]] == last
+        return bool(inside) and int(at[1] - at[0]) == last - first
+
+
+class History:
+    """What lies in `_log` of a topic at the time this is made: one listing of commits and one of checkpoints.
+
+    * `commits`: the commits
+    * `checkpoints`: heads of checkpoints, by version
+    * `tables`: slice tables, whether or not a head names them
+    """
+
+    def __init__(self, store: Store, topic: str) -> None:
+        self.store = store
+        self.topic = topic
+        # 20 digits hold every version with a zero in front, and so no checkpoint is listed with the commits.
+        self.commits = _commits(store.list(f"{topic}/_log/0"))
+        below = list(store.list(checkpoint_prefix(topic)))
+        heads = {version: info for info in below if (version := checkpoint_version(info.key)) is not None}
+        self.checkpoints: dict[int, ObjectInfo] = dict(sorted(heads.items()))
+        self.tables = [info for info in below if is_checkpoint_table_name(info.key.rsplit("/", 1)[-1])]
+        self._sound: dict[int, tuple[Snapshot, str] | None] = {}
+
+    # -- checkpoints
+
+    def sound(self, version: int) -> Snapshot | None:
+        """The state in a checkpoint, read back: head, table, and its place in the chain. None if it is damaged."""
+        found = self._verified(version)
+        return None if found is None else found[0]
+
+    def table_of(self, version: int) -> str | None:
+        """Key of the slice table that a sound checkpoint names."""
+        found = self._verified(version)
+        return None if found is None else checkpoint_prefix(self.topic) + found[1]
+
+    def _verified(self, version: int) -> tuple[Snapshot, str] | None:
+        if version not in self._sound:
+            try:
+                self._sound[version] = self._verify(version)
+            except (Corrupt, NotFound, BadRequest) as error:
+                _LOG.warning("checkpoint %s of topic %s is not sound: %s", version, self.topic, error)
+                self._sound[version] = None
+        return self._sound[version]
+
+    def _verify(self, version: int) -> tuple[Snapshot, str]:
+        key = checkpoint_key(self.topic, version)
+        checkpoint = decode_checkpoint(self.store.get(key), key, version)
+        table_key = checkpoint_prefix(self.topic) + checkpoint.table.name
+        data = self.store.get(table_key, 0, checkpoint.table.size + 1)
+        table = decode_table(data, checkpoint.table, table_key, version)
+        check_state(checkpoint.head, table)
+        if self.commits.has(version, version):
+            found = crc32c.crc32c(self.store.get(commit_key(self.topic, version)))
+            if found != checkpoint.head.crc:
+                raise Corrupt(
+                    f"commit {version} has CRC-32C {found}, its checkpoint says {checkpoint.head.crc}", file=key
+                )
+        return Snapshot(self.topic, self.store, checkpoint.head, table), checkpoint.table.name
+
+    def sound_below(self, version: int) -> Iterator[int]:
+        """Versions of sound checkpoints at or below a version, newest first; each is read when it is asked for."""
+        return (found for found in reversed(self.checkpoints) if found <= version and self.sound(found) is not None)
+
+    def base_of(self, version: int) -> int | None:
+        """The version that `at(version)` starts from: a checkpoint, -1 for the log's beginning; None: no way."""
+        for found in self.sound_below(version):
+            # The commits before a gap lead nowhere, so an older checkpoint does not either.
+            return found if self.commits.has(found + 1, version) else None
+        return -1 if self.commits.has(0, version) else None
+
+    # -- versions
+
+    def at(self, version: int) -> Snapshot:
+        """Head and slices at a version (of a deleted topic: without slices).
+
+        `NotFound` if what it takes is no longer kept, `Corrupt` if the commits are not one chain.
+        """
+        base = self.base_of(version)
+        if base is None:
+            raise NotFound(
+                f"version {version} of topic '{self.topic}' cannot be rebuilt: no sound checkpoint at or below it has "
+                "all commits between; run verify"
+            )
+        start = self._start(base)
+        head, table = start.head, start.slices
+        for after, commit in self.walk(start.head, version):
+            head = after
+            try:
+                table = table.apply(commit, head)
+            except Conflict as error:
+                raise Corrupt(f"{error}; run verify", file=commit_key(self.topic, commit.version)) from None
+        return Snapshot(self.topic, self.store, head, table)
+
+    def _start(self, base: int) -> Snapshot:
+        found = self.sound(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
+        if found is None:
+            raise Corrupt(f"checkpoint {base} is not sound", file=checkpoint_key(self.topic, base))
+        return found
+
+    def version_at(self, time_ms: int) -> int:
+        """The newest version whose commit was not made after a time (ms, of the writers' clocks).
+
+        `NotFound` if there was none, or if the log no longer goes back so far.
+        """
+        kept = self.commits.version
+        # What lies before a gap leads nowhere.
+        gaps = np.flatnonzero(np.diff(kept) != 1)
+        first, last = (int(kept[gaps[-1] + 1 if len(gaps) else 0]), int(kept[-1])) if len(kept) else (0, -1)
+        version = newest_at(self.commit, first, last, time_ms)
+        if version >= first:
+            return version
+        reason = "it was created later" if first == 0 else f"its log goes back to version {first}, which is newer"
+        raise NotFound(f"there is no version of topic '{self.topic}' at {time_ms} ms: {reason}")
+
+    def walk(self, head: Head, last: int) -> Iterator[tuple[Head, Commit]]:
+        """The commits after `head` up to version `last`, each with the head after it: along the chain.
+
+        `NotFound` if one is gone, `Corrupt` if one does not follow.
+        """
+        for version, data in self._read(head.version + 1, last):
+            commit = self._decode(version, data)
+            try:
+                head = head.apply(commit)
+            except Corrupt as error:
+                raise error if error.file else Corrupt(error.message, file=commit_key(self.topic, version)) from None
+            yield head, commit
+
+    def commit(self, version: int) -> Commit:
+        """One commit as it lies there, whatever its place in the chain. `NotFound` if it is gone."""
+        return self._decode(version, self.store.get(commit_key(self.topic, version)))
+
+    def _decode(self, version: int, data: bytes) -> Commit:
+        key = commit_key(self.topic, version)
+        try:
+            return decode_commit(data, key, version)
+        except Corrupt:
+            # A bit that flipped on the way: read again before calling it damaged.
+            return decode_commit(self.store.get(key), key, version)
+
+    def _read(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        keys = (commit_key(self.topic, version) for version in range(first, last + 1))
+        if getattr(self.store, "parallel_reads", 1) <= 1:
+            yield from enumerate(map(self.store.get, keys), first)
+            return
+        with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
+            for start in range(first, last + 1, _BLOCK):
+                block = [commit_key(self.topic, version) for version in range(start, min(start + _BLOCK, last + 1))]
+                yield from enumerate(pool.map(self.store.get, block), start)
+
+
+def _commits(found: Iterator[ObjectInfo]) -> CommitFiles:
+    rows = []
+    for info in found:
+        digits, dot, suffix = info.key.rsplit("/", 1)[-1].partition(".")
+        if suffix == "json" and dot and len(digits) == 20 and digits.isdigit():
+            rows.append((int(digits), info.size, info.modified_ms))
+    columns = np.array(rows, np.int64).reshape(len(rows), 3)
+    return CommitFiles(columns[:, 0], columns[:, 1], columns[:, 2])

@@ -1,0 +1,484 @@
+"""What somebody wants to commit, and how it is checked against each state it is tried on.
+
+An `Intent` says what to commit as a function of the state it is based on: `draft(base)` is called for the first
+attempt and again after every lost race, so nothing is ever judged on a state that is no longer the newest. It answers
+with a `Draft`, or with `Nothing` when there is nothing (left) to write, or raises.
+
+| intent      | against what came between                                                                           |
+|-------------|-----------------------------------------------------------------------------------------------------|
+| append      | new offsets; registry, topic id, upload floor, null keys on a compacted topic re-checked            |
+| rewrite     | an edit stands if every input is still there or lies wholly below the log start, else it is dropped |
+| log starts  | applied as a maximum                                                                                |
+| alter       | a concurrent change of the same config or of the partition count is a conflict                      |
+| create      | a conflict if the topic exists meanwhile                                                            |
+| delete      | not found if it is gone; a conflict if it was created again                                         |
+| maintain    | topic id; floor as a maximum; holds not below the floor, or held already; entries only if still idle |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+import numpy as np
+
+from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.log.journal.clock import next_times
+from sparklog.log.journal.documents import INT64_MAX, KNOWN_WRITE_FEATURES
+from sparklog.log.journal.names import path_read_version
+from sparklog.log.state.commit import (
+    ALTER,
+    APPEND,
+    CREATE,
+    DELETE,
+    DELETE_RECORDS,
+    MAINTAIN,
+    MAX_PARTITIONS,
+    TAKEOVER,
+    Changes,
+    Commit,
+    Edit,
+    Hold,
+    Removal,
+    Resolved,
+    Txn,
+    removals_by_file,
+)
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.kafka_source import KafkaSource
+from sparklog.log.state.registry import WriterKey, decide
+from sparklog.log.state.rewrite_outputs import Outputs
+from sparklog.log.state.slice_table import SliceTable, positions
+from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.state.topic_state import Head
+
+_HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft(Changes):
+    """What an intent decides of a commit; `None` takes the base's. `dropped`: edits that no longer stand."""
+
+    op: str
+    topic_id: str | None = None
+    leader_epoch: int | None = None
+    dropped: tuple[Edit, ...] = ()
+
+    def commit(self, base: Head, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
+        """The commit that follows `base`. `BadRequest` if the log asks for features this release cannot write.
+
+        `now_ms` and `store_ms`: by the writer's clock and the store's (None: the same).
+        """
+        check_features(base)
+        times = next_times(base, base.version + 1, now_ms, now_ms if store_ms is None else store_ms)
+        return Commit(
+            version=base.version + 1,
+            topic_id=base.topic_id if self.topic_id is None else self.topic_id,
+            commit_id=commit_id,
+            prev_crc=base.crc,
+            time_ms=times.time_ms,
+            clock_ms=times.clock_ms,
+            clock_since=times.clock_since,
+            leader_epoch=base.leader_epoch if self.leader_epoch is None else self.leader_epoch,
+            op=self.op,
+            **{each.name: getattr(self, each.name) for each in fields(Changes)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No commit is needed: `note` says why, `version` where what was wanted already is (else the base's)."""
+
+    note: str
+    version: int
+    skipped: bool = False
+    dropped: tuple[Edit, ...] = ()
+
+
+class Intent(Protocol):
+    """See the module. `origin` is the head that the caller looked at, `table` is given if `needs_table`.
+
+    `repeatable`: tried again after it has landed, it finds that out from the state and changes nothing.
+    """
+
+    @property
+    def needs_table(self) -> bool: ...
+
+    @property
+    def repeatable(self) -> bool: ...
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing: ...
+
+
+def check_features(base: Head) -> None:
+    """`BadRequest` if the log asks for features this release cannot write: a checkpoint of its would lose them, too."""
+    unknown = sorted(set(base.write_features) - KNOWN_WRITE_FEATURES)
+    if unknown:
+        raise BadRequest(f"this topic needs the sparklog features {', '.join(unknown)} to be written; upgrade sparklog")
+
+
+def check_topic(topic: str, base: Head, topic_id: str) -> None:
+    """The topic must exist and be the one the caller looked at."""
+    if base.deleted:
+        raise NotFound(f"topic '{topic}' was deleted; create it again")
+    check_topic_id(topic, base, topic_id)
+
+
+def check_topic_id(topic: str, base: Head, topic_id: str) -> None:
+    """The topic, which may be deleted, must be the one the caller looked at."""
+    if base.topic_id != topic_id:
+        raise Conflict(
+            f"topic '{topic}' was deleted and created again: expected topic id {topic_id}, found "
+            f"{base.topic_id}; look again"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AppendIntent:
+    """Append whole files; `key` makes it idempotent, `txn` holds its slices open. `now_ms`: when it was asked for."""
+
+    topic_id: str
+    files: tuple[FileSlices, ...]
+    key: WriterKey | None = None
+    txn: Txn | None = None
+    now_ms: int = 0
+    needs_table: bool = False
+
+    @property
+    def repeatable(self) -> bool:
+        return self.key is not None
+
+    @property
+    def count(self) -> int:
+        """Records in all slices."""
+        return sum(sum(file.records) for file in self.files)
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        writer = None
+        if self.key is not None:
+            entry = base.registry.get(self.key.id)
+            verdict = decide(entry, self.key, self.count, f"topic '{topic}'", self.now_ms)
+            writer = self.key.writer(self.count, entry)
+            if entry is not None and not verdict.write:
+                if verdict.take_over:
+                    return Draft(TAKEOVER, writer=writer)
+                return Nothing(verdict.note, entry.version, skipped=True)
+        files = tuple(file for file in self.files if len(file))
+        if not files:
+            return Nothing("nothing to append", base.version)
+        check_floor(topic, files, base.floor)
+        if base.configs.is_compacted and any(flags & _HAS_NULL_KEYS for file in files for flags in file.flags):
+            raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
+        return Draft(APPEND, writer=writer, files=assign(topic, files, base), txn=self.txn)
+
+
+def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
+    """`Conflict` if a file was begun before the upload floor: the vacuum may have deleted it."""
+    for file in files:
+        read_version = path_read_version(file.path)
+        if read_version is None:
+            raise BadRequest(f"'{file.path}' is no path of a data file of topic '{topic}'")
+        if read_version < floor and not file.path.startswith("/"):
+            raise Conflict(
+                f"{file.path} was begun at version {read_version} of topic '{topic}', below the upload floor {floor}: "
+                "the vacuum may have deleted it; upload it again"
+            )
+
+
+def assign(topic: str, files: Sequence[FileSlices], base: Head) -> tuple[FileSlices, ...]:
+    """Give each slice the offset it starts at: log ends moved over the files in their order."""
+    end = base.log_end.tolist()
+    based = []
+    for file in files:
+        bases = []
+        for partition, offsets in zip(file.partition, file.offsets, strict=True):
+            if not 0 <= partition < len(end):
+                raise BadRequest(f"topic '{topic}' has partitions 0 to {len(end) - 1}, found {partition}")
+            if offsets > INT64_MAX - end[partition]:
+                raise BadRequest(
+                    f"partition {partition} of topic '{topic}' ends at offset {end[partition]}: {offsets} more do not "
+                    f"fit below {INT64_MAX}, so it takes no more records; write to another partition or topic"
+                )
+            bases.append(end[partition])
+            end[partition] += offsets
+        based.append(file.based(tuple(bases)))
+    return tuple(based)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A slice that a rewrite replaces, exactly."""
+
+    path: str
+    position: int
+    base: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One partition's edit and its inputs, one whole cleaning pass: it stands or falls as a whole."""
+
+    edit: Edit
+    inputs: tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteIntent:
+    """Merge, seal or compact: replace inputs by the slices of `files` (with `base`) that lie in each edit's range."""
+
+    op: str
+    topic_id: str
+    rewrites: tuple[Rewrite, ...]
+    files: tuple[FileSlices, ...]
+    needs_table: bool = True
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        if table is None:
+            raise BadRequest("a rewrite is checked against the slice table")
+        named = table.paths()
+        check_floor(topic, [file for file in self.files if file.path not in named], base.floor)
+        removals: list[Removal] = []
+        edits: list[Edit] = []
+        dropped: list[Edit] = []
+        written = Outputs(self.files)
+        outside = written.outside(rewrite.edit for rewrite in self.rewrites)
+        if outside is not None:
+            raise BadRequest(f"refusing to rewrite '{topic}': {outside} lies in no edit, so its records would be lost")
+        for rewrite in self.rewrites:
+            left = _standing(rewrite, base, table)
+            outputs = written.of([rewrite.edit])
+            if left is None:
+                if not _landed(outputs, table):
+                    dropped.append(rewrite.edit)
+            elif left or not rewrite.inputs:
+                _check_covered(topic, rewrite, outputs, table)
+                removals += left
+                edits.append(rewrite.edit)
+        if not edits:
+            return Nothing("no edit stands any more", base.version, dropped=tuple(dropped))
+        files = written.of(edits)
+        return Draft(
+            self.op, files=files, remove=removals_by_file(removals), edits=tuple(edits), dropped=tuple(dropped)
+        )
+
+
+def _standing(rewrite: Rewrite, base: Head, table: SliceTable) -> list[Removal] | None:
+    """The inputs still to remove, None if the edit does not stand."""
+    partition = rewrite.edit.partition
+    log_start = int(base.log_start[partition])
+    by_path: dict[str, list[Input]] = {}
+    for item in rewrite.inputs:
+        if item.end > log_start:
+            by_path.setdefault(item.path, []).append(item)
+    removals = [
+        Removal(
+            path,
+            (partition,) * len(items),
+            tuple(item.base for item in items),
+            tuple(item.position for item in items),
+        )
+        for path, items in by_path.items()
+    ]
+    rows = table.find(*removals)
+    ends = np.array([item.end for items in by_path.values() for item in items], np.int64)
+    return None if (rows < 0).any() or (table.all().end[rows] != ends).any() else removals
+
+
+def _landed(outputs: Sequence[FileSlices], table: SliceTable) -> bool:
+    """Whether these very outputs lie in the log: an attempt whose answer was lost in a stall had succeeded."""
+    named = [Removal(file.path, file.partition, file.base, tuple(file.position or positions(file))) for file in outputs]
+    return bool(named) and all((table.find(item) >= 0).all() for item in named)
+
+
+def _check_covered(topic: str, rewrite: Rewrite, outputs: Sequence[FileSlices], table: SliceTable) -> None:
+    """`BadRequest` if an output lies over a slice that the edit does not replace: offsets would be there twice."""
+    whole = table.all()
+    partition = rewrite.edit.partition
+    replaced = {(item.path, item.position) for item in rewrite.inputs}
+    for file in outputs:
+        for base, offsets in zip(file.base, file.offsets, strict=True):
+            rows = whole.overlapping(partition, base, base + offsets)
+            for row in range(rows.start, rows.stop):
+                if (whole.path(row), int(whole.position[row])) not in replaced:
+                    raise BadRequest(
+                        f"refusing to rewrite {topic}-{partition}: {file.path} would hold offsets {base} to "
+                        f"{base + offsets}, over the slice at {int(whole.base[row])} that the edit does not replace"
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogStartIntent:
+    """Move log starts (retention, delete-records): a maximum, so concurrent ones commute."""
+
+    topic_id: str
+    log_starts: Mapping[int, int]
+    op: str = DELETE_RECORDS
+    needs_table: bool = False
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        moved = {}
+        for partition, offset in sorted(self.log_starts.items()):
+            if not 0 <= partition < base.partitions:
+                raise NotFound(f"topic '{topic}' has partitions 0 to {base.partitions - 1}, found {partition}")
+            if not 0 <= offset <= base.log_end[partition]:
+                raise NotFound(
+                    f"offset {offset} of partition {partition} of topic '{topic}' is out of range: "
+                    f"expected 0 to {base.log_end[partition]}"
+                )
+            if offset > base.log_start[partition]:
+                moved[partition] = offset
+        return Draft(self.op, log_starts=moved) if moved else Nothing("no log start moves", base.version)
+
+
+@dataclass(frozen=True, slots=True)
+class AlterIntent:
+    """Change configs (None: back to the default) and add partitions.
+
+    Unless `drop_keyless`, a topic that holds records without a key cannot become compacted: the cleaner drops them.
+    """
+
+    topic_id: str
+    configs: Mapping[str, object | None]
+    partitions: int | None = None
+    drop_keyless: bool = False
+    repeatable: bool = False
+
+    @property
+    def needs_table(self) -> bool:
+        return not self.drop_keyless and self.configs.get("cleanup.policy") is not None
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        changes: dict[str, str | None] = {}
+        altered = base.configs.changed(self.configs)
+        for name in sorted(self.configs):
+            before, now = origin.configs.explicit.get(name), base.configs.explicit.get(name)
+            if before != now:
+                raise Conflict(
+                    f"config {name} of topic '{topic}' was changed by somebody else meanwhile: expected "
+                    f"{before or 'the default'}, found {now or 'the default'}; look again"
+                )
+            after = altered.explicit.get(name)
+            if after != now:
+                changes[name] = after
+        count = self.partitions
+        if count is not None:
+            if base.partitions != origin.partitions:
+                raise Conflict(
+                    f"partitions of topic '{topic}' were changed by somebody else meanwhile: expected "
+                    f"{origin.partitions}, found {base.partitions}; look again"
+                )
+            if not base.partitions < count <= MAX_PARTITIONS:
+                raise BadRequest(
+                    f"topic '{topic}' has {base.partitions} partitions, which can only grow (to at "
+                    f"most {MAX_PARTITIONS}); found {count}"
+                )
+        if not changes and count is None:
+            return Nothing("nothing changes", base.version)
+        if self.needs_table and table is not None and altered.is_compacted and not base.configs.is_compacted:
+            _check_keys(topic, table)
+        return Draft(ALTER, configs=changes, partitions=count)
+
+
+def _check_keys(topic: str, table: SliceTable) -> None:
+    """`BadRequest` if some slice holds records without a key."""
+    rows = table.all()
+    found = np.flatnonzero(rows.flags & _HAS_NULL_KEYS)
+    if len(found):
+        row = int(found[0])
+        raise BadRequest(
+            f"topic '{topic}' holds records without a key ({len(found)} of {len(rows)} slices, the first is partition "
+            f"{rows.partition[row]}, offsets {rows.base[row]} to {rows.end[row]}): compaction would drop them; copy "
+            "the topic with keys, or alter it with force"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CreateIntent:
+    """Begin a topic under a name that has none: commit 0, or the next number after a delete."""
+
+    topic_id: str
+    partitions: int
+    configs: TopicConfigs
+    kafka_source: KafkaSource | None = None
+    needs_table: bool = False
+    repeatable: bool = False
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        if base.exists:
+            raise Conflict(
+                f"topic '{topic}' already exists, with {base.partitions} partitions; alter it or choose another name"
+            )
+        configs: dict[str, str | None] = dict(self.configs.explicit)
+        return Draft(
+            CREATE,
+            topic_id=self.topic_id,
+            leader_epoch=0,
+            configs=configs,
+            partitions=self.partitions,
+            kafka_source=self.kafka_source,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteIntent:
+    """End a topic. `version`: only if nobody has committed to it since, else `Conflict`."""
+
+    topic_id: str
+    version: int | None = None
+    needs_table: bool = False
+    repeatable: bool = False
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        if self.version is not None and base.version != self.version:
+            raise Conflict(f"topic '{topic}' is at version {base.version}, expected {self.version}: somebody uses it")
+        return Draft(DELETE)
+
+
+@dataclass(frozen=True, slots=True)
+class MaintainIntent:
+    """Maintenance to write down: holds, the upload floor, idle registry entries, outcomes of transactions.
+
+    `topic_id`: of the topic that the caller looked at. Outcomes and idle entries of a topic that was deleted mean
+    nothing in one created again under its name. Holds and the floor may be written down of a deleted topic, too.
+    """
+
+    topic_id: str
+    holds: Mapping[str, Hold | None] = field(default_factory=dict)
+    floor: int | None = None
+    expired: Mapping[str, int] = field(default_factory=dict)
+    resolved: tuple[Resolved, ...] = ()
+    needs_table: bool = False
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic_id(topic, base, self.topic_id)
+        floor = self.floor if self.floor is not None and self.floor > base.floor else None
+        lowest = base.floor if floor is None else floor
+        # What another hold keeps can be held once more: the vacuum lets go of nothing that the newest state holds.
+        held = {hold.version for hold in base.holds.values()}
+        for name, hold in self.holds.items():
+            if hold is not None and hold.version < lowest and hold.version not in held:
+                raise Conflict(
+                    f"hold '{name}' asks for version {hold.version} of topic '{topic}', below the "
+                    f"upload floor {lowest}; hold a newer version"
+                )
+        holds = {name: hold for name, hold in self.holds.items() if base.holds.get(name) != hold}
+        expired = {
+            name: version
+            for name, version in self.expired.items()
+            if name in base.registry and base.registry[name].version == version
+        }
+        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in base.open}
+        resolved = tuple(item for item in self.resolved if (item.id, item.n) in waiting)
+        if floor is None and not holds and not expired and not resolved:
+            return Nothing("nothing changes", base.version)
+        return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)

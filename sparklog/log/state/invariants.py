@@ -1,0 +1,209 @@
+"""What is true of every topic at every version: named checks, run before every commit is written.
+
+`check_commit` looks at a commit and the heads before and after it: cheap, on the path of every commit. `check_state`
+looks at a whole state, slices included: for tests, the simulation and `verify`. A violation is a `Conflict` when a
+rewrite planned it wrongly or `BadRequest` when the caller asked for it, and never reaches the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.log.journal.names import is_sealed, path_read_version
+from sparklog.log.state.commit import CREATE, FILLING, IMPORT, Commit
+from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable
+from sparklog.log.state.topic_state import Head
+
+Check = Callable[[Head, Commit, Head], str | None]
+
+
+def versions_follow(before: Head, commit: Commit, after: Head) -> str | None:
+    """Versions are contiguous."""
+    if commit.version != before.version + 1 or after.version != commit.version:
+        return f"version {commit.version} does not follow {before.version}"
+    return None
+
+
+def time_goes_on(before: Head, commit: Commit, after: Head) -> str | None:
+    """Commit time never goes back."""
+    return None if commit.time_ms >= before.time_ms else f"time {commit.time_ms} is before {before.time_ms}"
+
+
+def appends_are_dense(before: Head, commit: Commit, after: Head) -> str | None:
+    """Appended slices begin where the log ends (an import may leave gaps); offsets are never reused."""
+    if commit.edits and commit.op != IMPORT:
+        return None
+    end = dict(enumerate(before.log_end.tolist()))
+    for file in commit.files:
+        for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
+            expected = end.get(partition, 0)
+            if base < expected or (base > expected and commit.op != IMPORT):
+                return f"a slice of partition {partition} begins at {base}, the log ends at {expected}"
+            if offsets < 1:
+                return f"a slice of partition {partition} at {base} holds no offsets"
+            end[partition] = base + offsets
+    return None
+
+
+def partitions_exist(before: Head, commit: Commit, after: Head) -> str | None:
+    """Nothing names a partition the topic does not have, and partitions are never taken away."""
+    count = after.partitions
+    if commit.op != CREATE and commit.partitions is not None and commit.partitions < before.partitions:
+        return f"partitions cannot go from {before.partitions} to {commit.partitions}"
+    named = {partition for file in commit.files for partition in file.partition}
+    named.update(commit.log_starts, (edit.partition for edit in commit.edits))
+    wrong = sorted(partition for partition in named if partition >= count)
+    return f"partition {wrong[0]} does not exist, there are {count}" if wrong else None
+
+
+def log_start_in_range(before: Head, commit: Commit, after: Head) -> str | None:
+    """Log start <= log end; neither goes back."""
+    if after.deleted or commit.op == CREATE:
+        return None
+    n = before.partitions
+    if (after.log_start[:n] < before.log_start).any() or (after.log_end[:n] < before.log_end).any():
+        return "a log start or log end would go back"
+    wrong = np.flatnonzero(after.log_start > after.log_end)
+    if len(wrong):
+        p = int(wrong[0])
+        return f"log start {after.log_start[p]} of partition {p} would lie beyond its end {after.log_end[p]}"
+    return None
+
+
+def slices_above_log_start(before: Head, commit: Commit, after: Head) -> str | None:
+    """What is appended ends above the log start."""
+    if commit.edits and commit.op not in FILLING:
+        return None
+    for file in commit.files:
+        for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
+            if base + offsets <= after.log_start[partition]:
+                return f"a slice of partition {partition} ends at {base + offsets}, below its log start"
+    return None
+
+
+def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | None:
+    """Edits of a partition are disjoint and stable; each slice added or removed lies in one of them."""
+    if not commit.edits:
+        return "slices are removed without an edit" if commit.remove else None
+    # The ranges of imports and clones are the logs that they bring, Kafka's open transactions included.
+    stable = after.log_end if commit.op in FILLING else before.last_stable()
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for edit in commit.edits:
+        if edit.end > stable[edit.partition]:
+            return f"an edit of partition {edit.partition} ends at {edit.end}, above the last stable offset"
+        spans.setdefault(edit.partition, []).append((edit.start, edit.end))
+    for partition, ranges in spans.items():
+        ranges.sort()
+        if any(right[0] < left[1] for left, right in pairwise(ranges)):
+            return f"edits of partition {partition} overlap"
+    outputs: dict[int, list[tuple[int, int]]] = {}
+    for file in commit.files:
+        for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
+            outputs.setdefault(partition, []).append((base, base + offsets))
+    for partition, slices in outputs.items():
+        slices.sort()
+        if any(right[0] < left[1] for left, right in pairwise(slices)):
+            return f"outputs of partition {partition} overlap"
+        if not all(_inside(spans.get(partition, []), base, end) for base, end in slices):
+            return f"an output of partition {partition} lies outside its edit"
+    for item in commit.remove:
+        for partition, base in zip(item.partition, item.base, strict=True):
+            if not _inside(spans.get(partition, []), base, base + 1):
+                return f"the removed slice at {base} of partition {partition} lies outside every edit"
+    return None
+
+
+def kafka_transactions_are_known(before: Head, commit: Commit, after: Head) -> str | None:
+    """Kafka's open transactions come with an import, once each, and end by markers that the same commit appends."""
+    if commit.kafka_open and commit.op not in FILLING:
+        return "only an import or a clone brings Kafka's open transactions"
+    own = [each.ended for each in after.kafka_open]
+    if len(set(own)) < len(own) or any(each.end > after.log_end[each.partition] for each in commit.kafka_open):
+        return "a transaction of Kafka's would be open twice, or end beyond its log"
+    appended = {partition for file in commit.files for partition in file.partition}
+    missing = sorted({each.partition for each in commit.kafka_ended} - appended)
+    return f"transactions of partition {missing[0]} would end without a marker" if missing else None
+
+
+def paths_are_ours(before: Head, commit: Commit, after: Head) -> str | None:
+    """Commits name data files of the known form only, so that no name leads elsewhere. Only segments lack a footer."""
+    for file in commit.files:
+        if path_read_version(file.path) is None:
+            return f"'{file.path}' is no path of a data file"
+        if (file.footer_length == 0) != is_sealed(file.path):
+            return (
+                f"{file.path} has a footer of {file.footer_length} bytes; segments have none, all other files have one"
+            )
+    return None
+
+
+def floor_and_holds_in_range(before: Head, commit: Commit, after: Head) -> str | None:
+    """The upload floor is a version that exists and never goes back; a new hold is not below it, or held already."""
+    if commit.floor is not None and not before.floor <= commit.floor <= before.version:
+        return f"upload floor {commit.floor} must lie between {before.floor} and {before.version}"
+    held = {hold.version for hold in before.holds.values()}
+    for name, hold in commit.holds.items():
+        if hold is None or hold.version in held:
+            continue
+        if not after.floor <= hold.version <= max(before.version, 0):
+            return f"hold '{name}' of version {hold.version} must lie between {after.floor} and {before.version}"
+    return None
+
+
+CHECKS: tuple[Check, ...] = (
+    versions_follow,
+    time_goes_on,
+    partitions_exist,
+    appends_are_dense,
+    log_start_in_range,
+    slices_above_log_start,
+    outputs_within_edits,
+    kafka_transactions_are_known,
+    paths_are_ours,
+    floor_and_holds_in_range,
+)
+
+
+def check_commit(before: Head, commit: Commit, after: Head) -> None:
+    """`BadRequest` naming the invariant that this commit would break; nothing has been written then."""
+    for check in CHECKS:
+        problem = check(before, commit, after)
+        if problem is not None:
+            raise BadRequest(f"refusing to commit ({check.__name__.replace('_', ' ')}): {problem}")
+
+
+def check_state(head: Head, table: SliceTable) -> None:
+    """`Corrupt` if a whole state is not sound: slices ordered, disjoint, within the log, statuses known."""
+    rows = table.all()
+    if table.version != head.version:
+        raise Corrupt(f"slices of version {table.version} beside a head of version {head.version}")
+    if head.deleted and len(rows):
+        raise Corrupt(f"a deleted topic still has {len(rows)} slices")
+    if (head.log_start > head.log_end).any():
+        raise Corrupt("a log start lies beyond its log end")
+    if not len(rows):
+        return
+    if int(rows.partition.max()) >= head.partitions or int(rows.partition.min()) < 0:
+        raise Corrupt(f"a slice names partition {int(rows.partition.max())} of {head.partitions}")
+    same = rows.partition[1:] == rows.partition[:-1]
+    if (rows.partition[1:] < rows.partition[:-1]).any() or (same & (rows.base[1:] < rows.end[:-1])).any():
+        raise Corrupt("slices of a partition overlap or are out of order")
+    if (rows.end <= rows.base).any() or (rows.end > head.log_end[rows.partition]).any():
+        raise Corrupt("a slice is empty or ends beyond its log end")
+    if (rows.end <= head.log_start[rows.partition]).any():
+        raise Corrupt("a slice lies wholly below its log start")
+    if not np.isin(rows.status, (PLAIN, OPEN, COMMITTED, ABORTED)).all():
+        raise Corrupt("a slice has an unknown status")
+    is_open = rows.status == OPEN
+    if set(rows.prepare_version[is_open].tolist()) - {prepare.version for prepare in head.open}:
+        raise Corrupt("an open slice belongs to no open transaction")
+    if (is_open & (rows.end <= head.last_stable()[rows.partition])).any():
+        raise Corrupt("an open slice lies below the last stable offset")
+
+
+def _inside(ranges: list[tuple[int, int]], base: int, end: int) -> bool:
+    return any(low <= base and end <= high for low, high in ranges)

@@ -1,0 +1,94 @@
+"""Slices: runs of record batches of one partition in one append file, as writers hand them up and commits list them.
+
+A `FileSlices` is one append file with its slices as parallel arrays, exactly as a commit lists them (the commit adds
+`base`, the offset at which each slice starts). Slices lie back to back from byte 0 in array order, so positions
+follow by summation, unless `position` says otherwise (where a rewrite keeps only some slices of a file, or a part of
+one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import IntFlag
+
+from sparklog.log.state.content import RowCounts
+
+
+class SliceFlag(IntFlag):
+    """What a reader or a re-base must know of a slice without opening it."""
+
+    NONE = 0
+    HAS_NULL_KEYS = 1
+    LOG_APPEND_TIME = 2
+    """The batches carry the LogAppendTime bit; the commit's time is their time unless TIMES_IN_BATCHES is set."""
+    TIMES_IN_BATCHES = 4
+    """Merging or sealing has patched the append time into the batches."""
+    KAFKA_PRODUCERS = 8
+    """Imported: some batches carry producer ids or are control batches, so transactions and sequences count."""
+    KAFKA_ABORTED = 16
+    """ABORT markers lie in it. Which records they take back says the `.txnindex` beside a segment, in an append file
+    the footer."""
+
+
+MERGE_TIER_SHIFT = 8
+MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
+"""Bits 8 to 11 of a slice's flags: its tier, 0 as it was appended, t + 1 for what eight runs of tier t became."""
+
+
+def merge_tier(flags: int) -> int:
+    """The tier that a slice's flags carry."""
+    return (flags & MERGE_TIER_MASK) >> MERGE_TIER_SHIFT
+
+
+def with_tier(flags: int, tier: int) -> int:
+    """The flags with this tier."""
+    return flags & ~MERGE_TIER_MASK | min(tier, 0xF) << MERGE_TIER_SHIFT
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlices:
+    """One append file and its slices, in file order. All tuples have one entry per slice.
+
+    * `path`: key below the topic folder, `append/<read version>-<id>.slices`
+    * `size`, `footer_length`: bytes; the slices fill `[0, size - footer_length)`
+    * `base`: first offset of each slice, set by the commit (empty before it)
+    * `nbytes`: bytes of each slice; `offsets`: end offset - base; `records`: may be fewer where there are gaps
+    * `min_ts`, `max_ts`: ms since the epoch, -1 where there are no timestamps
+    * `crc`: CRC-32C of the slice's bytes as written; `flags`: `SliceFlag` values
+
+    Set by merging, sealing and imports only (empty: the rule in brackets):
+    * `position`: where each slice starts in the file (sums of `nbytes`)
+    * `shift`: what to add to a batch header's base offset to get the offset in the log (`base`; 0 in sealed segments)
+    * `append_time`: LogAppendTime of slices whose batches do not carry it (the commit's time if LOG_APPEND_TIME is
+      set and TIMES_IN_BATCHES is not; -1: none)
+    * `leader_epoch`: -1 where the batches carry it (the commit's leader epoch)
+    * `index_crc`: of the index files beside a sealed segment, `sparklog.format.index_crc` (0: there are none)
+
+    `counts` goes along from a task that appends to the commit, and is not stored.
+    """
+
+    path: str
+    size: int
+    footer_length: int
+    partition: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    records: tuple[int, ...]
+    min_ts: tuple[int, ...]
+    max_ts: tuple[int, ...]
+    crc: tuple[int, ...]
+    flags: tuple[int, ...]
+    base: tuple[int, ...] = ()
+    position: tuple[int, ...] = ()
+    shift: tuple[int, ...] = ()
+    append_time: tuple[int, ...] = ()
+    leader_epoch: tuple[int, ...] = ()
+    index_crc: tuple[int, ...] = ()
+    counts: RowCounts | None = field(default=None, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.partition)
+
+    def based(self, base: tuple[int, ...]) -> FileSlices:
+        """The same file with the offsets its slices start at."""
+        return replace(self, base=base)

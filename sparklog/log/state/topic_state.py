@@ -1,0 +1,454 @@
+"""The head: the state of a topic without its slices, all that appending needs to read.
+
+`Head.apply` is a pure function of the head and the next commit: whatever happens to a topic, expiry included, happens
+by a commit that says so, never by a reader's clock. Log ends, registry and open transactions are kept here and not
+derived from slices, so that rewriting and expiring slices cannot change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import Corrupt
+from sparklog.log.journal.documents import Fields, by_text
+from sparklog.log.state.commit import (
+    CREATE,
+    DELETE,
+    FILLING,
+    MAINTAIN,
+    MAX_PARTITIONS,
+    Commit,
+    Hold,
+    Resolved,
+    Txn,
+    decode_hold,
+    decode_txn,
+    hold_document,
+    txn_document,
+)
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.kafka_open import KafkaOpen, forgotten
+from sparklog.log.state.kafka_source import KafkaSource
+from sparklog.log.state.registry import Entry, advance
+
+Offsets = npt.NDArray[np.int64]
+NO_PARTITIONS: Offsets = np.zeros(0, np.int64)
+NO_PARTITIONS.setflags(write=False)
+
+HEAD_FIELDS = [
+    "version",
+    "crc",
+    "timeMs",
+    "topicId",
+    "deleted",
+    "leaderEpoch",
+    "configs",
+    "logStart",
+    "logEnd",
+    "cleanedThrough",
+    "earlierPartitions",
+    "open",
+    "kafkaOpen",
+    "kafkaSource",
+    "registry",
+    "siblings",
+    "holds",
+    "floor",
+    "clockMs",
+    "clockSince",
+]
+OPEN_FIELDS = ("txn", "version", "commitId", "timeMs", "first", "end")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Slices that one commit appended for a transaction not resolved yet: per partition `[first, end)`."""
+
+    txn: Txn
+    version: int
+    commit_id: str
+    time_ms: int
+    first: Mapping[int, int]
+    end: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Head:
+    """State of a topic at `version`; `version` -1 is a log without commits. Arrays are per partition and not writable.
+
+    `crc` is that of the newest commit's bytes, `time_ms`, `clock_ms` and `clock_since` are its times, `floor` the
+    upload floor, `earlier_partitions` the numbers of partitions that the topic had before the last ones were added,
+    growing; `siblings` the version of each other topic that a committed transaction wrote together with this topic (a
+    reader of both must not be behind it).
+    """
+
+    version: int = -1
+    crc: int | None = None
+    time_ms: int = 0
+    topic_id: str = ""
+    deleted: bool = True
+    leader_epoch: int = 0
+    configs: TopicConfigs = field(default_factory=TopicConfigs)
+    log_start: Offsets = field(default_factory=lambda: NO_PARTITIONS)
+    log_end: Offsets = field(default_factory=lambda: NO_PARTITIONS)
+    cleaned_through: Offsets = field(default_factory=lambda: NO_PARTITIONS)
+    earlier_partitions: tuple[int, ...] = ()
+    open: tuple[Prepare, ...] = ()
+    kafka_open: tuple[KafkaOpen, ...] = ()
+    kafka_source: KafkaSource | None = None
+    registry: Mapping[str, Entry] = field(default_factory=dict)
+    siblings: Mapping[str, int] = field(default_factory=dict)
+    holds: Mapping[str, Hold] = field(default_factory=dict)
+    floor: int = 0
+    clock_ms: int | None = None
+    clock_since: int | None = None
+    read_features: tuple[str, ...] = ()
+    write_features: tuple[str, ...] = ()
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a topic: it was created and not deleted since."""
+        return not self.deleted
+
+    @property
+    def made_ms(self) -> int:
+        """When the newest commit was made."""
+        return self.time_ms if self.clock_ms is None else self.clock_ms
+
+    @property
+    def partitions(self) -> int:
+        """Number of partitions."""
+        return len(self.log_end)
+
+    @cached_property
+    def _last_stable(self) -> Offsets:
+        if not self.open and not self.kafka_open:
+            return self.log_end
+        stable = self.log_end.copy()
+        for prepare in self.open:
+            for partition, first in prepare.first.items():
+                stable[partition] = min(stable[partition], first)
+        for each in self.kafka_open:
+            stable[each.partition] = min(stable[each.partition], each.first)
+        # Retention may pass an open slice: the last stable offset never lies below the log start.
+        return _frozen(np.maximum(stable, self.log_start))
+
+    def last_stable(self) -> Offsets:
+        """Per partition, the offset below which every transaction is decided and recorded here."""
+        return self._last_stable
+
+    def settled(self, outcomes: Sequence[Resolved]) -> Head:
+        """As it would be if these outcomes of open transactions were recorded: what readers see before they are."""
+        if not outcomes:
+            return self
+        prepares, siblings = _resolve(self, self.open, outcomes)
+        return replace(self, open=prepares, siblings=siblings)
+
+    def apply(self, commit: Commit) -> Head:
+        """The head after the next commit. `Corrupt` if it does not follow this head (number, chain, topic id)."""
+        self._follows(commit)
+        if commit.op == CREATE:
+            base = _created(self, commit)
+        elif commit.op == DELETE:
+            # Numbering, holds and the upload floor outlive the topic: its files may still be held or waited for.
+            base = Head(topic_id=self.topic_id, holds=self.holds, floor=self.floor)
+        else:
+            base = self
+        changed = _applied(base, commit) if commit.op != DELETE else base
+        return replace(
+            changed,
+            version=commit.version,
+            crc=commit.crc,
+            time_ms=commit.time_ms,
+            clock_ms=commit.clock_ms,
+            clock_since=commit.clock_since,
+            read_features=_union(changed.read_features, commit.read_features),
+            write_features=_union(changed.write_features, commit.write_features),
+        )
+
+    def _follows(self, commit: Commit) -> None:
+        if commit.version != self.version + 1:
+            raise Corrupt(
+                f"commit {self.version + 1} should follow, found version {commit.version}; open the topic again"
+            )
+        if commit.prev_crc != self.crc:
+            raise Corrupt(
+                f"the chain of commits is broken: commit {commit.version} was made after a commit with CRC-32C "
+                f"{commit.prev_crc}, commit {self.version} has {self.crc}; one of the two is not what was written"
+            )
+        if commit.op == CREATE:
+            fits = self.deleted and commit.topic_id != self.topic_id and commit.partitions is not None
+        else:
+            # A deleted topic still has files: its upload floor and holds go on being written down.
+            known = self.exists or (commit.op == MAINTAIN and self.version >= 0)
+            fits = known and commit.topic_id == self.topic_id
+        if not fits:
+            raise Corrupt(
+                f"commit {commit.version} ({commit.op}, topic id {commit.topic_id}) does not fit the topic "
+                f"({'deleted' if self.deleted else 'existing'}, id {self.topic_id or 'none'})"
+            )
+
+    def to_json(self) -> dict[str, object]:
+        """As a checkpoint stores it: equal heads give equal objects."""
+        kafka_open = [each.to_json() for each in self.kafka_open]
+        return {
+            "version": self.version,
+            "crc": self.crc,
+            "timeMs": self.time_ms,
+            "topicId": self.topic_id,
+            "deleted": self.deleted,
+            "leaderEpoch": self.leader_epoch,
+            "configs": dict(sorted(self.configs.explicit.items())),
+            "logStart": self.log_start.tolist(),
+            "logEnd": self.log_end.tolist(),
+            "cleanedThrough": self.cleaned_through.tolist(),
+            **({"earlierPartitions": list(self.earlier_partitions)} if self.earlier_partitions else {}),
+            "open": [_prepare_document(prepare) for prepare in self.open],
+            **({"kafkaOpen": kafka_open} if kafka_open else {}),
+            **({"kafkaSource": self.kafka_source.to_json()} if self.kafka_source else {}),
+            "registry": {name: entry.to_json() for name, entry in sorted(self.registry.items())},
+            "siblings": dict(sorted(self.siblings.items())),
+            "holds": {name: hold_document(hold) for name, hold in sorted(self.holds.items())},
+            "floor": self.floor,
+            **({} if self.clock_ms is None else {"clockMs": self.clock_ms}),
+            **({} if self.clock_since is None else {"clockSince": self.clock_since}),
+        }
+
+    @classmethod
+    def from_json(cls, item: Fields, read_features: tuple[str, ...], write_features: tuple[str, ...]) -> Head:
+        """From a checkpoint; `Corrupt` if a member is missing or of a wrong type."""
+        item.only(frozenset(HEAD_FIELDS))
+        log_end = item.integers("logEnd", None, 0)
+        if len(log_end) > MAX_PARTITIONS:
+            raise item.bad("logEnd", f"at most {MAX_PARTITIONS} partitions")
+        configs = item.mapping("configs")
+        if not all(isinstance(value, str) for value in configs.values()):
+            raise item.bad("configs", "an object of texts")
+        return cls(
+            version=item.integer("version", 0),
+            crc=item.integer("crc", 0, 2**32 - 1),
+            time_ms=item.integer("timeMs", 0),
+            topic_id=item.text("topicId"),
+            deleted=item.boolean("deleted"),
+            leader_epoch=item.integer("leaderEpoch", 0),
+            configs=TopicConfigs(configs),
+            log_start=_frozen(np.array(item.integers("logStart", len(log_end), 0), np.int64)),
+            log_end=_frozen(np.array(log_end, np.int64)),
+            cleaned_through=_frozen(np.array(item.integers("cleanedThrough", len(log_end), 0), np.int64)),
+            earlier_partitions=(
+                item.integers("earlierPartitions", None, 1, MAX_PARTITIONS) if item.has("earlierPartitions") else ()
+            ),
+            open=tuple(_prepare(entry, len(log_end)) for entry in item.objects("open")),
+            kafka_open=tuple(KafkaOpen.from_json(entry, len(log_end)) for entry in item.objects("kafkaOpen")),
+            kafka_source=(
+                KafkaSource.from_json(item.object("kafkaSource"), len(log_end)) if item.has("kafkaSource") else None
+            ),
+            registry={name: Entry.from_json(item.object("registry").object(name)) for name in item.mapping("registry")},
+            siblings=item.numbers_by_text("siblings"),
+            holds={
+                name: hold
+                for name, value in item.mapping("holds").items()
+                if (hold := decode_hold(item, name, value)) is not None
+            },
+            floor=item.integer("floor", 0),
+            clock_ms=item.optional("clockMs", 0),
+            clock_since=item.optional("clockSince", 0),
+            read_features=read_features,
+            write_features=write_features,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Head):
+            return NotImplemented
+        features = (self.read_features, self.write_features) == (other.read_features, other.write_features)
+        return features and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+EMPTY = Head()
+"""The head of a log that has no commits."""
+
+
+def _created(head: Head, commit: Commit) -> Head:
+    """A new topic under this name: numbering, floor and holds go on, everything else begins."""
+    none = _frozen(np.zeros(0, np.int64))
+    return Head(
+        topic_id=commit.topic_id,
+        deleted=False,
+        leader_epoch=commit.leader_epoch,
+        log_start=none,
+        log_end=none,
+        cleaned_through=none,
+        holds=head.holds,
+        floor=head.floor,
+    )
+
+
+def _applied(head: Head, commit: Commit) -> Head:
+    """All fields of a commit but its number, in the order of docs/format.md."""
+    changes: dict[str, object] = {"leader_epoch": commit.leader_epoch}
+    partitions = head.partitions if commit.partitions is None else commit.partitions
+    start, end = _grown(head.log_start, partitions), _grown(head.log_end, partitions)
+    cleaned = _grown(head.cleaned_through, partitions)
+    if commit.earlier_partitions:
+        changes["earlier_partitions"] = commit.earlier_partitions
+    elif 0 < head.partitions < partitions:
+        changes["earlier_partitions"] = (*head.earlier_partitions, head.partitions)
+    prepares = head.open
+    named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
+    if named and max(named) >= len(end):
+        raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
+    if commit.files and (not commit.edits or commit.op in FILLING):
+        prepares = _append(commit, end, prepares)
+    for edit in commit.edits:
+        if commit.op in FILLING:
+            # A log that Kafka wrote, or a clone, may end behind its last record.
+            end[edit.partition] = max(end[edit.partition], edit.end)
+        if edit.cleaned_through is not None:
+            cleaned[edit.partition] = max(cleaned[edit.partition], edit.cleaned_through)
+    for partition, offset in commit.log_starts.items():
+        start[partition] = max(start[partition], offset)
+        if commit.op in FILLING:
+            end[partition] = max(end[partition], offset)
+    if commit.resolved:
+        prepares, changes["siblings"] = _resolve(head, prepares, commit.resolved)
+    if commit.kafka_open or commit.kafka_ended:
+        changes["kafka_open"] = _kafka_open(head, commit)
+    if commit.log_starts:
+        prepares = _forget(prepares, start)
+        known_open: tuple[KafkaOpen, ...] = changes.get("kafka_open", head.kafka_open)  # type: ignore[assignment]
+        changes["kafka_open"] = forgotten(known_open, start)
+    if commit.kafka_source is not None:
+        known_source = head.kafka_source
+        changes["kafka_source"] = known_source.after(commit.kafka_source) if known_source else commit.kafka_source
+    if commit.configs:
+        explicit = {
+            name: text for name, text in {**head.configs.explicit, **commit.configs}.items() if text is not None
+        }
+        changes["configs"] = TopicConfigs(dict(sorted(explicit.items())))
+    if commit.writer is not None:
+        entry = advance(head.registry.get(commit.writer.id), commit.writer, commit.version, commit.made_ms)
+        changes["registry"] = {**head.registry, commit.writer.id: entry}
+    if commit.expired:
+        # The commit's own writer was entered just above: an entry that it renews is not idle.
+        known: Mapping[str, Entry] = changes.get("registry", head.registry)  # type: ignore[assignment]
+        changes["registry"] = {
+            name: entry for name, entry in known.items() if commit.expired.get(name) != entry.version
+        }
+    if commit.holds:
+        merged = {**head.holds, **commit.holds}
+        changes["holds"] = {name: hold for name, hold in merged.items() if hold is not None}
+    if commit.floor is not None:
+        changes["floor"] = max(head.floor, commit.floor)
+    return replace(
+        head,
+        log_start=_frozen(start),
+        log_end=_frozen(end),
+        cleaned_through=_frozen(cleaned),
+        open=prepares,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def _append(commit: Commit, end: Offsets, prepares: tuple[Prepare, ...]) -> tuple[Prepare, ...]:
+    """Move log ends over what the commit appends; its slices are one more prepare if a transaction holds them open."""
+    first: dict[int, int] = {}
+    for file in commit.files:
+        for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
+            if partition >= len(end):
+                raise Corrupt(f"commit {commit.version} appends to partition {partition} of a topic with {len(end)}")
+            first[partition] = min(base, first.get(partition, base))
+            end[partition] = max(end[partition], base + offsets)
+    if commit.txn is None:
+        return prepares
+    ends = {partition: int(end[partition]) for partition in first}
+    return (*prepares, Prepare(commit.txn, commit.version, commit.commit_id, commit.made_ms, first, ends))
+
+
+def _kafka_open(head: Head, commit: Commit) -> tuple[KafkaOpen, ...]:
+    """Kafka's open transactions after a commit that brings some in, or the markers of some."""
+    ended = set(commit.kafka_ended)
+    missing = ended - {each.ended for each in head.kafka_open}
+    if missing:
+        first = min(missing)
+        raise Corrupt(
+            f"commit {commit.version} ends a transaction of producer {first.producer} in partition {first.partition} "
+            "that is not open"
+        )
+    # What an import found open before and still does goes on: the same transaction, with all that is known of it now.
+    again = {(each.ended, each.first) for each in commit.kafka_open}
+    kept = (each for each in head.kafka_open if each.ended not in ended and (each.ended, each.first) not in again)
+    return (*kept, *commit.kafka_open)
+
+
+def _resolve(
+    head: Head, prepares: tuple[Prepare, ...], resolved: Sequence[Resolved]
+) -> tuple[tuple[Prepare, ...], dict[str, int]]:
+    """Close what was decided; a committed transaction leaves the versions of its siblings behind."""
+    outcomes = {(item.id, item.n): item for item in resolved}
+    siblings = dict(head.siblings)
+    for prepare in prepares:
+        item = outcomes.get((prepare.txn.id, prepare.txn.n))
+        if item is not None and prepare.version in item.committed:
+            for named in (prepare.txn.siblings, item.siblings):
+                for topic, version in named.items():
+                    siblings[topic] = max(version, siblings.get(topic, version))
+    still = tuple(prepare for prepare in prepares if (prepare.txn.id, prepare.txn.n) not in outcomes)
+    return still, siblings
+
+
+def _forget(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare, ...]:
+    """Open slices that lie wholly below the log start are gone; a prepare without slices is over."""
+    left = []
+    for prepare in prepares:
+        kept = [partition for partition, end in prepare.end.items() if end > log_start[partition]]
+        if len(kept) == len(prepare.end):
+            left.append(prepare)
+        elif kept:
+            first = {partition: prepare.first[partition] for partition in kept}
+            left.append(replace(prepare, first=first, end={partition: prepare.end[partition] for partition in kept}))
+    return tuple(left)
+
+
+def _grown(values: Offsets, partitions: int) -> Offsets:
+    grown = np.zeros(max(partitions, len(values)), np.int64)
+    grown[: len(values)] = values
+    return grown
+
+
+def _frozen(values: Offsets) -> Offsets:
+    values.setflags(write=False)
+    return values
+
+
+def _union(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
+    return left if not right else tuple(sorted({*left, *right}))
+
+
+def _prepare_document(prepare: Prepare) -> dict[str, object]:
+    return {
+        "txn": txn_document(prepare.txn),
+        "version": prepare.version,
+        "commitId": prepare.commit_id,
+        "timeMs": prepare.time_ms,
+        "first": by_text(prepare.first),
+        "end": by_text(prepare.end),
+    }
+
+
+def _prepare(item: Fields, partitions: int) -> Prepare:
+    item.only(frozenset(OPEN_FIELDS))
+    return Prepare(
+        decode_txn(item.object("txn")),
+        item.integer("version", 0),
+        item.text("commitId"),
+        item.integer("timeMs", 0),
+        item.numbers_by_partition("first", partitions),
+        item.numbers_by_partition("end", partitions),
+    )

@@ -1,0 +1,528 @@
+"""The commit protocol, one rule at a time: races, lost answers, stalls, clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
+from sparklog.log.append_target import AppendOutcome
+from sparklog.log.journal import documents
+from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.names import commit_key
+from sparklog.log.root import open_root
+from sparklog.log.state.commit import TAKEOVER, Hold, Resolved, Txn, decode_commit, encode_commit
+from sparklog.log.state.invariants import check_state
+from sparklog.log.state.registry import WriterKey
+from sparklog.storage.counting import CountingStore
+from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
+from sparklog.storage.local import LocalStore
+from sparklog.storage.memory import MemoryStore
+from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
+from tests.log.topics import HOUR_MS, append, file_of
+from tests.support.maintaining import maintain
+
+COMMIT = "create:commit"
+
+
+# -- races
+
+
+def test_a_loser_reads_forward_and_commits_after_the_winners() -> None:
+    world, store, _, topic = setup()
+    rival = other(world, store)
+    for _ in range(5):
+        publish(rival)
+    counting = CountingStore(store)
+    late = world.root(counting).topic("t")
+    late.log._state = topic.log._state  # the state of somebody who has not looked since version 0
+    counting.reset()
+    outcome = publish(late, 4)
+    assert (outcome.version, dict(outcome.base)) == (6, {0: 15})
+    # Lost at 1; the winner there, 2 to 5 and the missing 6 were read; created at 6. And 0, 5 are still there.
+    assert counting.by_kind["create", "commit"] == 2
+    assert counting.by_kind["get", "commit"] == 6 + 2
+    assert world.slept == []
+
+
+def test_waiting_begins_after_the_third_loss() -> None:
+    world, store, _, _ = setup()
+    rival = other(world, store)
+    hooked = Hooked(store)
+    topic = world.root(hooked).topic("t")
+
+    def lose() -> None:
+        publish(rival)
+        losses.append(len(world.slept))
+        if len(losses) < 5:
+            hooked.before = lose
+
+    losses: list[int] = []
+    hooked.before = lose
+    outcome = publish(topic)
+    assert outcome.version == 6
+    assert losses == [0, 0, 0, 1, 2]
+    assert len(world.slept) == 3
+    assert all(0 < seconds <= 2 for seconds in world.slept)
+
+
+def test_a_rival_with_the_same_batch_is_found_on_the_new_base() -> None:
+    """Restarted driver and zombie, one batch: the loser must look into the registry again."""
+    world, store, _, _ = setup()
+    zombie, restarted = other(world, store), other(world, store)
+    first = publish(restarted, 3, WriterKey("q", 7, "run"))
+    second = publish(zombie, 3, WriterKey("q", 7, "run"))
+    assert (first.version, first.skipped) == (1, False)
+    assert (second.version, second.skipped) == (1, True)
+    assert topic_records(world, store) == 3
+
+
+def test_fencing_a_zombie_that_loses_a_race() -> None:
+    world, store, _, _ = setup()
+    zombie, restarted = other(world, store), other(world, store)
+    publish(zombie, 3, WriterKey("q", 1, "old"))
+    publish(restarted, 3, WriterKey("q", 2, "new"))
+    with pytest.raises(Fenced, match="run old of writer 'q' was taken over by run new"):
+        publish(zombie, 3, WriterKey("q", 3, "old"))
+    assert topic_records(world, store) == 6
+
+
+def test_a_skipped_replay_by_a_new_run_is_one_commit_without_slices() -> None:
+    _, store, _, topic = setup()
+    publish(topic, 3, WriterKey("q", 1, "old"))
+    outcome = publish(topic, 3, WriterKey("q", 1, "new"))
+    assert (outcome.skipped, outcome.records, topic.head().version) == (True, 0, 2)
+    data = store.get(commit_key("t", 2))
+    assert decode_commit(data, "k", 2).op == TAKEOVER
+    assert publish(topic, 3, WriterKey("q", 1, "new")).skipped
+    assert topic.head().version == 2
+
+
+# -- lost answers
+
+FAULTS = [
+    FaultKind.ERROR_BEFORE,
+    FaultKind.ERROR_AFTER,
+    FaultKind.LATE,
+    FaultKind.TWICE,
+    FaultKind.FALSE_EXISTS,
+]
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_create_with_an_unclear_answer_lands_once(kind: FaultKind, keyed: bool) -> None:
+    world, store, _, _ = setup()
+    topic = faulty(world, store, {(COMMIT, 0): Fault(kind, 2)})
+    outcome = publish(topic, 3, WriterKey("q", 0, "r") if keyed else None)
+    assert (outcome.version, outcome.skipped) == (1, False)
+    topic.store.land()  # type: ignore[attr-defined]
+    assert topic_records(world, store) == 3
+    assert other(world, store).head().version == 1
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_create_with_many_unclear_answers(kind: FaultKind) -> None:
+    world, store, _, _ = setup()
+    topic = faulty(world, store, {(COMMIT, n): Fault(kind, 1) for n in range(6)})
+    assert publish(topic).version == 1
+    assert topic_records(world, store) == 3
+
+
+def test_a_lost_answer_and_a_hidden_commit() -> None:
+    """The answer is lost and a stale cache says for a while that nothing is there."""
+    world, store, _, _ = setup()
+    absent: dict[str | tuple[str, int], Fault] = {("get:commit", n): Fault(FaultKind.ABSENT) for n in range(4)}
+    topic = faulty(world, store, {**absent, (COMMIT, 0): Fault(FaultKind.ERROR_AFTER)})
+    assert publish(topic).version == 1
+    assert topic_records(world, store) == 3
+
+
+def test_exists_then_absent_ends_after_90_seconds() -> None:
+    world, store, _, _ = setup()
+    topic = faulty(world, store, {COMMIT: Fault(FaultKind.FALSE_EXISTS)})
+    begun = world.wall
+    with pytest.raises(Unavailable, match="unknown outcome: it exists and cannot be read"):
+        publish(topic)
+    assert 90_000 < world.wall - begun < 95_000
+    assert topic_records(world, store) == 0
+
+
+def test_a_store_that_stays_away_gives_up_and_names_the_commit() -> None:
+    world, store, _, _ = setup()
+    topic = faulty(world, store, {COMMIT: Fault(FaultKind.ERROR_BEFORE), "get:commit": Fault(FaultKind.ERROR_BEFORE)})
+    with pytest.raises(
+        Unavailable, match=r"commit [\w-]{22} to topic 't': .*unknown outcome.*look before you write again"
+    ):
+        publish(topic)
+    assert topic_records(world, store) == 0
+
+
+def test_a_clock_that_stands_still_does_not_wait_for_ever() -> None:
+    world, store, _, _ = setup()
+    env = replace(world.env(), sleep=lambda seconds: world.slept.append(seconds))
+    topic = world.root(FaultyStore(store, Script({})), env).topic("t")
+    topic.store.decide = Script({COMMIT: Fault(FaultKind.FALSE_EXISTS)})  # type: ignore[attr-defined]
+    with pytest.raises(Unavailable, match="unknown outcome"):
+        publish(topic)
+    assert len(world.slept) < 300
+
+
+def test_a_damaged_answer_is_not_a_loss() -> None:
+    """Reading who won breaks off: our own commit must not be taken for somebody else's."""
+    world, store, _, _ = setup()
+    for amount in (30, 7, 1):
+        topic = faulty(
+            world,
+            store,
+            {(COMMIT, 0): Fault(FaultKind.ERROR_AFTER), ("get:commit", 0): Fault(FaultKind.SHORT, amount)},
+        )
+        before = topic_records(world, store)
+        publish(topic)
+        assert topic_records(world, store) == before + 3
+
+
+@pytest.mark.parametrize("bit", [800, 1500, 2300])
+def test_a_flipped_bit_on_the_way_is_read_again(bit: int) -> None:
+    world, store, _, _ = setup()
+    topic = faulty(
+        world, store, {(COMMIT, 0): Fault(FaultKind.ERROR_AFTER), ("get:commit", 0): Fault(FaultKind.FLIP, bit)}
+    )
+    assert publish(topic).version == 1
+    assert topic_records(world, store) == 3
+
+
+@pytest.mark.parametrize("when", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
+def test_a_writer_that_dies_and_comes_back(when: FaultKind) -> None:
+    world, store, _, _ = setup()
+    topic = faulty(world, store, {(COMMIT, 0): Fault(when)})
+    with pytest.raises(Crash):
+        publish(topic, 3, WriterKey("q", 0, "one"))
+    outcome = publish(other(world, store), 3, WriterKey("q", 0, "two"), name="y")
+    assert outcome.skipped == (when is FaultKind.CRASH_AFTER)
+    assert topic_records(world, store) == 3
+
+
+# -- stalls
+
+
+@pytest.mark.parametrize("collected", [2, 3])
+def test_a_stalled_create_at_a_collected_number_is_not_acknowledged(collected: int) -> None:
+    world, store, _, _ = setup()
+    rival = other(world, store)
+    hooked = Hooked(store)
+    topic = world.root(hooked).topic("t")
+
+    def sleep_long() -> None:
+        for _ in range(3):
+            publish(rival)
+        rival.log.write_checkpoint(rival.log.with_table(rival.log.current()))
+        collect(store, collected)
+        world.pass_ms(8 * 24 * HOUR_MS)
+
+    hooked.before = sleep_long
+    if collected == 2:
+        # Number 1 was created by it as well, but the chain shows that the log has another commit 1.
+        assert publish(topic, 5).version == 4
+        assert topic_records(world, store) == 14
+    else:
+        # Nothing is left that would tell.
+        with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; look before"):
+            publish(topic, 5)
+        assert topic_records(world, store) == 9
+
+
+@pytest.mark.parametrize("which", ["wall", "boot"])
+def test_a_stall_after_the_create_looks_for_the_commit(which: str) -> None:
+    world, store, _, _ = setup()
+    hooked = Hooked(store)
+    topic = world.root(hooked).topic("t")
+    rival = other(world, store)
+
+    def stall() -> None:
+        publish(rival)
+        if which == "wall":
+            world.wall += 2 * HOUR_MS
+        else:
+            world.boot += 2 * HOUR_MS
+
+    hooked.after = stall
+    assert publish(topic, 5).version == 1
+    assert topic_records(world, store) == 8
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_stall_over_checkpoints(keyed: bool) -> None:
+    """Ours landed, then the log went on past a checkpoint: the chain from it shows that it counts."""
+    world, store, _, _ = setup()
+    hooked = Hooked(store)
+    topic = world.root(hooked).topic("t")
+    rival = other(world, store)
+
+    def stall() -> None:
+        for _ in range(4):
+            publish(rival)
+        rival.log.write_checkpoint(rival.log.with_table(rival.log.current()))
+        world.pass_ms(2 * HOUR_MS)
+
+    hooked.after = stall
+    outcome = publish(topic, 5, WriterKey("q", 1, "r") if keyed else None)
+    assert (outcome.version, outcome.skipped, outcome.records) == (1, False, 5)
+    assert topic_records(world, store) == 17
+
+
+def test_a_stall_after_which_the_commit_is_gone() -> None:
+    world, store, _, _ = setup()
+    rival = other(world, store)
+
+    def stalled(key: WriterKey | None) -> AppendOutcome:
+        hooked = Hooked(store)
+        topic = world.root(hooked).topic("t")
+
+        def stall() -> None:
+            publish(rival)
+            publish(rival)
+            rival.log.write_checkpoint(rival.log.with_table(rival.log.current()))
+            collect(store, rival.head().version)
+            world.pass_ms(8 * 24 * HOUR_MS)
+
+        hooked.after = stall
+        return publish(topic, 5, key)
+
+    with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; look before"):
+        stalled(None)
+    # With an idempotency key the state itself knows.
+    assert stalled(WriterKey("q", 1, "r")).skipped
+    assert topic_records(world, store) == 22
+
+
+def test_a_store_that_fails_while_looking_after_a_stall() -> None:
+    world, store, _, _ = setup()
+    hooked = Hooked(store)
+    topic = world.root(hooked).topic("t")
+
+    def stall() -> None:
+        world.pass_ms(2 * HOUR_MS)
+        hooked.decide = Script({"list:other": Fault(FaultKind.ERROR_BEFORE)})
+
+    hooked.after = stall
+    with pytest.raises(
+        Unavailable, match=r"commit [\w-]{22} to topic 't' stalled .* outcome is unknown: .*injected fault"
+    ):
+        publish(topic)
+
+
+def test_a_long_tail_loads_the_table_and_failing_to_does_not_matter() -> None:
+    world, store, _, topic = setup()
+    for _ in range(128):
+        publish(topic, 1)
+    small = pytest.MonkeyPatch()
+    small.setattr("sparklog.log.state.commit_log.LONG_TAIL", 3)
+    try:
+        failing = faulty(world, store, {"get:checkpoint": Fault(FaultKind.ERROR_BEFORE)})
+        failing.log._state = replace(failing.log.current(), table=None)
+        for _ in range(5):
+            publish(failing, 1)
+        assert failing.log.current().table is None
+        failing.store.decide = lambda call: None  # type: ignore[attr-defined]
+        publish(failing, 1)
+        table = failing.log.current().table
+        assert table is not None
+        assert table.all().base.tolist() == list(range(134))
+    finally:
+        small.undo()
+
+
+def test_a_reader_that_slept_opens_afresh() -> None:
+    """Its next number was collected: probing it would look idle for ever."""
+    world, store, _, topic = setup()
+    reader = other(world, store)
+    assert reader.head().version == 0
+    for _ in range(3):
+        publish(topic)
+    topic.log.write_checkpoint(topic.log.with_table(topic.log.current()))
+    collect(store, 3)
+    world.boot += HOUR_MS + 1
+    assert reader.head().version == 3
+    assert reader.snapshot().slices.all().base.tolist() == [0, 3, 6]
+
+
+def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
+    world, store, _, topic = setup()
+    reader = other(world, store)
+    zombie = other(world, store)
+    target = zombie.append_target()
+    for _ in range(3):
+        publish(topic)
+    topic.log.write_checkpoint(topic.log.with_table(topic.log.current()))
+    collect(store, 3)
+    draft_of_zombie = encode_commit(
+        replace(
+            decode_commit(store.get(commit_key("t", 3)), "k", 3),
+            version=1,
+            prev_crc=reader.head(refresh=False).crc,
+            files=(file_of([(0, 50)], read_version=target.read_version).based((0,)),),
+        )
+    )
+    store.create(commit_key("t", 1), draft_of_zombie)
+    world.pass_ms(8 * 24 * HOUR_MS)
+    assert reader.head().log_end.tolist() == [9, 0]
+
+
+# -- clocks
+
+
+def test_a_writer_far_ahead_refuses_to_commit() -> None:
+    world, store, _, _ = setup()
+    fast = replace(world.env(), wall_ms=lambda: world.wall + 301_000)
+    topic = world.root(store, fast).topic("t")
+    with pytest.raises(Unavailable, match=r"clock is 301 s ahead of memory:test; at most 300 s"):
+        publish(topic)
+    slow = replace(world.env(), wall_ms=lambda: world.wall - 10 * HOUR_MS)
+    assert publish(world.root(store, slow).topic("t")).version == 1
+
+
+def test_the_stores_clock_is_asked_rarely_and_when_the_clock_jumps() -> None:
+    world, store, _, _ = setup()
+    counting = CountingStore(store)
+    jumped = [0]
+    topic = world.root(counting, replace(world.env(), wall_ms=lambda: world.wall + jumped[0])).topic("t")
+    for _ in range(5):
+        publish(topic)
+        world.pass_ms(1000)
+    assert counting.counts["now_ms"] == 1
+    world.pass_ms(600_000)
+    publish(topic)
+    assert counting.counts["now_ms"] == 2
+    jumped[0] = 400_000
+    with pytest.raises(Unavailable, match="ahead"):
+        publish(topic)
+
+
+def test_commit_time_goes_on_when_a_clock_is_behind() -> None:
+    world, store, _, topic = setup()
+    publish(topic)
+    slow = replace(world.env(), wall_ms=lambda: world.wall - 10 * HOUR_MS)
+    late = world.root(store, slow).topic("t")
+    publish(late)
+    assert late.head().time_ms == topic.head().time_ms == world.wall
+
+
+# -- transactions and other intents
+
+
+def test_every_commit_records_decisions() -> None:
+    world, store, _, _ = setup()
+    root = world.root(store)
+    topic = root.topic("t")
+    publish(topic, 3, txn=Txn("t", 1))
+    assert topic.head().last_stable().tolist() == [0, 0]
+    asked: list[int] = []
+
+    def resolver(topic: str, head: object) -> Sequence[Resolved]:
+        asked.append(1)
+        return (Resolved("t", 1, (1,)),)
+
+    root.resolver = resolver
+    publish(topic, 2, name="y")
+    publish(topic, 2, name="z")
+    assert topic.head().last_stable().tolist() == [7, 0]
+    assert asked == [1]
+
+
+def test_an_alter_that_loses_to_the_same_alter() -> None:
+    world, store, _, _ = setup()
+    rival = other(world, store)
+    hooked = Hooked(store)
+    topic = world.root(hooked).topic("t")
+    hooked.before = lambda: rival.alter(configs={"retention.ms": 7}) and None
+    with pytest.raises(Conflict, match=r"config retention.ms of topic 't' was changed by somebody else"):
+        topic.alter(configs={"retention.ms": 5})
+    hooked.before = lambda: rival.alter(configs={"segment.ms": 7}) and None
+    assert topic.alter(configs={"retention.ms": 5}).configs.retention_ms == 5
+
+
+def test_a_switch_to_compact_between_upload_and_commit() -> None:
+    world, store, _, _ = setup()
+    rival = other(world, store)
+    hooked = Hooked(store)
+    topic = world.root(hooked).topic("t")
+    hooked.before = lambda: rival.alter(configs={"cleanup.policy": "compact"}) and None
+    with pytest.raises(BadRequest, match="is compacted: every record needs a key"):
+        append(topic, (0, 3), flags=1)
+    assert topic_records(world, store) == 0
+
+
+def test_an_append_to_a_topic_deleted_meanwhile() -> None:
+    world, store, root, _ = setup()
+    hooked = Hooked(store)
+    topic = world.root(hooked).topic("t")
+    hooked.before = lambda: root.delete_topic("t")
+    with pytest.raises(NotFound, match="was deleted"):
+        publish(topic)
+
+    def again() -> None:
+        root.create_topic("t")
+
+    root.create_topic("t")
+    late = world.root(hooked).topic("t")
+    target = late.append_target()
+    root.delete_topic("t")
+    root.create_topic("t")
+    with pytest.raises(Conflict, match="deleted and created again"):
+        late.commit_append([file_of([(0, 1)])], target)
+
+
+def test_a_refusal_is_never_based_on_an_old_state() -> None:
+    """A cached state says no, the newest says yes."""
+    world, store, _, topic = setup()
+    topic.alter(configs={"cleanup.policy": "compact"})
+    late = other(world, store)
+    topic.alter(configs={"cleanup.policy": None})
+    target = late.append_target(refresh=False)
+    assert target.configs.is_compacted
+    late.commit_append([file_of([(0, 3)], read_version=1, flags=1)], target)
+    assert topic_records(world, store) == 3
+
+
+def test_threads_that_share_a_topic(tmp_path: Path) -> None:
+    topic = open_root(LocalStore(tmp_path, durable=False), create=True).create_topic("t", partitions=2)
+
+    def work(number: int) -> list[int]:
+        versions = []
+        for turn in range(15):
+            target = topic.append_target()
+            file = file_of([(0, 2), (1, 1)], read_version=target.read_version, name=f"w{number}-{turn}")
+            versions.append(topic.commit_append([file], target).version)
+            assert len(topic.snapshot().slices.all()) % 2 == 0
+        return versions
+
+    with ThreadPoolExecutor(6) as pool:
+        versions = sorted(version for found in pool.map(work, range(6)) for version in found)
+    assert versions == list(range(1, 91))
+    head = topic.head()
+    assert head.log_end.tolist() == [180, 90]
+    check_state(head, topic.snapshot().slices)
+    again = open_root(LocalStore(tmp_path, durable=False)).topic("t")
+    assert again.head() == head
+    assert again.snapshot().slices.select(0).base.tolist() == list(range(0, 180, 2))
+
+
+def test_what_no_reader_would_take_is_not_written() -> None:
+    topic = open_root(MemoryStore(SYSTEM.wall_ms), create=True).create_topic("orders")
+    with pytest.raises(Corrupt, match="expiresMs"):
+        maintain(topic, holds={"clone": Hold(0, -5)})
+    assert topic.head().version == 0
+    assert [info.key for info in topic.store.list("orders/_log/")] == [commit_key("orders", 0)]
+
+
+def test_crcs_of_the_chain() -> None:
+    _, store, _, topic = setup()
+    publish(topic)
+    first, second = store.get(commit_key("t", 0)), store.get(commit_key("t", 1))
+    assert decode_commit(second, "k", 1).prev_crc == documents.crc32c.crc32c(first)
+    assert topic.head().crc == documents.crc32c.crc32c(second)

@@ -1,0 +1,107 @@
+"""The content of a batch: the same however it is laid out, another one for other records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import Conflict
+from sparklog.log.append_writer import AppendWriter, WriteOptions
+from sparklog.log.journal.documents import Fields
+from sparklog.log.state.commit import decode_content, epoch_and_content
+from sparklog.log.state.content import Content, content_of
+from sparklog.log.state.registry import WriterKey
+from sparklog.log.topic import Topic
+from tests.log.topics import World
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+Row = Mapping[str, object]
+ROWS: list[Row] = [
+    {"key": b"one", "value": b"1", "partition": None, "headers": None},
+    {"key": None, "value": b"anywhere", "partition": None, "headers": [{"key": "k", "value": b"vv"}]},
+    {"key": b"two", "value": None, "partition": 1, "headers": []},
+    {"key": None, "value": b"3", "partition": 0, "headers": [{"key": "a", "value": None}, {"key": "b", "value": b""}]},
+]
+
+
+def table(rows: Sequence[Row], first_ms: int = 1_700_000_000_000) -> pa.Table:
+    kinds = {"key": pa.binary(), "value": pa.binary(), "partition": pa.int32(), "headers": HEADERS}
+    columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()}
+    return pa.table({**columns, "timestamp": pa.array(range(first_ms, first_ms + len(rows)), pa.int64())})
+
+
+def content(topic: Topic, *tasks: Sequence[Row], first_ms: int = 1_700_000_000_000, buffer: int = 1 << 20) -> Content:
+    """Content of the files that tasks wrote."""
+    files = []
+    for number, rows in enumerate(tasks):
+        writer = AppendWriter(topic.append_target(), WriteOptions(buffer_bytes=buffer), topic.root.env, seed=number)
+        for batch in table(rows, first_ms).to_batches():
+            writer.write(batch)
+        files += writer.finish()
+    counted = content_of({topic.name: [file.counts for file in files]})
+    assert counted is not None
+    return counted
+
+
+@pytest.fixture
+def topic() -> Topic:
+    world = World()
+    return world.root(world.store()).create_topic("t", partitions=2)
+
+
+def test_a_batch_is_the_same_however_it_is_laid_out(topic: Topic) -> None:
+    whole = content(topic, ROWS)
+    assert whole.nbytes == 3 + 1 + 8 + 1 + 2 + 3 + 1 + 1 + 1
+    assert content(topic, ROWS[2:], ROWS[:2]) == whole
+    assert content(topic, ROWS[::-1], first_ms=1_700_000_500_000, buffer=1) == whole
+    assert content(topic, ROWS[:1], [], ROWS[1:]) == whole
+
+
+def test_rows_without_key_and_partition_may_go_elsewhere(topic: Topic) -> None:
+    keyless = [{**ROWS[1], "value": b"%d" % n} for n in range(4)]
+    assert content(topic, keyless) == content(topic, keyless[:1], keyless[1:2], keyless[2:])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"value": b"11"}, {"key": b"ones"}, {"partition": 1, "key": None}, {"headers": [{"key": "", "value": b"x"}]}],
+)
+def test_other_records_are_another_batch(topic: Topic, change: Row) -> None:
+    assert not content(topic, [{**ROWS[0], **change}, *ROWS[1:]]).matches(content(topic, ROWS))
+
+
+def test_added_partitions_send_keys_elsewhere(topic: Topic) -> None:
+    before = content(topic, ROWS)
+    topic.alter(partitions=8)
+    after = content(topic, ROWS)
+    assert after.layout != before.layout
+    assert after.matches(before)
+    assert not content(topic, [{**ROWS[0], "value": b"11"}, *ROWS[1:]]).matches(before)
+
+
+def test_content_is_stored_as_three_members_that_may_be_missing(topic: Topic) -> None:
+    whole = content(topic, ROWS)
+    stored = epoch_and_content(4, whole)
+    assert stored == {"epoch": 4, "bytes": whole.nbytes, "layout": whole.layout}
+    assert decode_content(Fields(stored, "k", "w")) == whole
+    assert epoch_and_content(None, None) == {}
+    assert decode_content(Fields({}, "k", "w")) is None
+
+
+def test_a_replay_with_as_many_other_records_is_refused(topic: Topic) -> None:
+    """A checkpoint was restored to before the batch was planned, and the same limit cuts a grown backlog elsewhere."""
+    first, second = ({**ROWS[3], "partition": number, "headers": None} for number in range(2))
+    key = WriterKey("q", 0, run="r")
+    assert not topic.append(table([first, second]), writer=key).skipped
+    assert topic.append(table([second, first], 1_700_000_900_000), writer=replace(key, run="r2")).skipped
+    with pytest.raises(
+        Conflict, match=r"^replay mismatch: .* 2 records, 2 bytes, .* with 2, 2 bytes that lie in other"
+    ):
+        topic.append(table([first, first]), writer=replace(key, run="r2"))
+    with pytest.raises(Conflict, match=r"^replay mismatch: .* 2 records, 3 bytes, .* with 2, 2 bytes \(version 1\)"):
+        topic.append(table([first, {**second, "value": b"33"}]), writer=replace(key, run="r2"))
+    assert topic.append(table([first, first]), writer=replace(key, run="r2", replay_mismatch="accept")).skipped
+    assert topic.head().log_end.tolist() == [1, 1]

@@ -1,0 +1,137 @@
+"""docs/format.md says what the code writes: its tables hold the code's names, in the code's order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sparklog.backup.manifest import ENTRIES_FIELDS, LEFT_OUT_FIELDS, MANIFEST_FIELDS, PLACE_FIELDS, TOPIC_FIELDS
+from sparklog.backup.restoring import RESTORE_FIELDS
+from sparklog.groups.offsets import OFFSETS_FIELDS
+from sparklog.groups.state import GROUP_FIELDS, GROUP_OPS, PENDING_FIELDS
+from sparklog.log.decision import (
+    COMMITTED_FIELDS,
+    DECISION_FIELDS,
+    DECISION_OPS,
+    PREPARED_FIELDS,
+    PREPARED_GROUP_FIELDS,
+    REASONS,
+)
+from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
+from sparklog.log.journal.entry_log import CHECKPOINT_BYTES, CHECKPOINT_ENTRIES
+from sparklog.log.journal.root_id import ROOT_FIELDS
+from sparklog.log.state.checkpoint import CHECKPOINT_FIELDS, COLUMN_NAMES, TABLE_REF_FIELDS
+from sparklog.log.state.commit import (
+    COMMIT_FIELDS,
+    EDIT_FIELDS,
+    FILE_FIELDS,
+    FILE_OPTIONAL_FIELDS,
+    HOLD_FIELDS,
+    OPS,
+    REMOVE_FIELDS,
+    RESOLVED_FIELDS,
+    TXN_FIELDS,
+    WRITER_FIELDS,
+    WRITER_OPTIONAL_FIELDS,
+)
+from sparklog.log.state.kafka_open import KAFKA_ENDED_FIELDS, KAFKA_OPEN_FIELDS, KAFKA_OPEN_OPTIONAL_FIELDS
+from sparklog.log.state.kafka_source import KAFKA_SOURCE_FIELDS
+from sparklog.log.state.registry import REGISTRY_FIELDS
+from sparklog.log.state.slice_table import COLUMN_TYPES, STATUS_NAMES
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.topic_state import HEAD_FIELDS, OPEN_FIELDS
+
+DOC = Path(__file__).parents[3] / "docs" / "format.md"
+
+
+def tables() -> dict[str, list[list[str]]]:
+    """Tables by their heading (and first column): the rows' cells."""
+    found: dict[str, list[list[str]]] = {}
+    heading, rows = "", None
+    for line in DOC.read_text().splitlines():
+        if line.startswith("#"):
+            heading, rows = line.lstrip("# "), None
+        elif line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if rows is None:
+                rows = found.setdefault(f"{heading}: {cells[0]}", [])
+            elif not set(cells[0]) <= {"-", ":"}:
+                rows.append(cells)
+        else:
+            rows = None
+    return found
+
+
+def names(table: str) -> list[str]:
+    return [re.sub("`", "", row[0]) for row in tables()[table]]
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("`_root.json`: member", ROOT_FIELDS),
+        ("Commits: member", COMMIT_FIELDS),
+        ("A file in `files`: member", (*FILE_FIELDS, *FILE_OPTIONAL_FIELDS)),
+        ("The other objects: in `writer`", (*WRITER_FIELDS, *WRITER_OPTIONAL_FIELDS)),
+        ("The other objects: in `remove`, per file", REMOVE_FIELDS),
+        ("The other objects: in `edits`", EDIT_FIELDS),
+        ("The other objects: in `txn`", TXN_FIELDS),
+        ("The other objects: in `resolved`", RESOLVED_FIELDS),
+        ("The other objects: in `kafkaOpen`", (*KAFKA_OPEN_FIELDS, *KAFKA_OPEN_OPTIONAL_FIELDS)),
+        ("The other objects: in `kafkaEnded`", KAFKA_ENDED_FIELDS),
+        ("The other objects: in `kafkaSource`", KAFKA_SOURCE_FIELDS),
+        ("The other objects: in `holds`", HOLD_FIELDS),
+        ("Checkpoints: member of the head", CHECKPOINT_FIELDS),
+        ("Checkpoints: in `head`", HEAD_FIELDS),
+        ("Checkpoints: in `open`", OPEN_FIELDS),
+        ("Checkpoints: in `registry`", REGISTRY_FIELDS),
+        ("Checkpoints: in `table`", TABLE_REF_FIELDS),
+        ("Decisions of transactions: member of an entry", DECISION_FIELDS),
+        ("Decisions of transactions: in `prepared` and `prepares`", PREPARED_FIELDS),
+        ("Decisions of transactions: in `commits`", COMMITTED_FIELDS),
+        ("Decisions of transactions: in `preparedGroups` and `groups`", PREPARED_GROUP_FIELDS),
+        ("Offsets of consumer groups: member of an entry", GROUP_FIELDS),
+        ("Offsets of consumer groups: in `offsets`", OFFSETS_FIELDS),
+        ("Offsets of consumer groups: in `pending`", PENDING_FIELDS),
+        ("Backups: member of `_backup.json`", PLACE_FIELDS),
+        ("Backups: member of a backup", MANIFEST_FIELDS),
+        ("Backups: in `topics`", TOPIC_FIELDS),
+        ("Backups: in `decisions` and `groups`", ENTRIES_FIELDS),
+        ("Backups: in `leftOut`", LEFT_OUT_FIELDS),
+        ("Backups: member of `_restore.json`", RESTORE_FIELDS),
+        ("The slice table: column", tuple(COLUMN_NAMES.values())),
+    ],
+)
+def test_tables_hold_the_codes_names(table: str, expected: tuple[str, ...]) -> None:
+    assert names(table) == list(expected)
+
+
+def test_types_of_the_slice_table() -> None:
+    documented = {re.sub("`", "", row[0]): row[1] for row in tables()["The slice table: column"]}
+    for name, dtype in COLUMN_TYPES.items():
+        expected = "dictionary of text" if name in ("file", "txn") else dtype
+        assert documented[COLUMN_NAMES[name]] == expected
+
+
+def test_ops_flags_statuses_and_format() -> None:
+    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Commits: member"]}
+    assert tuple(re.findall(r"`([a-z-]+)`", rows["op"].split(";")[0])) == OPS
+    assert rows["format"] == str(FORMAT)
+    flags = {re.sub("`", "", row[0]): row[-1] for row in tables()["A file in `files`: member"]}["flags"]
+    assert [int(number) for number in re.findall(r"(\d+): ", flags)] == [flag.value for flag in SliceFlag if flag]
+    status = {re.sub("`", "", row[0]): row[-1] for row in tables()["The slice table: column"]}["status"]
+    assert status == ", ".join(f"{number} {name}" for number, name in enumerate(STATUS_NAMES))
+    assert ("No features exist so far." in DOC.read_text()) == (not KNOWN_READ_FEATURES and not KNOWN_WRITE_FEATURES)
+
+
+def test_decisions_and_groups() -> None:
+    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Decisions of transactions: member of an entry"]}
+    assert tuple(re.findall(r"`([a-z-]+)`", rows["op"].split(":")[0])) == DECISION_OPS
+    assert tuple(re.findall(r"`([a-z-]+)`", rows["reason"])) == REASONS
+    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Offsets of consumer groups: member of an entry"]}
+    assert tuple(re.findall(r"`([a-z-]+)`", rows["op"])) == GROUP_OPS
+    assert (
+        f"when {CHECKPOINT_ENTRIES} have come since the last copy, or {CHECKPOINT_BYTES >> 20} MiB" in DOC.read_text()
+    )

@@ -1,0 +1,190 @@
+"""Older versions of a topic: rebuilt from what the log still holds, or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.errors import Corrupt, NotFound
+from sparklog.log.journal.names import checkpoint_key, commit_key
+from sparklog.log.state import commit_log
+from sparklog.log.state.history import History
+from sparklog.log.state.intents import LogStartIntent
+from sparklog.log.topic import Topic
+from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
+from sparklog.storage.memory import MemoryStore
+from tests.log.protocol import setup
+from tests.log.topics import World, append
+
+
+@pytest.fixture(autouse=True)
+def few_commits_per_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "CHECKPOINT_COMMITS", 4)
+
+
+def story() -> tuple[World, MemoryStore, Topic, list[tuple[object, ...]]]:
+    """A topic with 14 versions (checkpoints at 3, 7, 11), and what each version was when it was the newest."""
+    world, store, _, topic = setup()
+    seen = [state(topic)]
+    for number in range(1, 14):
+        if number == 6:
+            topic.commit(LogStartIntent(topic.head().topic_id, {0: 4}))
+        else:
+            append(topic, (0, number), (1, 1))
+        world.pass_ms(1000)
+        seen.append(state(topic))
+    assert list(History(store, "t").checkpoints) == [3, 7, 11]
+    return world, store, topic, seen
+
+
+def state(topic: Topic) -> tuple[object, ...]:
+    snapshot = topic.snapshot()
+    rows = snapshot.slices.all()
+    return snapshot.head, rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), snapshot.slices.paths()
+
+
+def at(store: MemoryStore, version: int) -> tuple[object, ...]:
+    found = History(store, "t").at(version)
+    rows = found.slices.all()
+    return found.head, rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), found.slices.paths()
+
+
+def test_every_version_is_what_it_was() -> None:
+    _, store, _, seen = story()
+    for version, expected in enumerate(seen):
+        assert at(store, version) == expected
+
+
+def test_what_is_kept() -> None:
+    world, store, _, _ = story()
+    history = History(store, "t")
+    assert history.commits.version.tolist() == list(range(14))
+    assert history.commits.modified_ms[0] < history.commits.modified_ms[-1] <= world.wall
+    assert (history.commits.size > 100).all()
+    assert history.commits.has(0, 13)
+    assert history.commits.has(5, 4)
+    assert not history.commits.has(0, 14)
+    assert len(history.tables) == 3
+
+
+def test_without_the_commits_below_a_checkpoint() -> None:
+    _, store, _, seen = story()
+    for version in range(7):
+        store.delete(commit_key("t", version))
+    for version in range(7, 14):
+        assert at(store, version) == seen[version]
+    assert at(store, 3) == seen[3]
+    for version in (0, 2, 4, 6):
+        with pytest.raises(NotFound, match=f"version {version} of topic 't' cannot be rebuilt"):
+            at(store, version)
+    assert not History(store, "t").commits.has(6, 7)
+
+
+@pytest.mark.parametrize("part", [".json", ".arrow"])
+def test_a_damaged_checkpoint_costs_the_one_before(part: str) -> None:
+    _, store, _, seen = story()
+    for info in list(store.list(f"t/_log/checkpoints/{7:020d}")):
+        if info.key.endswith(part):
+            store.replace(info.key, store.get(info.key)[:-2] + b"??")
+    history = History(store, "t")
+    assert history.sound(7) is None
+    assert history.base_of(8) == 3
+    assert list(history.sound_below(11)) == [11, 3]
+    assert at(store, 8) == seen[8]
+
+
+def test_a_version_above_the_newest_cannot_be_rebuilt() -> None:
+    _, store, _, _ = story()
+    with pytest.raises(NotFound):
+        at(store, 14)
+
+
+def test_a_commit_that_does_not_follow_is_found() -> None:
+    """What a sleeper creates under a collected number has the right predecessor, but no successor."""
+    world, store, _, _ = story()
+    _, other, _, again = setup()
+    world.pass_ms(7)
+    for _ in range(9):
+        append(again, (0, 1))
+    store.replace(commit_key("t", 5), other.get(commit_key("t", 5)))
+    with pytest.raises(Corrupt, match="chain of commits is broken"):
+        at(store, 6)
+
+
+def test_a_bit_that_flips_on_the_way_is_read_again() -> None:
+    _, store, _, seen = story()
+    flips = [0]
+
+    def decide(call: Call) -> Fault | None:
+        if call.label == "get:commit" and flips[0] == 0:
+            flips[0] = 1
+            return Fault(FaultKind.FLIP, 900)
+        return None
+
+    store.delete(checkpoint_key("t", 11))
+    found = History(FaultyStore(store, decide), "t")
+    found._sound[7] = History(store, "t")._verified(7)
+    assert found.at(10).head == seen[10][0]
+    assert flips == [1]
+
+
+class Distant(FaultyStore):
+    """A store that asks to be read in parallel."""
+
+    parallel_reads = 8
+
+
+def test_reading_in_parallel() -> None:
+    _, store, _, seen = story()
+    for version in (3, 7, 11):
+        store.delete(checkpoint_key("t", version))
+    found = History(Distant(store, lambda call: None), "t").at(13)
+    assert found.head == seen[13][0]
+
+
+def test_a_log_that_is_not_there() -> None:
+    history = History(MemoryStore(lambda: 0), "t")
+    assert len(history.commits) == 0
+    with pytest.raises(NotFound):
+        history.at(0)
+
+
+def test_one_commit_as_it_lies_there() -> None:
+    _, store, _, _ = story()
+    history = History(store, "t")
+    assert history.commit(6).op == "delete-records"
+    with pytest.raises(NotFound):
+        history.commit(99)
+
+
+def test_a_checkpoint_whose_table_is_missing_costs_the_one_before() -> None:
+    """A store that says "exists" of what it does not have, or a file that was lost: readers and writers go on."""
+    world, store, topic, seen = story()
+    for info in list(store.list(f"t/_log/checkpoints/{11:020d}-")):
+        store.delete(info.key)
+    again = world.root(store).topic("t")
+    assert state(again) == seen[13]
+    for _ in range(4):
+        append(again, (0, 1))
+    assert max(History(store, "t").checkpoints) > 13
+    assert state(world.root(store).topic("t")) == state(again) == state(topic)
+
+
+def test_a_table_that_was_not_written_is_never_named() -> None:
+    world, store, _, _ = story()
+
+    def decide(call: Call) -> Fault | None:
+        return Fault(FaultKind.FALSE_EXISTS) if call.verb == "create" and call.key.endswith(".arrow") else None
+
+    broken = world.root(FaultyStore(store, decide)).topic("t")
+    for _ in range(4):
+        append(broken, (0, 1))
+    assert max(History(store, "t").checkpoints) == 11
+
+    def twice(call: Call) -> Fault | None:
+        return Fault(FaultKind.TWICE) if call.verb == "create" and call.key.endswith(".arrow") else None
+
+    retried = world.root(FaultyStore(store, twice)).topic("t")
+    append(retried, (0, 1))
+    history = History(store, "t")
+    assert max(history.checkpoints) == 18
+    assert history.sound(18) is not None

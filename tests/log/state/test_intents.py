@@ -1,0 +1,522 @@
+"""Intents against what came between: each rule on the states it decides on."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
+from sparklog.log.journal.names import append_path
+from sparklog.log.state.commit import (
+    ALTER,
+    APPEND,
+    COMPACT,
+    CREATE,
+    DELETE,
+    DELETE_RECORDS,
+    IMPORT,
+    MAINTAIN,
+    MERGE,
+    RETAIN,
+    SEAL,
+    TAKEOVER,
+    Edit,
+    Hold,
+    Removal,
+    Resolved,
+    Txn,
+    Writer,
+)
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.intents import (
+    AlterIntent,
+    AppendIntent,
+    CreateIntent,
+    DeleteIntent,
+    Draft,
+    Input,
+    Intent,
+    LogStartIntent,
+    MaintainIntent,
+    Nothing,
+    Rewrite,
+    RewriteIntent,
+)
+from sparklog.log.state.invariants import check_commit, check_state
+from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.rewrite_outputs import Outputs
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.topic_state import EMPTY, Head
+from tests.log.topics import Chain, file_of, output_of
+
+
+def draft(intent: Intent, chain: Chain, origin: Head | None = None) -> Draft:
+    found = intent.draft("t", chain.head, origin or chain.head, chain.table)
+    assert isinstance(found, Draft)
+    return found
+
+
+def nothing(intent: Intent, chain: Chain, origin: Head | None = None) -> Nothing:
+    found = intent.draft("t", chain.head, origin or chain.head, chain.table)
+    assert isinstance(found, Nothing)
+    return found
+
+
+def land(chain: Chain, intent: Intent, origin: Head | None = None) -> Draft:
+    """Commit an intent by hand, with all checks."""
+    found = draft(intent, chain, origin)
+    commit = found.commit(chain.head, f"c{chain.head.version}", chain.head.time_ms)
+    given = ("crc", "nbytes", "version", "prev_crc")
+    values = {each.name: getattr(commit, each.name) for each in fields(commit) if each.name not in given}
+    before = chain.head
+    written = chain.add(**values)
+    check_commit(before, written, chain.head)
+    check_state(chain.head, chain.table)
+    return found
+
+
+# -- append
+
+
+def test_an_append_gets_the_next_offsets_of_each_base() -> None:
+    chain = Chain(2)
+    intent = AppendIntent("topic-one", (file_of([(1, 3), (0, 2), (1, 4)]), file_of([(0, 1)], name="b")))
+    assert [file.base for file in draft(intent, chain).files] == [(0, 0, 3), (2,)]
+    chain.append((0, 10), (1, 20))
+    assert [file.base for file in draft(intent, chain).files] == [(20, 10, 23), (12,)]
+    assert draft(intent, chain).op == APPEND
+    assert intent.count == 10
+
+
+def test_an_append_without_slices_is_nothing() -> None:
+    chain = Chain(2)
+    assert nothing(AppendIntent("topic-one", ()), chain).note == "nothing to append"
+    assert not nothing(AppendIntent("topic-one", (file_of([]),)), chain).skipped
+
+
+def test_an_append_to_a_partition_that_does_not_exist() -> None:
+    with pytest.raises(BadRequest, match="topic 't' has partitions 0 to 1, found 2"):
+        draft(AppendIntent("topic-one", (file_of([(2, 1)]),)), Chain(2))
+
+
+def test_an_append_to_another_topic_of_that_name() -> None:
+    chain = Chain(1)
+    intent = AppendIntent("topic-one", (file_of([(0, 1)]),))
+    chain.add(op=DELETE)
+    with pytest.raises(NotFound, match="topic 't' was deleted"):
+        draft(intent, chain)
+    chain.add(op=CREATE, topic_id="two", partitions=1)
+    with pytest.raises(Conflict, match="deleted and created again: expected topic id topic-one, found two"):
+        draft(intent, chain)
+
+
+def test_an_append_below_the_upload_floor() -> None:
+    chain = Chain(1)
+    for _ in range(5):
+        chain.append((0, 1))
+    chain.add(op=MAINTAIN, floor=3)
+    draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=3),)), chain)
+    with pytest.raises(Conflict, match=r"begun at version 2 of topic 't', below the upload floor 3.*upload it again"):
+        draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=2),)), chain)
+
+
+def test_null_keys_and_a_switch_to_compact() -> None:
+    chain = Chain(1)
+    flags = int(SliceFlag.HAS_NULL_KEYS)
+    intent = AppendIntent("topic-one", (file_of([(0, 1)], flags=flags),))
+    draft(intent, chain)
+    chain.add(op=ALTER, configs={"cleanup.policy": "compact,delete"})
+    with pytest.raises(BadRequest, match="topic 't' is compacted: every record needs a key"):
+        draft(intent, chain)
+    draft(AppendIntent("topic-one", (file_of([(0, 1)]),)), chain)
+
+
+def test_an_append_checked_under_older_configs_stands() -> None:
+    chain = Chain(1)
+    intent = AppendIntent("topic-one", (file_of([(0, 1)]),))
+    chain.add(op=ALTER, configs={"max.message.bytes": "10", "compression.type": "lz4"})
+    assert draft(intent, chain).files
+
+
+def test_the_registry_is_asked_on_every_base() -> None:
+    chain = Chain(1)
+    intent = AppendIntent("topic-one", (file_of([(0, 4)]),), WriterKey("q", 7, "r1"))
+    assert draft(intent, chain).writer == Writer("stream", "q", 7, "r1", 4, epoch=1)
+    chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
+    assert nothing(intent, chain).skipped
+    assert nothing(intent, chain).version == 1
+    chain.append((0, 4), writer=Writer("stream", "q", 8, "r2", 4))
+    with pytest.raises(Fenced):
+        draft(intent, chain)
+    with pytest.raises(Conflict, match="checkpoint older than the log"):
+        draft(replace(intent, key=WriterKey("q", 7, "r2")), chain)
+
+
+def test_a_replay_by_a_new_run_records_the_take_over() -> None:
+    chain = Chain(1)
+    chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
+    found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), WriterKey("q", 7, "r2")))
+    assert (found.op, found.files) == (TAKEOVER, ())
+    assert chain.head.registry["q"].run == "r2"
+    assert chain.head.log_end.tolist() == [4]
+    with pytest.raises(Fenced):
+        draft(AppendIntent("topic-one", (file_of([(0, 4)]),), WriterKey("q", 8, "r1")), chain)
+
+
+def test_an_empty_replay_of_a_batch_with_records_is_a_mismatch() -> None:
+    chain = Chain(1)
+    chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
+    with pytest.raises(Conflict, match="replay mismatch"):
+        draft(AppendIntent("topic-one", (), WriterKey("q", 7, "r1")), chain)
+    assert not nothing(AppendIntent("topic-one", (), WriterKey("q", 8, "r1")), chain).skipped
+
+
+def test_a_prepare_is_open() -> None:
+    chain = Chain(1)
+    found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), txn=Txn("t", 1)))
+    assert found.txn == Txn("t", 1)
+    assert chain.head.last_stable().tolist() == [0]
+
+
+# -- rewrites
+
+
+def two_slices() -> tuple[Chain, Rewrite, Rewrite]:
+    """A topic with a file over two partitions, and an edit of each."""
+    chain = Chain(2)
+    path = chain.append((0, 10), (1, 10)).files[0].path
+    edits = [Rewrite(Edit(partition, 0, 10), (Input(path, 100 * partition, 0, 10),)) for partition in (0, 1)]
+    return chain, edits[0], edits[1]
+
+
+def test_a_rewrite_replaces_its_inputs() -> None:
+    chain, first, second = two_slices()
+    files = (output_of(0, 0, 10), output_of(1, 0, 10))
+    found = land(chain, RewriteIntent(SEAL, "topic-one", (first, second), files))
+    assert found.dropped == ()
+    assert chain.table.all().sealed().tolist() == [True, True]
+
+
+def test_appends_between_do_not_disturb_a_rewrite() -> None:
+    chain, first, second = two_slices()
+    intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10), output_of(1, 0, 10)))
+    chain.append((0, 5))
+    land(chain, intent)
+    assert chain.table.all().base.tolist() == [0, 10, 0]
+
+
+def test_two_rewrites_of_one_slice() -> None:
+    chain, first, second = two_slices()
+    rival = RewriteIntent(SEAL, "topic-one", (first,), (output_of(0, 0, 10, read_version=1),))
+    intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10), output_of(1, 0, 10)))
+    land(chain, rival)
+    found = land(chain, intent)
+    assert found.dropped == (first.edit,)
+    assert [file.path for file in found.files] == [output_of(1, 0, 10).path]
+    gone = nothing(intent, chain)
+    # What it did rewrite lies there and is not called dropped.
+    assert (gone.note, gone.dropped) == ("no edit stands any more", (first.edit,))
+
+
+def test_a_rewrite_tried_again_after_it_landed_drops_nothing() -> None:
+    chain, first, second = two_slices()
+    intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10), output_of(1, 0, 10)))
+    land(chain, intent)
+    assert nothing(intent, chain).dropped == ()
+
+
+def test_an_output_over_a_slice_that_is_not_replaced_is_refused() -> None:
+    chain = Chain(1)
+    one, _, three = (chain.append((0, 10)).files[0].path for _ in range(3))
+    inputs = (Input(one, 0, 0, 10), Input(three, 0, 20, 30))
+    wrong = RewriteIntent(MERGE, "topic-one", (Rewrite(Edit(0, 0, 30), inputs),), (output_of(0, 0, 30),))
+    with pytest.raises(BadRequest, match="over the slice at 10 that the edit does not replace"):
+        wrong.draft("t", chain.head, chain.head, chain.table)
+    beside = (output_of(0, 0, 10), output_of(0, 20, 30))
+    land(chain, RewriteIntent(MERGE, "topic-one", (Rewrite(Edit(0, 0, 30), inputs),), beside))
+    assert chain.table.all().base.tolist() == [0, 10, 20]
+
+
+def test_a_cleaning_pass_falls_as_a_whole() -> None:
+    chain = Chain(1)
+    one, two = (chain.append((0, 10)).files[0].path for _ in range(2))
+    whole = Rewrite(Edit(0, 0, 20, 20), (Input(one, 0, 0, 10), Input(two, 0, 10, 20)))
+    half = RewriteIntent(
+        SEAL, "topic-one", (Rewrite(Edit(0, 10, 20), (Input(two, 0, 10, 20),)),), (output_of(0, 10, 20),)
+    )
+    land(chain, half)
+    found = nothing(RewriteIntent(COMPACT, "topic-one", (whole,), (output_of(0, 0, 20),)), chain)
+    assert found.dropped == (whole.edit,)
+
+
+def test_inputs_below_the_log_start_do_not_count() -> None:
+    chain = Chain(1)
+    one, two = (chain.append((0, 10)).files[0].path for _ in range(2))
+    intent = RewriteIntent(
+        SEAL,
+        "topic-one",
+        (Rewrite(Edit(0, 0, 20), (Input(one, 0, 0, 10), Input(two, 0, 10, 20))),),
+        (output_of(0, 0, 10), output_of(0, 10, 20)),
+    )
+    land(chain, LogStartIntent("topic-one", {0: 13}, RETAIN))
+    found = land(chain, intent)
+    assert found.remove == (Removal(two, (0,), (10,), (0,)),)
+    assert chain.table.all().base.tolist() == [10]
+    assert chain.head.log_start.tolist() == [13]
+
+
+def test_retention_and_rewrites_commute() -> None:
+    states = []
+    for retention_first in (True, False):
+        chain = Chain(1)
+        one, two = (chain.append((0, 10), name=name).files[0].path for name in ("one", "two"))
+        retain = LogStartIntent("topic-one", {0: 10}, RETAIN)
+        seal = RewriteIntent(
+            SEAL,
+            "topic-one",
+            (Rewrite(Edit(0, 0, 20), (Input(one, 0, 0, 10), Input(two, 0, 10, 20))),),
+            (output_of(0, 0, 10), output_of(0, 10, 20)),
+        )
+        for intent in (retain, seal) if retention_first else (seal, retain):
+            land(chain, intent)
+        rows = chain.table.all()
+        states.append((rows.base.tolist(), rows.end.tolist(), [rows.path(row) for row in range(len(rows))]))
+    assert states[0] == states[1] == ([10], [20], [output_of(0, 10, 20).path])
+
+
+def test_a_rewrite_whose_inputs_all_expired_is_nothing() -> None:
+    chain, first, second = two_slices()
+    land(chain, LogStartIntent("topic-one", {0: 10, 1: 10}, RETAIN))
+    intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10), output_of(1, 0, 10)))
+    assert nothing(intent, chain).dropped == ()
+
+
+def test_a_rewrite_keeps_some_slices_of_an_output_file() -> None:
+    file = file_of([(0, 10), (1, 10), (0, 5)]).based((0, 0, 10))
+    other = file_of([(1, 10)], name="other").based((10,))
+    outputs = Outputs([file, other])
+    (kept,) = outputs.of([Edit(0, 0, 15)])
+    assert (kept.partition, kept.base, kept.position, kept.shift) == ((0, 0), (0, 10), (0, 200), ())
+    assert outputs.of([Edit(1, 10, 20), Edit(0, 0, 15), Edit(1, 0, 10)]) == (file, other)
+    assert outputs.of([Edit(1, 5, 20)]) == (other,)
+    assert outputs.of([Edit(2, 0, 1), Edit(0, 5, 10)]) == ()
+
+
+def test_the_parts_of_an_output_file_keep_what_their_slices_carry() -> None:
+    file = replace(
+        file_of([(1, 10), (0, 10), (1, 5)]).based((0, 0, 10)),
+        position=(500, 0, 200),
+        shift=(1, 2, 3),
+        append_time=(4, 5, 6),
+        leader_epoch=(7, 8, 9),
+    )
+    (kept,) = Outputs([file]).of([Edit(1, 0, 15)])
+    assert (kept.partition, kept.base, kept.offsets, kept.position) == ((1, 1), (0, 10), (10, 5), (500, 200))
+    assert (kept.shift, kept.append_time, kept.leader_epoch) == ((1, 3), (4, 6), (7, 9))
+    assert (kept.path, kept.size, kept.footer_length) == (file.path, file.size, file.footer_length)
+
+
+def test_a_merge_over_many_partitions_looks_at_each_slice_a_few_times() -> None:
+    """Each attempt to commit it is judged anew: looking through all slices for each edit would never end."""
+    count = 3_000
+    looks = [0]
+
+    class Counted(tuple[int, ...]):
+        def __getitem__(self, row: Any) -> Any:
+            looks[0] += 1
+            return tuple.__getitem__(self, row)
+
+        def __iter__(self) -> Any:
+            looks[0] += len(self)
+            return tuple.__iter__(self)
+
+    file = file_of([(partition, 1) for partition in range(count)]).based((0,) * count)
+    names = ("partition", "base", "nbytes")
+    outputs = Outputs([replace(file, **{name: Counted(getattr(file, name)) for name in names})])
+    for partition in range(count):
+        assert len(outputs.of([Edit(partition, 0, 1)])) == 1
+    assert looks[0] <= 8 * count
+
+
+def test_outputs_of_a_merge_when_one_edit_falls() -> None:
+    chain, first, second = two_slices()
+    merged = file_of([(0, 10), (1, 10)], name="m").based((0, 0))
+    land(chain, RewriteIntent(SEAL, "topic-one", (first,), (output_of(0, 0, 10),)))
+    land(chain, RewriteIntent(MERGE, "topic-one", (first, second), (merged,)))
+    rows = chain.table.all()
+    assert [rows.path(row) for row in range(2)] == [output_of(0, 0, 10).path, merged.path]
+    assert rows.position.tolist() == [0, 100]
+
+
+def test_a_rewrite_of_a_file_below_the_floor() -> None:
+    chain, first, second = two_slices()
+    for _ in range(3):
+        chain.append((0, 1))
+    chain.add(op=MAINTAIN, floor=3)
+    intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10, read_version=2),))
+    with pytest.raises(Conflict, match="below the upload floor 3"):
+        draft(intent, chain)
+    # A part of a file that the base names is no upload.
+    part = replace(file_of([(0, 10)], name="f0"), size=240, position=(0,), nbytes=(50,)).based((0,))
+    assert part.path == append_path(0, "f0")
+    assert draft(RewriteIntent(SEAL, "topic-one", (first,), (part,)), chain).files == (part,)
+
+
+def test_a_rewrite_above_the_last_stable_offset_is_refused() -> None:
+    chain = Chain(1)
+    path = chain.append((0, 10), txn=Txn("t", 1)).files[0].path
+    intent = RewriteIntent(
+        SEAL, "topic-one", (Rewrite(Edit(0, 0, 10), (Input(path, 0, 0, 10),)),), (output_of(0, 0, 10),)
+    )
+    with pytest.raises(BadRequest, match="ends at 10, above the last stable offset"):
+        land(chain, intent)
+
+
+# -- log starts, alter, create, delete, maintain
+
+
+def test_log_starts() -> None:
+    chain = Chain(2)
+    chain.append((0, 10), (1, 5))
+    found = draft(LogStartIntent("topic-one", {0: 4, 1: 0}), chain)
+    assert (found.op, dict(found.log_starts)) == (DELETE_RECORDS, {0: 4})
+    land(chain, LogStartIntent("topic-one", {0: 6}))
+    assert nothing(LogStartIntent("topic-one", {0: 4, 1: 0}), chain).note == "no log start moves"
+
+
+@pytest.mark.parametrize(("starts", "expected"), [({0: 11}, "offset 11"), ({0: -2}, "offset -2"), ({2: 0}, "found 2")])
+def test_log_starts_out_of_range(starts: dict[int, int], expected: str) -> None:
+    chain = Chain(2)
+    chain.append((0, 10))
+    with pytest.raises(NotFound, match=expected):
+        draft(LogStartIntent("topic-one", starts), chain)
+
+
+def test_altering_the_same_config_at_once() -> None:
+    chain = Chain(1, {"retention.ms": "5"})
+    origin = chain.head
+    intent = AlterIntent("topic-one", {"retention.ms": 7, "segment.bytes": 100})
+    assert dict(draft(intent, chain).configs) == {"retention.ms": "7", "segment.bytes": "100"}
+    chain.add(op=ALTER, configs={"cleanup.policy": "compact"})
+    draft(intent, chain, origin)
+    chain.add(op=ALTER, configs={"retention.ms": "6"})
+    with pytest.raises(
+        Conflict, match=r"config retention.ms of topic 't' was changed by somebody else.*expected 5, found 6"
+    ):
+        draft(intent, chain, origin)
+
+
+def test_altering_to_what_is_there() -> None:
+    chain = Chain(1, {"retention.ms": "5"})
+    assert nothing(AlterIntent("topic-one", {"retention.ms": 5, "segment.ms": None}), chain).note == "nothing changes"
+    assert dict(draft(AlterIntent("topic-one", {"retention.ms": None}), chain).configs) == {"retention.ms": None}
+
+
+def test_adding_partitions_at_once() -> None:
+    chain = Chain(2)
+    origin = chain.head
+    assert draft(AlterIntent("topic-one", {}, 4), chain).partitions == 4
+    chain.add(op=ALTER, partitions=3)
+    with pytest.raises(Conflict, match="expected 2, found 3"):
+        draft(AlterIntent("topic-one", {}, 4), chain, origin)
+    for count in (3, 2, 100_001):
+        with pytest.raises(BadRequest, match=f"has 3 partitions, which can only grow.*found {count}"):
+            draft(AlterIntent("topic-one", {}, count), chain)
+
+
+def test_creating_and_deleting() -> None:
+    chain = Chain(1)
+    create = CreateIntent("two", 3, TopicConfigs.of({"retention.ms": 1}))
+    with pytest.raises(Conflict, match="topic 't' already exists, with 1 partitions"):
+        draft(create, chain)
+    land(chain, DeleteIntent("topic-one"))
+    with pytest.raises(NotFound):
+        draft(DeleteIntent("topic-one"), chain)
+    found = land(chain, create)
+    assert (found.partitions, found.configs, chain.head.version) == (3, {"retention.ms": "1"}, 2)
+    with pytest.raises(Conflict, match="created again"):
+        draft(DeleteIntent("topic-one"), chain)
+    assert isinstance(create.draft("t", EMPTY, EMPTY, None), Draft)
+
+
+def test_maintenance() -> None:
+    chain = Chain(1)
+    for batch in range(3):
+        chain.append((0, 1), writer=Writer("stream", "q", batch, None, 1))
+    chain.append((0, 1), txn=Txn("t", 1))
+    intent = MaintainIntent(
+        "topic-one", {"h": Hold(2), "gone": None}, 2, {"q": 2}, (Resolved("t", 1), Resolved("old", 1))
+    )
+    found = land(chain, intent)
+    # The registry entry was written at version 3, not 2: it is not idle.
+    assert (dict(found.holds), found.floor, dict(found.expired)) == ({"h": Hold(2)}, 2, {})
+    assert found.resolved == (Resolved("t", 1),)
+    assert nothing(intent, chain).note == "nothing changes"
+    with pytest.raises(Conflict, match=r"hold 'x' asks for version 1 .* below the upload floor 2"):
+        draft(MaintainIntent("topic-one", {"x": Hold(1)}), chain)
+    assert dict(draft(MaintainIntent("topic-one", expired={"q": 3}), chain).expired) == {"q": 3}
+
+
+def test_maintenance_of_a_topic_that_was_created_again() -> None:
+    chain = Chain(1)
+    held = MaintainIntent("topic-one", {"h": Hold(0)})
+    land(chain, DeleteIntent("topic-one"))
+    assert dict(land(chain, held).holds) == {"h": Hold(0)}, "a deleted topic still has files"
+    land(chain, CreateIntent("two", 1, TopicConfigs()))
+    for late in (held, MaintainIntent("topic-one", resolved=(Resolved("t", 1),))):
+        with pytest.raises(Conflict, match="created again: expected topic id topic-one, found two"):
+            draft(late, chain)
+
+
+def test_unknown_write_features_stop_writers() -> None:
+    chain = Chain(1)
+    chain.add(op=ALTER, configs={"retention.ms": "1"}, write_features=("tiers",))
+    found = draft(AppendIntent("topic-one", (file_of([(0, 1)]),)), chain)
+    with pytest.raises(BadRequest, match="needs the sparklog features tiers to be written; upgrade"):
+        found.commit(chain.head, "c", 1)
+
+
+def test_commit_time_never_goes_back() -> None:
+    chain = Chain(1)
+    found = draft(AppendIntent("topic-one", (file_of([(0, 1)]),)), chain)
+    assert found.commit(chain.head, "c", chain.head.time_ms - 5000).time_ms == chain.head.time_ms
+    assert found.commit(chain.head, "c", chain.head.time_ms + 5).time_ms == chain.head.time_ms + 5
+
+
+# -- invariants
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"time_ms": 1}, "time goes on"),
+        ({"files": (file_of([(0, 1)]).based((11,)),)}, "appends are dense"),
+        ({"files": (file_of([(0, 1)]).based((9,)),)}, "appends are dense"),
+        ({"op": IMPORT, "files": (file_of([(0, 1)]).based((9,)),)}, "appends are dense"),
+        ({"op": DELETE_RECORDS, "log_starts": {0: 11}}, "log start in range"),
+        ({"op": SEAL, "remove": (Removal(append_path(0, "f0"), (0,), (0,), (0,)),)}, "outputs within edits"),
+        ({"op": SEAL, "edits": (Edit(0, 0, 5), Edit(0, 4, 8))}, "outputs within edits"),
+        ({"op": SEAL, "edits": (Edit(0, 0, 11),)}, "outputs within edits"),
+        ({"op": SEAL, "edits": (Edit(0, 0, 5),), "files": (output_of(0, 4, 6),)}, "outputs within edits"),
+        (
+            {"op": SEAL, "edits": (Edit(0, 0, 9),), "files": (output_of(0, 4, 6), output_of(0, 5, 7))},
+            "outputs within edits",
+        ),
+        (
+            {"op": SEAL, "edits": (Edit(0, 0, 5),), "remove": (Removal("x", (0,), (6,), (0,)),)},
+            "outputs within edits",
+        ),
+        ({"files": (replace(file_of([(0, 1)]).based((10,)), path="elsewhere"),)}, "paths are ours"),
+        ({"op": MAINTAIN, "floor": 2}, "floor and holds in range"),
+        ({"op": MAINTAIN, "holds": {"h": Hold(5)}}, "floor and holds in range"),
+        ({"op": ALTER, "partitions": 1}, "partitions exist"),
+    ],
+)
+def test_each_invariant_is_checked(values: dict[str, object], expected: str) -> None:
+    chain = Chain(2)
+    chain.append((0, 10))
+    commit, _ = chain.commit(**values)
+    with pytest.raises(BadRequest, match=rf"^refusing to commit \({expected}\)"):
+        check_commit(chain.head, commit, chain.head.apply(commit))

@@ -1,0 +1,85 @@
+"""The table of topic configs against Kafka 4.1's own, which its `LogConfig` prints as the page of Kafka's site."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import subprocess
+
+import pytest
+
+from sparklog.log.state.config_table import CONFIGS, ConfigDef
+from sparklog.maintenance.properties import property_table
+from tests.kafka_tools import Missing, find_java, kafka_jars
+
+LOG_CONFIG = "org.apache.kafka.storage.internals.log.LogConfig"
+ROW = re.compile(r"<tr><th>(.*?):</th><td>(.*?)</td></tr>", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def kafka() -> dict[str, dict[str, str]]:
+    """Name -> `Type`, `Default`, `Valid Values`, `Server Default Property`."""
+    try:
+        command = [find_java(), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{kafka_jars()}{os.sep}*", LOG_CONFIG]
+    except Missing as reason:
+        pytest.skip(str(reason))
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = {}
+    for section in page.split("<h4>")[1:]:
+        name = re.search(r'id="topicconfigs_([^"]+)"', section)
+        assert name is not None
+        found[name[1]] = {heading: html.unescape(value) for heading, value in ROW.findall(section)}
+    return found
+
+
+def default_of(row: dict[str, str]) -> str:
+    """Without the words in brackets, `604800000 (7 days)`."""
+    return row["Default"].split(" (")[0].strip('"')
+
+
+def least_of(row: dict[str, str]) -> str | None:
+    """The lower bound of `[0,...]`, None without one."""
+    match = re.match(r"\[(-?\d+),\.\.\.", row["Valid Values"])
+    return match[1] if match else None
+
+
+def least_here(config: ConfigDef) -> str | None:
+    match = re.search(r"of at least (-?\d+)|a number from (\d)|^(\d) to 9", config.valid)
+    return next((each for each in match.groups() if each is not None), None) if match else None
+
+
+def test_every_config_of_kafka_is_known_and_no_other(kafka: dict[str, dict[str, str]]) -> None:
+    gone = {name for name, config in CONFIGS.items() if config.kafka.startswith("Not in Kafka 4")}
+    assert set(CONFIGS) - gone == set(kafka)
+
+
+def test_types_defaults_and_ranges_are_kafkas_unless_the_table_says_so(kafka: dict[str, dict[str, str]]) -> None:
+    differing = []
+    for name, row in kafka.items():
+        config = CONFIGS[name]
+        assert config.kind == row["Type"], name
+        same_default = config.default == default_of(row)
+        same_least = least_here(config) == least_of(row)
+        if not (same_default and same_least):
+            differing.append(name)
+            there = default_of(row) if not same_default else least_of(row)
+            assert str(there) in config.kafka, f"{name}: Kafka has {there}"
+    assert sorted(differing) == [
+        "compression.zstd.level",
+        "file.delete.delay.ms",
+        "message.timestamp.after.max.ms",
+        "segment.bytes",
+    ]
+    assert [name for name, config in CONFIGS.items() if config.kafka and name not in differing] == [
+        "message.timestamp.difference.max.ms",
+        "message.format.version",
+        "message.downconversion.enable",
+    ]
+
+
+def test_broker_names_are_those_of_the_properties(kafka: dict[str, dict[str, str]]) -> None:
+    brokers = {row["Server Default Property"]: name for name, row in kafka.items()}
+    for each in property_table():
+        if each.config is not None and not each.name.endswith((".hours", ".minutes")):
+            assert brokers[each.name] == each.config

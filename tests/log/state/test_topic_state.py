@@ -1,0 +1,321 @@
+"""The head: a pure function of the commits."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.log.journal.documents import Fields
+from sparklog.log.state.commit import (
+    ALTER,
+    COMPACT,
+    CREATE,
+    DELETE,
+    DELETE_RECORDS,
+    IMPORT,
+    MAINTAIN,
+    Edit,
+    Hold,
+    Resolved,
+    Txn,
+    Writer,
+)
+from sparklog.log.state.invariants import check_commit
+from sparklog.log.state.kafka_open import KafkaEnded, KafkaOpen
+from sparklog.log.state.registry import Entry
+from sparklog.log.state.topic_state import EMPTY, Head
+from tests.log.topics import START_MS, Chain, output_of
+
+
+def test_a_created_topic_is_empty() -> None:
+    head = Chain(3, {"retention.ms": "5"}).head
+    assert (head.version, head.exists, head.partitions, head.topic_id) == (0, True, 3, "topic-one")
+    assert head.log_end.tolist() == head.log_start.tolist() == [0, 0, 0]
+    assert head.configs.retention_ms == 5
+    assert head.time_ms == START_MS
+
+
+def test_appends_move_log_ends() -> None:
+    chain = Chain(2)
+    chain.append((0, 5), (1, 2), (0, 1))
+    chain.append((1, 10))
+    assert chain.head.log_end.tolist() == [6, 12]
+    assert chain.head.last_stable().tolist() == [6, 12]
+    assert EMPTY.partitions == 0
+
+
+def test_arrays_cannot_be_written() -> None:
+    head = Chain(2).head
+    with pytest.raises(ValueError, match="read-only"):
+        head.log_end[0] = 9
+
+
+def test_partitions_grow_at_their_beginning() -> None:
+    chain = Chain(1)
+    chain.append((0, 5))
+    chain.add(op=ALTER, partitions=3)
+    assert chain.head.log_end.tolist() == [5, 0, 0]
+
+
+def test_log_starts_are_a_maximum() -> None:
+    chain = Chain(2)
+    chain.append((0, 9), (1, 9))
+    chain.add(op=DELETE_RECORDS, log_starts={0: 7})
+    chain.add(op=DELETE_RECORDS, log_starts={0: 3, 1: 2})
+    assert chain.head.log_start.tolist() == [7, 2]
+
+
+def test_an_import_may_lift_the_log_end() -> None:
+    chain = Chain(1)
+    chain.add(op=IMPORT, log_starts={0: 500}, leader_epoch=4)
+    assert chain.head.log_end.tolist() == [500]
+    assert chain.head.leader_epoch == 4
+    chain.append((0, 2))
+    assert chain.head.log_end.tolist() == [502]
+
+
+def with_kafkas() -> Chain:
+    chain = Chain(2)
+    chain.add(
+        op=IMPORT,
+        log_starts={0: 20, 1: 50},
+        kafka_open=(KafkaOpen(0, 7, 1, 10, 20), KafkaOpen(0, 8, 2, 12, 25), KafkaOpen(1, 7, 1, 45, 60)),
+        edits=(Edit(0, 0, 25), Edit(1, 0, 60)),
+    )
+    return chain
+
+
+def test_kafkas_open_transactions_hold_the_last_stable_offset() -> None:
+    chain = with_kafkas()
+    # What begins below the log start holds it there; of the first nothing is left.
+    assert chain.head.last_stable().tolist() == [20, 50]
+    assert [each.producer for each in chain.head.kafka_open] == [8, 7]
+    chain.append((0, 3))
+    assert chain.head.last_stable().tolist() == [20, 50]
+    chain.append((1, 1), kafka_ended=(KafkaEnded(1, 7),))
+    assert chain.head.last_stable().tolist() == [20, 61]
+    document = json.loads(json.dumps(chain.head.to_json()))
+    back = Head.from_json(Fields(document, "k", "checkpoint"), (), ())
+    assert back.kafka_open == chain.head.kafka_open == (KafkaOpen(0, 8, 2, 12, 25),)
+    chain.add(op=DELETE_RECORDS, log_starts={0: 24})
+    assert chain.head.last_stable().tolist() == [24, 61]
+    chain.add(op=DELETE_RECORDS, log_starts={0: 25})
+    assert chain.head.last_stable().tolist() == [28, 61]
+    assert "kafkaOpen" not in chain.head.to_json()
+
+
+def test_kafkas_transactions_come_with_an_import_and_end_once() -> None:
+    chain = with_kafkas()
+    with pytest.raises(Corrupt, match="ends a transaction of producer 9 in partition 0 that is not open"):
+        chain.append((0, 1), kafka_ended=(KafkaEnded(0, 9),))
+    for values, expected in (
+        ({"kafka_open": (KafkaOpen(0, 9, 0, 1, 24),)}, "only an import or a clone brings"),
+        ({"op": IMPORT, "kafka_open": (KafkaOpen(0, 8, 2, 13, 25),)}, "open twice"),
+        ({"op": IMPORT, "kafka_open": (KafkaOpen(0, 9, 2, 13, 26),)}, "end beyond its log"),
+        ({"kafka_ended": (KafkaEnded(1, 7),)}, "partition 1 would end without a marker"),
+    ):
+        commit, _ = chain.commit(**values)
+        with pytest.raises(BadRequest, match=expected):
+            check_commit(chain.head, commit, chain.head.apply(commit))
+
+
+def test_configs_are_set_and_reset() -> None:
+    chain = Chain(1, {"retention.ms": "5"})
+    chain.add(op=ALTER, configs={"cleanup.policy": "compact", "retention.ms": None})
+    assert dict(chain.head.configs.explicit) == {"cleanup.policy": "compact"}
+
+
+def test_cleaned_through_never_goes_back() -> None:
+    chain = Chain(2)
+    chain.append((0, 20))
+    chain.add(op=COMPACT, edits=(Edit(0, 0, 10, 10),))
+    chain.add(op=COMPACT, edits=(Edit(0, 0, 5, 5), Edit(1, 0, 0, None)))
+    assert chain.head.cleaned_through.tolist() == [10, 0]
+
+
+def test_the_registry_follows_writers() -> None:
+    chain = Chain(1)
+    chain.append((0, 5), writer=Writer("stream", "q", 3, "run", 5))
+    assert chain.head.registry == {"q": Entry(3, 5, 1, START_MS + 1, "run")}
+    chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
+    chain.add(op=MAINTAIN, expired={"q": 1, "job": 1})
+    # The second entry was written later than the maintenance thought.
+    assert set(chain.head.registry) == {"job"}
+
+
+def test_a_writer_is_entered_by_a_commit_that_expires_others() -> None:
+    chain = Chain(1)
+    chain.append((0, 5), writer=Writer("txn", "old", 1, None, 5))
+    chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
+    chain.add(op=MAINTAIN, writer=Writer("txn", "job", 2, None, 0), expired={"old": 1, "job": 2})
+    assert chain.head.registry == {"job": Entry(2, 0, 3, START_MS + 3, None)}
+
+
+def test_holds_and_floor() -> None:
+    chain = Chain(1)
+    chain.append((0, 5))
+    chain.add(op=MAINTAIN, floor=1, holds={"a": Hold(1), "b": Hold(1, 77)})
+    chain.add(op=MAINTAIN, floor=0, holds={"a": None})
+    assert chain.head.floor == 1
+    assert chain.head.holds == {"b": Hold(1, 77)}
+
+
+def test_deleting_keeps_the_numbering_the_floor_and_holds_only() -> None:
+    chain = Chain(2, {"retention.ms": "5"})
+    chain.append((0, 5), writer=Writer("stream", "q", 3, "run", 5))
+    chain.add(op=MAINTAIN, floor=1, holds={"b": Hold(1, 77)})
+    chain.add(op=DELETE)
+    head = chain.head
+    assert (head.exists, head.version, head.partitions, head.floor) == (False, 3, 0, 1)
+    assert head.holds == {"b": Hold(1, 77)}
+    assert not head.registry
+    assert len(chain.table) == 0
+    chain.add(op=MAINTAIN, floor=2, holds={"b": None})
+    chain.add(op=CREATE, topic_id="topic-two", partitions=1, leader_epoch=0)
+    head = chain.head
+    assert (head.version, head.topic_id, head.partitions, head.floor) == (5, "topic-two", 1, 2)
+    assert head.log_end.tolist() == [0]
+    assert not head.configs.explicit
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"version": 7}, "commit 1 should follow, found version 7"),
+        ({"prev_crc": 1}, "the chain of commits is broken: commit 1"),
+        ({"topic_id": "other"}, r"commit 1 \(append, topic id other\) does not fit the topic"),
+        ({"op": CREATE, "partitions": 1, "topic_id": "x"}, "does not fit the topic"),
+    ],
+)
+def test_commits_that_do_not_follow(values: dict[str, object], expected: str) -> None:
+    chain = Chain(1)
+    commit, _ = chain.commit(**values)
+    with pytest.raises(Corrupt, match=expected):
+        chain.head.apply(commit)
+
+
+def test_nothing_but_a_create_follows_nothing() -> None:
+    chain = Chain(1)
+    chain.head = EMPTY
+    for op in (MAINTAIN, DELETE, ALTER):
+        with pytest.raises(Corrupt, match="does not fit"):
+            EMPTY.apply(chain.commit(op=op, topic_id="")[0])
+
+
+def test_after_a_delete_nothing_is_appended() -> None:
+    chain = Chain(1)
+    chain.add(op=DELETE)
+    with pytest.raises(Corrupt, match="does not fit"):
+        chain.append()
+    with pytest.raises(Corrupt, match="does not fit"):
+        # The old id is used up.
+        chain.add(op=CREATE, topic_id="topic-one", partitions=1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"log_starts": {5: 1}},
+        {"edits": (Edit(5, 0, 0),)},
+        {"edits": (Edit(5, 0, 0, 3),)},
+        {"files": (output_of(5, 0, 3),)},
+    ],
+)
+def test_partitions_that_do_not_exist(values: dict[str, object]) -> None:
+    chain = Chain(2)
+    commit, _ = chain.commit(**values)
+    with pytest.raises(Corrupt, match="partition 5"):
+        chain.head.apply(commit)
+
+
+# -- transactions
+
+
+def test_open_slices_hold_the_last_stable_offset() -> None:
+    chain = Chain(3)
+    chain.append((0, 5), (1, 5))
+    chain.append((0, 3), (0, 1), txn=Txn("t", 1))
+    chain.append((0, 2), (1, 2))
+    assert chain.head.log_end.tolist() == [11, 7, 0]
+    assert chain.head.last_stable().tolist() == [5, 7, 0]
+    assert [(p.txn.id, p.txn.n, p.version) for p in chain.head.open] == [("t", 1, 2)]
+
+
+def test_a_resolve_names_prepares_and_closes_all_of_the_transaction() -> None:
+    chain = Chain(2)
+    chain.append((0, 3), txn=Txn("t", 1, {"a": 9}))
+    chain.append((0, 3), txn=Txn("t", 1, {"b": 3}))
+    chain.append((1, 3), txn=Txn("u", 1, {"c": 1}))
+    chain.append((0, 1), resolved=(Resolved("t", 1, (1,), {"a": 4, "d": 5}),))
+    assert chain.head.last_stable().tolist() == [7, 0]
+    # The prepare at version 2 was aborted: what it says of its siblings does not count.
+    assert chain.head.siblings == {"a": 9, "d": 5}
+    chain.add(op=MAINTAIN, resolved=(Resolved("u", 1),))
+    assert chain.head.open == ()
+    assert chain.head.siblings == {"a": 9, "d": 5}
+
+
+def test_siblings_keep_the_highest_version() -> None:
+    chain = Chain(1)
+    for version in (9, 4, 12):
+        chain.append((0, 1), txn=Txn("t", version))
+        chain.add(op=MAINTAIN, resolved=(Resolved("t", version, (chain.head.version,), {"a": version}),))
+    assert chain.head.siblings == {"a": 12}
+
+
+def test_a_late_prepare_is_open_until_it_is_resolved_again() -> None:
+    chain = Chain(1)
+    chain.append((0, 3), txn=Txn("t", 1))
+    chain.add(op=MAINTAIN, resolved=(Resolved("t", 1, (1,)),))
+    chain.append((0, 3), txn=Txn("t", 1))
+    assert chain.head.last_stable().tolist() == [3]
+    chain.add(op=MAINTAIN, resolved=(Resolved("t", 1, (1,)),))
+    assert chain.head.last_stable().tolist() == [6]
+
+
+def test_retention_past_an_open_slice_forgets_it() -> None:
+    chain = Chain(2)
+    chain.append((0, 3), (1, 3), txn=Txn("t", 1))
+    chain.append((0, 3))
+    chain.add(op=DELETE_RECORDS, log_starts={0: 2})
+    assert chain.head.last_stable().tolist() == [2, 0]
+    chain.add(op=DELETE_RECORDS, log_starts={0: 3})
+    assert chain.head.last_stable().tolist() == [6, 0]
+    assert [dict(prepare.end) for prepare in chain.head.open] == [{1: 3}]
+    chain.add(op=DELETE_RECORDS, log_starts={1: 3})
+    assert chain.head.open == ()
+
+
+def test_a_head_as_json_and_back() -> None:
+    chain = Chain(2, {"retention.ms": "5"})
+    chain.append((0, 3), (1, 3), txn=Txn("t", 1, {"a": 2}, 60_000), writer=Writer("stream", "q", 3, "run", 6))
+    chain.add(op=MAINTAIN, floor=1, holds={"h": Hold(1, 5)})
+    document = json.loads(json.dumps(chain.head.to_json()))
+    back = Head.from_json(Fields(document, "k", "checkpoint"), (), ())
+    assert back == chain.head
+    assert back.open == chain.head.open
+    assert back.registry == chain.head.registry
+    assert np.array_equal(back.last_stable(), chain.head.last_stable())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logStart", [0]),
+        ("logEnd", [0, -1]),
+        ("deleted", 0),
+        ("registry", {"q": 5}),
+        ("configs", {"a": 1}),
+        ("floor", None),
+        ("other", 1),
+        ("topicId", None),
+    ],
+)
+def test_a_damaged_head(name: str, value: object) -> None:
+    document = json.loads(json.dumps(Chain(2).head.to_json()))
+    document[name] = value
+    with pytest.raises(Corrupt, match="the-key"):
+        Head.from_json(Fields(document, "the-key", "checkpoint"), (), ())
