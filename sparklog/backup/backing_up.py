@@ -34,7 +34,7 @@ from sparklog.backup.place import BACKUP, Mark, Place
 from sparklog.backup.unread import Unread
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.groups.state import GROUPS
-from sparklog.log.decision import DECISIONS
+from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, commit_key
 from sparklog.log.root import Root

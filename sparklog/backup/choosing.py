@@ -20,7 +20,7 @@ from sparklog.backup.place import Place
 from sparklog.backup.unread import Unread
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.groups.state import GROUPS, GroupState
-from sparklog.log.decision import DECISIONS
+from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.clock import newest_at
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.iso_time import iso_time

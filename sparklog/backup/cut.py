@@ -34,8 +34,8 @@ from sparklog.backup.manifest import LeftOut
 from sparklog.backup.unread import Unread
 from sparklog.errors import NotFound, Unavailable
 from sparklog.groups.state import GROUPS, GroupState, Pending
-from sparklog.log.decision import DECISIONS, Decisions
-from sparklog.log.decision_logs import DecisionLogs, open_transactions
+from sparklog.log.decisions.decision import DECISIONS, Decisions
+from sparklog.log.decisions.decision_logs import DecisionLogs, open_transactions
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
 from sparklog.log.journal.numbered_objects import SETTLE_MS

@@ -19,7 +19,7 @@ from sparklog.backup.place import PRUNE, Mark, Place
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.index_crc import SUFFIXES
 from sparklog.groups.state import GROUPS
-from sparklog.log.decision import DECISIONS
+from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, checkpoint_key, commit_key
 from sparklog.log.state.history import History

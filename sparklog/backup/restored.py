@@ -18,8 +18,8 @@ from sparklog.backup.copying import DataFile, data_file
 from sparklog.groups.offsets import NO_EPOCH, TopicOffsets, topic_offsets
 from sparklog.groups.state import GroupState
 from sparklog.log.cloning import file_slices
-from sparklog.log.decision import Decisions, Prepared, PreparedGroup
-from sparklog.log.decision_logs import open_transactions
+from sparklog.log.decisions.decision import Decisions, Prepared, PreparedGroup
+from sparklog.log.decisions.decision_logs import open_transactions
 from sparklog.log.journal.names import VERSION_DIGITS, local_path, path_read_version
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.intents import Draft

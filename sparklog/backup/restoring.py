@@ -41,7 +41,7 @@ from sparklog.backup.restored import (
 )
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.groups.state import GROUPS
-from sparklog.log.decision import DECISIONS, Decisions
+from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT, Fields
 from sparklog.log.journal.entry_log import Entry, EntryKind

@@ -24,7 +24,7 @@ from urllib.parse import unquote
 from sparklog.backup.manifest import LeftOut
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.groups.state import GROUPS, GroupState
-from sparklog.log.decision import DECISIONS
+from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.journal_cleanup import id_under
 from sparklog.log.journal.names import GROUPS_FOLDER, id_folder

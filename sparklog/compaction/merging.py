@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.compaction.merge_work import OWN_FILE_BYTES, MergeWork
-from sparklog.log.all_or_none import own_whole_ends
+from sparklog.log.decisions.atomic_bounds import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.source_slices import SourceSlices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sparklog.compaction.seal_work import SealPart, SealWork
-from sparklog.log.all_or_none import own_whole_ends
+from sparklog.log.decisions.atomic_bounds import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.source_slices import SourceSlices, source_slices
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of

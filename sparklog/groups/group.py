@@ -35,7 +35,7 @@ from sparklog.groups.offsets import (
     topic_offsets,
 )
 from sparklog.groups.state import GROUPS, GroupState, Pending, settled
-from sparklog.log.decision import BY_NEWER_GENERATION, BY_TIMEOUT
+from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step

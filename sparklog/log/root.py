@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
-from sparklog.log.decision_logs import DecisionLogs
+from sparklog.log.decisions.decision_logs import DecisionLogs
 from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.env import SYSTEM, Env

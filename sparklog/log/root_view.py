@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from sparklog.errors import NotFound
-from sparklog.log.all_or_none import whole_ends
-from sparklog.log.decision_logs import settle
+from sparklog.log.decisions.atomic_bounds import whole_ends
+from sparklog.log.decisions.decision_logs import settle
 from sparklog.log.lookup import offsets_for_timestamps
 from sparklog.log.root import Root
 from sparklog.log.scan import sizes_of

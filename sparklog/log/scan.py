@@ -19,7 +19,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.aborted import aborted_ranges, has_aborted
-from sparklog.log.decision_logs import reader_of
+from sparklog.log.decisions.decision_logs import reader_of
 from sparklog.log.planned import Int64s, PlannedSlices, planned_slices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
 from sparklog.log.state.stored import Runs, Stored

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from sparklog.log.all_or_none import whole_ends
+from sparklog.log.decisions.atomic_bounds import whole_ends
 from sparklog.log.scan import bounds_of, plan_parts, stored_in
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.stored import Stored

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.append_target import AppendOutcome, AppendTarget, appended
-from sparklog.log.decision_logs import read_snapshot
+from sparklog.log.decisions.decision_logs import read_snapshot
 from sparklog.log.kafka_end import end_kafka_transactions
 from sparklog.log.latest import latest_record
 from sparklog.log.lookup import offsets_for_timestamps

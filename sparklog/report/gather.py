@@ -18,7 +18,7 @@ from sparklog.kafka.directory import is_internal
 from sparklog.kafka.group_lag import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.internal_topics import CONSUMER_OFFSETS
 from sparklog.kafka.view import KafkaView
-from sparklog.log.decision_logs import timeout_of
+from sparklog.log.decisions.decision_logs import timeout_of
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.root import Root
 from sparklog.log.root_view import RootView

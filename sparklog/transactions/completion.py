@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Conflict, SparklogError
 from sparklog.groups.state import GROUPS, GroupState
-from sparklog.log.all_or_none import held_back, whole_ends
-from sparklog.log.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
-from sparklog.log.decision_log import DecisionLog
+from sparklog.log.decisions.atomic_bounds import held_back, whole_ends
+from sparklog.log.decisions.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
+from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.journal_cleanup import collect_entries, collect_log, ids_of
 from sparklog.log.root import Root
 from sparklog.log.state.commit import Resolved

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError
 from sparklog.groups.groups import Groups
 from sparklog.groups.state import GroupState
-from sparklog.log.decision import BY_OPERATOR, Decisions
-from sparklog.log.decision_logs import open_transactions, timeout_of
+from sparklog.log.decisions.decision import BY_OPERATOR, Decisions
+from sparklog.log.decisions.decision_logs import open_transactions, timeout_of
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.names import check_id, nearest
 from sparklog.log.root import Root

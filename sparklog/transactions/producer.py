@@ -28,9 +28,18 @@ from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavail
 from sparklog.groups.group import Group, Membership, Offsets
 from sparklog.groups.offsets import GroupMetadata, TopicOffsets, merged
 from sparklog.log.append_target import AppendOutcome, AppendTarget
-from sparklog.log.decision import BY_OWNER, Decisions, Prepared, PreparedGroup, check_undecided, commit, init, prepare
-from sparklog.log.decision_log import DecisionLog
-from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
+from sparklog.log.decisions.decision import (
+    BY_OWNER,
+    Decisions,
+    Prepared,
+    PreparedGroup,
+    check_undecided,
+    commit,
+    init,
+    prepare,
+)
+from sparklog.log.decisions.decision_log import DecisionLog
+from sparklog.log.decisions.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.names import check_id
 from sparklog.log.root import Root, open_root
 from sparklog.log.state.commit import Txn

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparklog.log.append_target import AppendTarget
-from sparklog.log.decision import init
-from sparklog.log.decision_logs import DEFAULT_TIMEOUT_MS
+from sparklog.log.decisions.decision import init
+from sparklog.log.decisions.decision_logs import DEFAULT_TIMEOUT_MS
 from sparklog.log.root import Root
 from sparklog.log.state.content import content_of
 from sparklog.log.state.registry import WriterKey, decide

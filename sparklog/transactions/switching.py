@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sparklog.errors import NotFound, SparklogError
-from sparklog.log.decision import init
+from sparklog.log.decisions.decision import init
 from sparklog.log.root import Root
 from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.intents import Draft, Nothing, check_topic

@@ -14,7 +14,7 @@ from typing import Any
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.groups.state import GROUPS, GroupState
-from sparklog.log.decision import DECISIONS, Decisions
+from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.entry_log import EntryKind

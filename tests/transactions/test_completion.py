@@ -9,9 +9,9 @@ import pytest
 
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
-from sparklog.log import decision_logs
 from sparklog.log.append_writer import AppendWriter
 from sparklog.log.appending import write_files
+from sparklog.log.decisions import decision_logs
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import commit_key
 from sparklog.log.root_view import RootView

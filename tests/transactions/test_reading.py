@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
-from sparklog.log.decision_log import DecisionLog
+from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.journal.numbered_objects import SETTLE_MS

@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.errors import NotFound
 from sparklog.log.cloning import clone_topic
-from sparklog.log.decision import BY_OWNER
+from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal.clock import MAX_AHEAD_MS, newest_at, next_times
 from sparklog.log.journal.names import commit_key
 from sparklog.log.root import Root, open_root

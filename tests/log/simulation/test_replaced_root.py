@@ -20,7 +20,7 @@ import pytest
 
 from sparklog.errors import Fenced, SparklogError
 from sparklog.groups import Groups
-from sparklog.log.decision import BY_OWNER
+from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal.entry_log import Entry
 from sparklog.log.journal.names import commit_key, groups_prefix, transactions_prefix
 from sparklog.log.journal.numbered_objects import Answer, Numbered

@@ -11,7 +11,7 @@ from sparklog.backup.manifest import ENTRIES_FIELDS, LEFT_OUT_FIELDS, MANIFEST_F
 from sparklog.backup.restoring import RESTORE_FIELDS
 from sparklog.groups.offsets import OFFSETS_FIELDS
 from sparklog.groups.state import GROUP_FIELDS, GROUP_OPS, PENDING_FIELDS
-from sparklog.log.decision import (
+from sparklog.log.decisions.decision import (
     COMMITTED_FIELDS,
     DECISION_FIELDS,
     DECISION_OPS,

@@ -13,9 +13,10 @@ from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.groups import state
 from sparklog.groups.group import Group
 from sparklog.groups.state import GroupState
-from sparklog.log import all_or_none, decision, decision_logs, root_view
-from sparklog.log.decision import Decisions
-from sparklog.log.decision_log import DecisionLog
+from sparklog.log import root_view
+from sparklog.log.decisions import atomic_bounds, decision, decision_logs
+from sparklog.log.decisions.decision import Decisions
+from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.registry import Verdict
 from sparklog.transactions import completion, producer, publishing
@@ -199,6 +200,6 @@ def test_a_broken_rule_is_found(
 
 @pytest.mark.parametrize("profile", ["answers", "calm", "crashes", "folders", "names", "zombies"])
 def test_with_all_rules_the_same_seeds_pass(profile: str) -> None:
-    assert all_or_none.whole_ends is root_view.whole_ends
+    assert atomic_bounds.whole_ends is root_view.whole_ends
     for seed in range(20):
         assert run_seed(seed, profile=profile).world.failure is None

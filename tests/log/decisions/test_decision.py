@@ -7,8 +7,15 @@ from dataclasses import replace
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced
-from sparklog.log import decision
-from sparklog.log.decision import Committed, Decisions, Prepared, PreparedGroup, decode_decisions, encode_decisions
+from sparklog.log.decisions import decision
+from sparklog.log.decisions.decision import (
+    Committed,
+    Decisions,
+    Prepared,
+    PreparedGroup,
+    decode_decisions,
+    encode_decisions,
+)
 from sparklog.log.journal.names import check_id, id_folder, transactions_prefix
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.registry import WriterKey

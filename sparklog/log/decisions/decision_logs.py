@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.decision import BY_TIMEOUT, Decisions
-from sparklog.log.decision_log import DecisionLog
+from sparklog.log.decisions.decision import BY_TIMEOUT, Decisions
+from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.env import SYSTEM, Env, Moment
 from sparklog.log.journal.names import commit_key

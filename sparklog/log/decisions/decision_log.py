@@ -14,7 +14,7 @@ import logging
 from collections import OrderedDict
 
 from sparklog.errors import BadRequest, Corrupt, SparklogError
-from sparklog.log.decision import DECISIONS, Decisions, abort
+from sparklog.log.decisions.decision import DECISIONS, Decisions, abort
 from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.env import Env

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 
 from sparklog.errors import Conflict, Corrupt, Unavailable
-from sparklog.log import decision
-from sparklog.log.decision import Committed, Decisions, Prepared
-from sparklog.log.decision_log import DecisionLog
+from sparklog.log.decisions import decision
+from sparklog.log.decisions.decision import Committed, Decisions, Prepared
+from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.names import checkpoint_key, commit_key
