@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparklog.format.warm import warm_up
-from sparklog.log.append_writer import WriteOptions
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import append_path, commit_key
 from sparklog.log.root import open_root
@@ -34,6 +33,7 @@ from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic import Topic
+from sparklog.log.write.append_writer import WriteOptions
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.local import LocalStore
 

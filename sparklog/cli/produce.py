@@ -69,7 +69,7 @@ def produce(
     from sparklog.cli.places import open_root
     from sparklog.cli.text import LineFormat
     from sparklog.errors import SparklogError
-    from sparklog.log.append_writer import WriteOptions
+    from sparklog.log.write.append_writer import WriteOptions
 
     if as_json and (key_separator is not None or headers or null_marker is not None):
         raise typer.BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")

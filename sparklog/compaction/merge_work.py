@@ -35,7 +35,7 @@ from sparklog.storage.store import Store
 if TYPE_CHECKING:
     from sparklog.format.record_batch import BatchHeaders
     from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.append_output import AppendOutput
+    from sparklog.log.write.append_output import AppendOutput
 
 __all__ = ["LOAD_BYTES", "OWN_FILE_BYTES", "MergeWork"]
 
@@ -363,7 +363,7 @@ class _Files:
         return self._shared
 
     def _begin(self) -> AppendOutput:
-        from sparklog.log.append_output import AppendOutput
+        from sparklog.log.write.append_output import AppendOutput
 
         work = self._work
         return AppendOutput(work.store, work.topic, append_path(work.read_version, work.env.new_id()))

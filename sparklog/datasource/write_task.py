@@ -23,9 +23,9 @@ from sparklog.log.state.slices import FileSlices
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.log.append_target import AppendTarget
-    from sparklog.log.append_writer import AppendWriter, WriteOptions
     from sparklog.log.root import Root
+    from sparklog.log.write.append_target import AppendTarget
+    from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -73,7 +73,7 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
     partition."""
     from pyspark import TaskContext
 
-    from sparklog.log.partitioner import sticky_seed
+    from sparklog.log.write.partitioner import sticky_seed
 
     context = TaskContext.get()
     query_id, run_id, batch_id, task = None, None, None, 0
@@ -96,7 +96,7 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
 
 
 def _write_options(options: SinkOptions) -> WriteOptions:
-    from sparklog.log.append_writer import WriteOptions
+    from sparklog.log.write.append_writer import WriteOptions
 
     given: dict[str, Any] = {"level": options.level, "buffer_bytes": options.buffer_bytes}
     if options.codec is not None:
@@ -131,7 +131,7 @@ class _OneTopic:
 
 
 def _writer(plan: SinkPlan, target: AppendTarget, seed: int, *, checked_root: bool = False) -> AppendWriter:
-    from sparklog.log.append_writer import AppendWriter
+    from sparklog.log.write.append_writer import AppendWriter
 
     return AppendWriter(target, _write_options(plan.options), seed=seed, checked_root=checked_root)
 

@@ -151,7 +151,7 @@ def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> 
     partitions."""
     import pyarrow as pa
 
-    from sparklog.log.append_writer import WriteOptions
+    from sparklog.log.write.append_writer import WriteOptions
 
     now_ms = env.wall_ms()
     root = open_root(MemoryStore(lambda: now_ms), create=True, env=env)

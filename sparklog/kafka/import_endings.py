@@ -22,7 +22,7 @@ from sparklog.kafka.import_totals import Ending, SegmentTotals
 from sparklog.kafka.lost_markers import ANYBODY, lost_markers
 from sparklog.kafka.segment_file import SegmentFile, Window
 from sparklog.kafka.transaction_state import TransactionEvents
-from sparklog.log.kafka_end import MAX_EPOCH
+from sparklog.log.write.kafka_end import MAX_EPOCH
 
 __all__ = ["Endings", "LeftOut"]
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.append_target import AppendOutcome, AppendTarget, appended
 from sparklog.log.decisions.decision_logs import read_snapshot
-from sparklog.log.kafka_end import end_kafka_transactions
 from sparklog.log.latest import latest_record
 from sparklog.log.lookup import offsets_for_timestamps
 from sparklog.log.snapshot_view import SnapshotView
@@ -27,14 +25,16 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, TimestampOffset
 from sparklog.log.topic_scan import Position, Scan, record_at, scan
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget, appended
+from sparklog.log.write.kafka_end import end_kafka_transactions
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.log.append_writer import WriteOptions
-    from sparklog.log.appending import ArrowData
     from sparklog.log.root import Root
+    from sparklog.log.write.append_writer import WriteOptions
+    from sparklog.log.write.appending import ArrowData
 
 MANY_UNSEALED = 300_000
 _LOG = logging.getLogger("sparklog.log")
@@ -169,7 +169,7 @@ class Topic:
         `timestamp` (any timestamp type, or int64 ms; null: now), `partition` (null: by the key). With `writer` a batch
         that was published before is skipped. `BadRequest` for rows that the topic refuses: then nothing is published.
         """
-        from sparklog.log.appending import write_files
+        from sparklog.log.write.appending import write_files
 
         target = self.append_target()
         files = write_files(data, target, self.root.env, options=options, writer=writer)
@@ -271,7 +271,7 @@ class Topic:
         `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
         than the log; `Fenced`: another run of the writer took over; `BadRequest`: a null key on a compacted topic;
         `NotFound`: the topic was deleted. Transactions of Kafka's that an import left open are ended first: see
-        `sparklog.log.kafka_end`.
+        `sparklog.log.write.kafka_end`.
         """
         if writer is not None:
             writer.check()
@@ -308,7 +308,7 @@ class Topic:
         self, *, producers: Collection[int] | None = None, commit: bool = False
     ) -> tuple[KafkaOpen, ...]:
         """End transactions that Kafka left open in imported partitions, of these producer ids (None: all), by ABORT
-        markers or, with `commit`, by COMMIT markers; those that were ended. See `sparklog.log.kafka_end`.
+        markers or, with `commit`, by COMMIT markers; those that were ended. See `sparklog.log.write.kafka_end`.
         """
         self.root.ensure_probed()
         return end_kafka_transactions(self.log, producers=producers, commit=commit)

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable
 from sparklog.groups.group import Group, Membership, Offsets
 from sparklog.groups.offsets import GroupMetadata, TopicOffsets, merged
-from sparklog.log.append_target import AppendOutcome, AppendTarget
 from sparklog.log.decisions.decision import (
     BY_OWNER,
     Decisions,
@@ -45,13 +44,14 @@ from sparklog.log.root import Root, open_root
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
 
 if TYPE_CHECKING:
     from sparklog.groups.consumer import Consumer
-    from sparklog.log.append_writer import AppendWriter, WriteOptions
-    from sparklog.log.appending import ArrowData
+    from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+    from sparklog.log.write.appending import ArrowData
 
 __all__ = ["Committed", "Transaction", "TransactionalProducer", "transactional"]
 
@@ -202,8 +202,8 @@ class Transaction:
 
         `NotFound` if there is no such topic; `BadRequest` for rows that it refuses, here or by `commit`.
         """
-        from sparklog.log.append_writer import AppendWriter
-        from sparklog.log.appending import batches
+        from sparklog.log.write.append_writer import AppendWriter
+        from sparklog.log.write.appending import batches
 
         self._check_open()
         if topic not in self._writers:

@@ -20,10 +20,10 @@ from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
 from sparklog.format.batch_scan import scan_headers
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.append_writer import WriteOptions
 from sparklog.log.root import open_root
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic import Topic
+from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from tests.fixture_data import copied, expected_dump, expected_records

@@ -23,8 +23,7 @@ from sparklog.format.append_file import decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeaders
-from sparklog.log import append_output, fetch
-from sparklog.log.append_output import AppendOutput
+from sparklog.log import fetch
 from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.source_slices import SourceSlices
 from sparklog.log.state.commit_log import Outcome
@@ -35,6 +34,8 @@ from sparklog.log.state.slices import FileSlices, SliceFlag, merge_tier
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic import Topic
+from sparklog.log.write import append_output
+from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work import Done, Settings
 from sparklog.storage.store import Store
 from tests.log.data_plane import KINDS, START_MS, Place, rows, small

@@ -27,7 +27,6 @@ from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_TIMESTAMP, BatchHeader
 from sparklog.log import fetch
-from sparklog.log.append_output import AppendOutput
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.commit import ALTER, SEAL
 from sparklog.log.state.intents import Draft, RewriteIntent
@@ -35,6 +34,7 @@ from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic import Topic
+from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings
 from tests.log.data_plane import KINDS, START_MS, Place, rows, small
 from tests.log.rewriting import appended_by_hand, prepared, resolve

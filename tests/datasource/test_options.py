@@ -8,7 +8,7 @@ from sparklog.datasource.option_names import ALL, KAFKA_IGNORED, canonical
 from sparklog.datasource.options import CORRUPT_RECORDS, Bound, Subscription, parse_options
 from sparklog.errors import BadRequest
 from sparklog.kafka.damage import FAIL, POLICIES, SKIP
-from sparklog.log.append_writer import MAX_BUFFER_BYTES
+from sparklog.log.write.append_writer import MAX_BUFFER_BYTES
 
 
 def message(options: dict[str, str], check: str | None = None) -> str:

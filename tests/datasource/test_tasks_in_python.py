@@ -22,12 +22,12 @@ from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import HIDE_TRACEBACK, guard_iterator, user_errors
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log.append_writer import AppendWriter
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.root import Root
 from sparklog.log.state.history import History
 from sparklog.log.state.view import OffsetRange
 from sparklog.log.topic import Topic
+from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.transactions.listing import list_transactions

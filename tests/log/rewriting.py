@@ -8,13 +8,13 @@ from crc32c import crc32c
 
 from sparklog.format.append_file import build_index
 from sparklog.format.batch_scan import scan_headers
-from sparklog.log.append_output import AppendOutput
-from sparklog.log.append_writer import AppendWriter
 from sparklog.log.journal.names import append_path, file_key, sealed_path
 from sparklog.log.state.commit import MERGE, SEAL, Edit, Resolved, Txn
 from sparklog.log.state.intents import Input, MaintainIntent, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic import Topic
+from sparklog.log.write.append_output import AppendOutput
+from sparklog.log.write.append_writer import AppendWriter
 from tests.log.data_plane import Place, small
 
 

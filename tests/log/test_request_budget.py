@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.log.append_writer import AppendWriter
 from sparklog.log.root_view import RootView
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic import Topic, WriterKey
+from sparklog.log.write.append_writer import AppendWriter
 from tests.log.data_plane import KINDS, Place, rows, small
 
 PARTITIONS = 16

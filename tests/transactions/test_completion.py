@@ -9,8 +9,6 @@ import pytest
 
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
-from sparklog.log.append_writer import AppendWriter
-from sparklog.log.appending import write_files
 from sparklog.log.decisions import decision_logs
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import commit_key
@@ -20,6 +18,8 @@ from sparklog.log.state.commit import Resolved
 from sparklog.log.state.slice_table import ABORTED, OPEN
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
+from sparklog.log.write.append_writer import AppendWriter
+from sparklog.log.write.appending import write_files
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import retain_root

@@ -24,7 +24,7 @@ MINUTE = 60_000
 
 def written(house: House, root: object, *values: str) -> list[tuple[object, list[FileSlices]]]:
     """Files that tasks wrote for all three topics."""
-    from sparklog.log.append_writer import AppendWriter
+    from sparklog.log.write.append_writer import AppendWriter
 
     found = []
     for name in "abc":

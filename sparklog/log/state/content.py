@@ -21,7 +21,7 @@ from sparklog.log.journal.arrow_numpy import valid_rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.log.rows import Rows
+    from sparklog.log.write.rows import Rows
 
 __all__ = ["ANYWHERE", "Content", "RowCounts", "add_rows", "content_of"]
 

@@ -3,7 +3,7 @@
 The topic's state keeps them, so that its last stable offset stands where Kafka's stood, for readers, for sealing and
 for compaction, without a look into any file. Their records stay out of sight of `read_committed` readers, and all that
 lies behind them, until a commit ends them: it appends the marker that Kafka would have written (see
-`sparklog.log.kafka_end`). Retention that passes all that Kafka wrote forgets them, as it forgets open slices.
+`sparklog.log.write.kafka_end`). Retention that passes all that Kafka wrote forgets them, as it forgets open slices.
 
 | member      | meaning                                                                  |
 |-------------|--------------------------------------------------------------------------|

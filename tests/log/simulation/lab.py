@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from sparklog.log.append_target import AppendOutcome, AppendTarget
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.root import Root, open_root
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic import Topic
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from tests.log.simulation.model import Model, TopicModel, WatchedStore
 from tests.log.simulation.world import EPOCH_MS

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import Conflict
-from sparklog.log.append_writer import AppendWriter, WriteOptions
 from sparklog.log.journal.documents import Fields
 from sparklog.log.state.commit import decode_content, epoch_and_content
 from sparklog.log.state.content import Content, content_of
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic import Topic
+from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from tests.log.topics import World
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -12,10 +12,10 @@ import pytest
 
 from sparklog.compaction.run import Plans, compact_topic
 from sparklog.errors import SparklogError
-from sparklog.log.append_writer import AppendWriter, WriteOptions
 from sparklog.log.root import Root
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved, Txn
+from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_topic
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, Script

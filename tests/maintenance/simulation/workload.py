@@ -16,8 +16,6 @@ from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.run import Plans, compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.append_target import AppendOutcome, AppendTarget
-from sparklog.log.append_writer import AppendWriter, WriteOptions
 from sparklog.log.journal.env import Env
 from sparklog.log.root import Root, open_root
 from sparklog.log.state.commit import Hold, Resolved, Txn
@@ -27,6 +25,8 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic import Topic
 from sparklog.log.topic_scan import Scan
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget
+from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings, Work, silent
 from sparklog.retention.retain import retain_topic
 from sparklog.storage.faulty import Decide, FaultyStore

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.groups import Groups
 from sparklog.groups.collecting import collect_groups
-from sparklog.log.append_target import AppendTarget
 from sparklog.log.journal.names import append_path
 from sparklog.log.root import Root, open_root
 from sparklog.log.root_view import RootView
@@ -17,6 +16,7 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slice_table import COMMITTED, PLAIN
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.write.append_target import AppendTarget
 from sparklog.storage.faulty import Crash, Decide, FaultKind
 from sparklog.storage.store import Store
 from sparklog.transactions import publish, transactional

@@ -13,13 +13,13 @@ from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import CODECS
-from sparklog.log.append_writer import AppendWriter, WriteOptions
-from sparklog.log.partitioner import sticky_seed
 from sparklog.log.root_view import RootView
 from sparklog.log.scan import read_parts
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange
+from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+from sparklog.log.write.partitioner import sticky_seed
 from sparklog.storage.memory import MemoryStore
 from tests.log.data_plane import KINDS, START_MS, Place, by_partition, check_schema, rows, small
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest
 from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values, repeated_text, text_array, valid_rows
-from sparklog.log.rows import check_columns, rows_of
 from sparklog.log.state.view import HEADERS_TYPE
+from sparklog.log.write.rows import check_columns, rows_of
 
 Header = tuple[str, bytes | None]
 headers_lists = st.lists(
@@ -147,7 +147,7 @@ def test_tasks_import_neither_pandas_nor_arrows_compute_functions(tmp_path: Path
         [sys.executable, "-c", PROGRAM, str(tmp_path / "rows")],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         check=False,
     )
     assert done.stdout.strip() == "[]", done.stderr

@@ -8,14 +8,14 @@ from typing import Any, Protocol, TypeAlias, cast
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.log.append_target import AppendTarget
-from sparklog.log.append_writer import AppendWriter, WriteOptions
 from sparklog.log.journal.env import Env
-from sparklog.log.partitioner import sticky_seed
-from sparklog.log.rows import ROW_COLUMNS
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic_scan import Scan
+from sparklog.log.write.append_target import AppendTarget
+from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+from sparklog.log.write.partitioner import sticky_seed
+from sparklog.log.write.rows import ROW_COLUMNS
 
 __all__ = ["ArrowData", "batches", "write_files"]
 

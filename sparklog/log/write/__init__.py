@@ -1,0 +1,1 @@
+"""Appending: rows to partitions, record batches and append files, and the end of Kafka's open transactions."""
