@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sparklog.log.tail import Tail
+    from sparklog.log.read.tail import Tail
 
 HELP = """Print the records of a topic: all there are, then end; with --follow go on.
 
@@ -150,8 +150,8 @@ def consume(
     from sparklog.cli.json_records import format_json
     from sparklog.cli.places import open_place
     from sparklog.cli.text import Layout
+    from sparklog.log.read.tail import Tail
     from sparklog.log.state.view import COLUMNS
-    from sparklog.log.tail import Tail
 
     place = open_place(root, follow=follow, corrupt_records=corrupt_records.value, on_skipped=say)
     tail = Tail(place.view, place.one_topic(topic), isolation.value, partition, warn=say)

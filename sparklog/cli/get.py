@@ -75,7 +75,7 @@ def get(
     from sparklog.cli.text import Layout
     from sparklog.errors import NotFound
     from sparklog.format.key_text import parse_key
-    from sparklog.log.latest import latest_record
+    from sparklog.log.read.key_lookup import latest_record
 
     if partition is not None and all_partitions:
         raise typer.BadParameter("--partition and --all-partitions exclude each other")

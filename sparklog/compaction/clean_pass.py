@@ -43,8 +43,8 @@ from sparklog.format.payloads import Payloads, payloads
 from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders
 from sparklog.format.record_fields import RecordFields, record_fields
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.fetch import SPAN_BYTES, MissingFile, read_window
-from sparklog.log.source_slices import SourceSlice
+from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_window
+from sparklog.log.read.source_slices import SourceSlice
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work import Progress
 from sparklog.storage.store import Store

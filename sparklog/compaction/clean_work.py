@@ -20,7 +20,7 @@ from sparklog.errors import Conflict, NotFound
 from sparklog.format.batch_scan import begins_with_header, single_header
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.source_slices import SourceSlice, SourceSlices
+from sparklog.log.read.source_slices import SourceSlice, SourceSlices
 from sparklog.log.state.commit import COMPACT, Edit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.intents import Rewrite

@@ -14,7 +14,7 @@ import numpy as np
 
 from sparklog.compaction.clean_work import CleanWork
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.source_slices import source_slices
+from sparklog.log.read.source_slices import source_slices
 from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.snapshot import Snapshot

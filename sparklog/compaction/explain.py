@@ -17,7 +17,7 @@ from sparklog.compaction.cleanable import Cleanable, cleanable
 from sparklog.compaction.cleaning import keyless_by_default
 from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.sealing import plan_sealing
-from sparklog.log.source_slices import source_slices
+from sparklog.log.read.source_slices import source_slices
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, Segment, segments_of

@@ -25,7 +25,7 @@ from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
-from sparklog.log.source_slices import SourceSlice, SourceSlices
+from sparklog.log.read.source_slices import SourceSlice, SourceSlices
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.intents import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
@@ -87,7 +87,7 @@ class MergeWork:
 
     def run(self, progress: Progress = silent) -> Done:
         """Write the merged files. `Corrupt` (an input is damaged) and `Conflict` (it is gone: plan again) name it."""
-        from sparklog.log.fetch import MissingFile
+        from sparklog.log.read.fetch import MissingFile
 
         started = self.env.now()
         runs = [_Run(source) for source in self.sources]
@@ -142,7 +142,7 @@ class _Run:
     def aborted(self, store: Store) -> AbortedTransactions:
         """Kafka's transactions that its inputs' ABORT markers end, markers counting from its base."""
         from sparklog.format.transaction_index import concatenate
-        from sparklog.log.aborted import aborted_of
+        from sparklog.log.read.aborted import aborted_of
 
         topic = self.source.topic
         marked = [each for each in self.live if each.flags & SliceFlag.KAFKA_ABORTED]
@@ -232,7 +232,7 @@ def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, Bytes, BatchHead
     from crc32c import crc32c
 
     from sparklog.compaction.slice_batches import check_offsets, patch_batches
-    from sparklog.log.fetch import read_window
+    from sparklog.log.read.fetch import read_window
 
     (row,) = part.rows
     planned = row.planned(part.run.source.topic, part.run.partition)
@@ -285,7 +285,7 @@ def _fetched(store: Store, topic: str, rows: Sequence[SourceSlice], places: Sequ
     """
     from crc32c import crc32c
 
-    from sparklog.log.fetch import check_slice, read_range
+    from sparklog.log.read.fetch import check_slice, read_range
 
     data = np.empty(total, np.uint8).data
 

@@ -27,9 +27,9 @@ from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_ep
 from sparklog.format.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
-from sparklog.log.planned import PlannedSlice
-from sparklog.log.source_slices import SourceSlice, SourceSlices
+from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
+from sparklog.log.read.read_plan import PlannedSlice
+from sparklog.log.read.source_slices import SourceSlice, SourceSlices
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
 

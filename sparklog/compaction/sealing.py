@@ -18,7 +18,7 @@ import numpy as np
 from sparklog.compaction.seal_work import SealPart, SealWork
 from sparklog.log.decisions.atomic_bounds import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.source_slices import SourceSlices, source_slices
+from sparklog.log.read.source_slices import SourceSlices, source_slices
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of
 from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.slices import SliceFlag

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Conflict
-from sparklog.log.planned import PlannedSlices
-from sparklog.log.source_slices import SourceSlice, SourceSlices
+from sparklog.log.read.read_plan import PlannedSlices
+from sparklog.log.read.source_slices import SourceSlice, SourceSlices
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import OffsetRange
 from sparklog.maintenance.work import Progress, silent
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparklog.compaction.segment_writer import SegmentWriter
     from sparklog.format.record_batch import BatchHeaders
     from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.fetch import Cursor, Piece
+    from sparklog.log.read.fetch import Cursor, Piece
 
 __all__ = ["SealPart", "SegmentOutput", "write_segments"]
 
@@ -68,7 +68,7 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
 
     `Corrupt` names a damaged slice, `Conflict` says that a file was replaced meanwhile; no segment is half there then.
     """
-    from sparklog.log.fetch import Fetcher
+    from sparklog.log.read.fetch import Fetcher
 
     try:
         cursors = [cursor for output in outputs if (cursor := output.cursor()) is not None]
@@ -118,7 +118,7 @@ class SegmentOutput:
 
     def cursor(self) -> Cursor | None:
         """What to fetch, None where all slices were aborted."""
-        from sparklog.log.fetch import Cursor
+        from sparklog.log.read.fetch import Cursor
 
         if not self._rows:
             return None
@@ -239,7 +239,7 @@ def _closed(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
 
 
 def _planned(topic: str, partition: int, rows: Sequence[SourceSlice]) -> PlannedSlices:
-    """The slices as `sparklog.log.fetch` reads them."""
+    """The slices as `sparklog.log.read.fetch` reads them."""
     codes = {file: code for code, file in enumerate(dict.fromkeys(row.file for row in rows))}
 
     def column(name: str) -> npt.NDArray[np.int64]:

@@ -16,7 +16,7 @@ from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import BatchHeaders, BytesLike
 from sparklog.format.rewrite_headers import rewrite_headers
-from sparklog.log.source_slices import SourceSlice
+from sparklog.log.read.source_slices import SourceSlice
 
 __all__ = ["check_batches", "check_offsets", "patch_batches", "scan_slices"]
 

@@ -74,7 +74,7 @@ class ReadTask:
 
     def _records(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
         if self._fail_on_data_loss:
-            from sparklog.log.scan import read_parts
+            from sparklog.log.read.scan import read_parts
 
             # Together: what lies side by side in a file is fetched once for all partitions of the task.
             yield from read_parts(parts, self._projection.columns, batch_bytes=BATCH_BYTES)
@@ -100,7 +100,7 @@ class ReadTask:
 
         Of a topic that was created again under the same name that is nothing: its records are planned by themselves.
         """
-        from sparklog.log.scan import NativeReadPart
+        from sparklog.log.read.scan import NativeReadPart
 
         planned = part.range
         view = open_view(self._location, tailing=False, corrupt_records=self._corrupt_records)

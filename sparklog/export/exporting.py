@@ -193,7 +193,7 @@ def _by_time(
     """What is wanted of this topic, times as offsets. Behind the last record of a partition is its end."""
     if start_ms is None and end_ms is None:
         return wanted
-    from sparklog.log.lookup import offsets_for_timestamps
+    from sparklog.log.read.time_lookup import offsets_for_timestamps
 
     stable = stable_ends(snapshot)
     chosen = [p for p in wanted.partitions or range(len(stable)) if p < len(stable)]

@@ -43,8 +43,8 @@ from sparklog.format.transaction_index import none
 from sparklog.kafka.import_segment import offset_index_of, time_index_of
 from sparklog.kafka.import_totals import Batches
 from sparklog.kafka.view import KafkaView
-from sparklog.log.fetch import MissingFile, read_window
-from sparklog.log.source_slices import SourceSlice
+from sparklog.log.read.fetch import MissingFile, read_window
+from sparklog.log.read.source_slices import SourceSlice
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Progress

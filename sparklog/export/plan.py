@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from sparklog.compaction.segment_output import SealPart
 from sparklog.errors import NotFound
-from sparklog.log.source_slices import SourceSlice, SourceSlices, source_slices
+from sparklog.log.read.source_slices import SourceSlice, SourceSlices, source_slices
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.state.slice_table import ABORTED

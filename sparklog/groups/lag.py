@@ -20,7 +20,7 @@ from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.group import STABLE, Group, GroupDescription
 from sparklog.groups.groups import Groups
 from sparklog.groups.offsets import TopicOffsets
-from sparklog.log.lookup import first_records
+from sparklog.log.read.time_lookup import first_records
 from sparklog.log.root import Root
 from sparklog.log.root_view import RootView
 from sparklog.log.state.snapshot import Snapshot

@@ -27,7 +27,7 @@ from enum import Enum
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group
-from sparklog.log.lookup import offsets_for_timestamps
+from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 

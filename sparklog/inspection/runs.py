@@ -20,8 +20,8 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.directory import split_folder_name
 from sparklog.kafka.partition_state import PartitionState
 from sparklog.kafka.segment_state import SegmentState
-from sparklog.log.aborted import aborted_ranges
 from sparklog.log.journal.names import file_key, is_sealed
+from sparklog.log.read.aborted import aborted_ranges
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import Bounds

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.decisions.decision_logs import read_snapshot
-from sparklog.log.latest import latest_record
-from sparklog.log.lookup import offsets_for_timestamps
-from sparklog.log.snapshot_view import SnapshotView
+from sparklog.log.read.key_lookup import latest_record
+from sparklog.log.read.snapshot_view import SnapshotView
+from sparklog.log.read.time_lookup import offsets_for_timestamps
+from sparklog.log.read.topic_scan import Position, Scan, record_at, scan
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.commit_log import CommitLog, Outcome
 from sparklog.log.state.configs import check_delete_delay
@@ -24,7 +25,6 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, TimestampOffset
-from sparklog.log.topic_scan import Position, Scan, record_at, scan
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget, appended
 from sparklog.log.write.kafka_end import end_kafka_transactions
 from sparklog.storage.store import Store
@@ -225,7 +225,7 @@ class Topic:
         isolation: str = READ_COMMITTED,
     ) -> pa.RecordBatch | None:
         """The latest record of a key: one row with all columns, its value null if the key was deleted; None without
-        any. See `sparklog.log.latest`.
+        any. See `sparklog.log.read.key_lookup`.
 
         It is looked for where Kafka's default partitioner puts the key, or put it before partitions were added, unless
         `partition` or `all_partitions` is given.

@@ -10,7 +10,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.append_file import TAIL_BYTES, Footer, SliceEntry, build_index, decode_footer
 from sparklog.format.batch_scan import scan_headers
-from sparklog.log.fetch import SPAN_BYTES
+from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
 from sparklog.verification.batches import Claim

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import BatchHeaders
-from sparklog.log.fetch import SPAN_BYTES
+from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.storage.store import Store
 from sparklog.verification.batches import Claim, Totals, count_batches, disagreements, wrong_batches
 from sparklog.verification.findings import CHECKSUM, CONTENT, Counts, Finding

@@ -16,8 +16,8 @@ from sparklog.cli.get import KeyFormat
 from sparklog.datasource.location import open_view, resolve
 from sparklog.format.key_text import KEY_FORMATS, parse_key
 from sparklog.format.murmur2 import partition_for_key
-from sparklog.log import latest
 from sparklog.log.cloning import clone_topic
+from sparklog.log.read import key_lookup
 from sparklog.log.root import Root
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, LogView, OffsetRange
 from sparklog.log.topic import Topic
@@ -135,13 +135,13 @@ def test_a_record_in_an_added_partition_ends_the_search(root: Path, monkeypatch:
     keys = [b"k%d" % number for number in range(40)]
     topic.append(rows(*((key, b"v") for key in keys)))
     looked: list[int] = []
-    newest_offset = latest._newest_offset
+    newest_offset = key_lookup._newest_offset
 
     def counted(view: LogView, name: str, partition: int, key: bytes, isolation: str) -> int | None:
         looked.append(partition)
         return newest_offset(view, name, partition, key, isolation)
 
-    monkeypatch.setattr(latest, "_newest_offset", counted)
+    monkeypatch.setattr(key_lookup, "_newest_offset", counted)
     for key in keys:
         assert topic.get(key) is not None
     # Twice as many partitions: a key stays where it was, or is in a new one.
@@ -192,7 +192,7 @@ def model(view: LogView, topic: str, partition: int, isolation: str) -> dict[byt
 @pytest.mark.parametrize("run_bytes", [1, 500, 4 << 20])
 def test_against_a_plain_scan(root: Path, monkeypatch: pytest.MonkeyPatch, run_bytes: int) -> None:
     """Runs of one offset, of several and of all of them give what reading everything gives."""
-    monkeypatch.setattr(latest, "FIRST_RUN_BYTES", run_bytes)
+    monkeypatch.setattr(key_lookup, "FIRST_RUN_BYTES", run_bytes)
     chance = random.Random(run_bytes)
     log = library.open(root, create=True)
     topic = log.create_topic("t", partitions=2)
@@ -203,7 +203,7 @@ def test_against_a_plain_scan(root: Path, monkeypatch: pytest.MonkeyPatch, run_b
     view = open_view(resolve(str(root)), tailing=False)
     expected = {**model(view, "t", 0, READ_COMMITTED), **model(view, "t", 1, READ_COMMITTED)}
     for key in [b"k%d" % n for n in range(42)]:
-        record = latest.latest_record(view, "t", key)
+        record = key_lookup.latest_record(view, "t", key)
         assert (None if record is None else record.column("offset")[0].as_py()) == expected.get(key)
 
 
@@ -217,7 +217,7 @@ def test_kafkas_directories_in_place(isolation: str) -> None:
             for key, offset in model(view, topic, partition, isolation).items():
                 if key is None:
                     continue
-                record = latest.latest_record(view, topic, key, partitions=[partition], isolation=isolation)
+                record = key_lookup.latest_record(view, topic, key, partitions=[partition], isolation=isolation)
                 assert record is not None
                 assert record.schema.names == list(COLUMNS)
                 assert record.column("offset")[0].as_py() == offset
@@ -238,5 +238,5 @@ def test_a_directory_that_lacks_partitions_asks_which(tmp_path: Path) -> None:
         (tmp_path / f"txn-b-{partition}").symlink_to(KAFKA / f"txn-b-{partition // 2}")
     view = open_view(resolve(str(tmp_path)), tailing=False)
     with pytest.raises(library.BadRequest, match=r"holds partitions 0, 2 of topic txn-b"):
-        latest.latest_record(view, "txn-b", b"k")
-    assert latest.latest_record(view, "txn-b", b"not there", partitions=[0, 2]) is None
+        key_lookup.latest_record(view, "txn-b", b"k")
+    assert key_lookup.latest_record(view, "txn-b", b"not there", partitions=[0, 2]) is None

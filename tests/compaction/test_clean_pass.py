@@ -22,8 +22,8 @@ from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.key_hash import HashKey
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.fetch import SPAN_BYTES
 from sparklog.log.journal.names import file_key
+from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.intents import RewriteIntent
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic import Topic

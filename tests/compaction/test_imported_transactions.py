@@ -13,14 +13,14 @@ from sparklog.compaction.run import compact_topic
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.kafka import KafkaView, is_internal
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log import fetch
 from sparklog.log.journal.names import file_key
+from sparklog.log.read import fetch
+from sparklog.log.read.tail import Tail
 from sparklog.log.root_view import RootView
 from sparklog.log.state.intents import RewriteIntent
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slices import SliceFlag, merge_tier
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.tail import Tail
 from sparklog.log.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
 from tests.compaction.fixture_stages import PARTITION, Pass, passes
@@ -478,7 +478,7 @@ def rewritten(topic: Topic) -> RewriteIntent:
     from sparklog.compaction.segment_writer import SegmentWriter
     from sparklog.format.batch_scan import scan_headers
     from sparklog.format.transaction_index import concatenate, parse
-    from sparklog.log.source_slices import source_slices
+    from sparklog.log.read.source_slices import source_slices
     from sparklog.log.state.commit import COMPACT, Edit
     from sparklog.log.state.intents import Rewrite
 

@@ -23,9 +23,9 @@ from sparklog.format.append_file import decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeaders
-from sparklog.log import fetch
 from sparklog.log.journal.names import append_path, file_key
-from sparklog.log.source_slices import SourceSlices
+from sparklog.log.read import fetch
+from sparklog.log.read.source_slices import SourceSlices
 from sparklog.log.state.commit_log import Outcome
 from sparklog.log.state.intents import AppendIntent, Draft, Nothing, RewriteIntent
 from sparklog.log.state.invariants import check_state
@@ -39,8 +39,8 @@ from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work import Done, Settings
 from sparklog.storage.store import Store
 from tests.log.data_plane import KINDS, START_MS, Place, rows, small
+from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve, sealed
-from tests.log.test_scan_imported import batch_of
 
 
 @pytest.fixture(params=KINDS)

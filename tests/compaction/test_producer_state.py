@@ -16,8 +16,8 @@ from sparklog.compaction.producer_state import PartitionProducers, Producer, act
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.control import end_txn_marker
 from sparklog.format.producer_snapshot import parse_snapshot
-from sparklog.log import fetch
-from sparklog.log.source_slices import SourceSlices
+from sparklog.log.read import fetch
+from sparklog.log.read.source_slices import SourceSlices
 from sparklog.storage.memory import MemoryStore
 from tests.compaction.fixture_stages import Stage, StageSegment, partition_files, stages, stored
 from tests.compaction.histories import History

@@ -26,8 +26,8 @@ from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_TIMESTAMP, BatchHeader
-from sparklog.log import fetch
 from sparklog.log.journal.names import append_path
+from sparklog.log.read import fetch
 from sparklog.log.state.commit import ALTER, SEAL
 from sparklog.log.state.intents import Draft, RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
@@ -37,8 +37,8 @@ from sparklog.log.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings
 from tests.log.data_plane import KINDS, START_MS, Place, rows, small
+from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve
-from tests.log.test_scan_imported import batch_of
 from tests.test_architecture import HEAVY, loaded_by
 
 SEEDS = count(1000)

@@ -18,7 +18,7 @@ from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader
 from sparklog.kafka import KafkaView, importing, is_internal
 from sparklog.kafka.directory import SegmentName
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log import fetch
+from sparklog.log.read import fetch
 from sparklog.log.root import Root, open_root
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.imports import ImportedPartition, ImportIntent

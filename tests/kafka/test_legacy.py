@@ -14,8 +14,8 @@ from sparklog.kafka import KafkaView
 from sparklog.kafka.damage import Skipped
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.segment_file import SegmentFile, seek
-from sparklog.log import fetch
-from sparklog.log.max_timestamp import offsets_of_max_timestamp
+from sparklog.log.read import fetch
+from sparklog.log.read.max_timestamp import offsets_of_max_timestamp
 from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic import Topic

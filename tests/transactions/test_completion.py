@@ -12,8 +12,8 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.log.decisions import decision_logs
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import commit_key
+from sparklog.log.read.scan import read_parts
 from sparklog.log.root_view import RootView
-from sparklog.log.scan import read_parts
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.slice_table import ABORTED, OPEN
 from sparklog.log.state.topic_state import Head

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import sparklog
+from sparklog.log.read.scan import read_parts
 from sparklog.log.root_view import RootView
-from sparklog.log.scan import read_parts
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 
 REPOSITORY = Path(__file__).parents[2]

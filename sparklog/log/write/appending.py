@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.log.journal.env import Env
+from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.topic_scan import Scan
 from sparklog.log.write.append_target import AppendTarget
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.log.write.partitioner import sticky_seed

@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.compaction import clean_work, merge_work, sealing, segment_output
 from sparklog.errors import SparklogError
-from sparklog.log.source_slices import SourceSlice
+from sparklog.log.read.source_slices import SourceSlice
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import COMPACT, Removal
 from sparklog.log.state.intents import Draft, RewriteIntent

@@ -12,7 +12,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.format.decode import RecordColumns
 from sparklog.format.encode import encode_batch
 from sparklog.format.record_batch import CONTROL_BIT, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, BatchHeader
-from sparklog.log import fetch
+from sparklog.log.read import fetch
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import TimestampOffset
 from tests.log.data_plane import START_MS, Place, rows, small

@@ -20,8 +20,8 @@ from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, dec
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
-from sparklog.log.planned import PlannedSlice, PlannedSlices
-from sparklog.log.segment_seek import Entrance, entrance_for_offsets, read_offset_index
+from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
+from sparklog.log.read.segment_seek import Entrance, entrance_for_offsets, read_offset_index
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
 

@@ -1,7 +1,7 @@
 """The slices of one partition that a piece of maintenance rewrites, as a plan carries them to its task.
 
-Like `sparklog.log.planned`, but with all that a rewrite must carry over (flags, leader epoch, status) and with paths
-as commits name them, so that the task can say exactly which inputs it replaced.
+Like `sparklog.log.read.read_plan`, but with all that a rewrite must carry over (flags, leader epoch, status) and with
+paths as commits name them, so that the task can say exactly which inputs it replaced.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.log.journal.names import file_key
-from sparklog.log.planned import PlannedSlice
+from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state.intents import Input
 from sparklog.log.state.slice_table import ABORTED, Slices
 
@@ -58,7 +58,7 @@ class SourceSlice:
         return Input(self.path, self.position, self.base, self.end)
 
     def planned(self, topic: str, partition: int) -> PlannedSlice:
-        """As `sparklog.log.fetch` reads it."""
+        """As `sparklog.log.read.fetch` reads it."""
         return PlannedSlice(
             topic,
             partition,

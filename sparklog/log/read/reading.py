@@ -20,8 +20,8 @@ from sparklog.format.batch_checks import crc_message
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders
-from sparklog.log.fetch import Cursor, Fetcher, Piece
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
+from sparklog.log.read.fetch import Cursor, Fetcher, Piece
 from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA
 
 __all__ = ["BATCH_BYTES", "check_columns", "read_cursors", "schema_of"]

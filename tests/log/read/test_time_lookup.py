@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.log import fetch
-from sparklog.log.lookup import first_records
+from sparklog.log.read import fetch
+from sparklog.log.read.time_lookup import first_records
 from sparklog.log.root_view import RootView
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
 from sparklog.log.topic import Topic

@@ -2,8 +2,8 @@
 
 A plan names offsets and, so that tasks need not open the topic, the slices they lie in. Under `read_committed` slices
 of aborted transactions are left out, what Kafka's own aborted transactions take back of imported slices goes along
-(`sparklog.log.aborted`), and nothing at or above the last stable offset is planned. Offsets never change,
-so a part stays right whatever maintenance does to the files: see `sparklog.log.fetch`.
+(`sparklog.log.read.aborted`), and nothing at or above the last stable offset is planned. Offsets never change,
+so a part stays right whatever maintenance does to the files: see `sparklog.log.read.fetch`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
-from sparklog.log.aborted import aborted_ranges, has_aborted
 from sparklog.log.decisions.decision_logs import reader_of
-from sparklog.log.planned import Int64s, PlannedSlices, planned_slices
+from sparklog.log.read.aborted import aborted_ranges, has_aborted
+from sparklog.log.read.read_plan import Int64s, PlannedSlices, planned_slices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
 from sparklog.log.state.stored import Runs, Stored
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRange, PartitionSize, ReadPart
@@ -115,8 +115,8 @@ def read_parts(
 def _read_native(
     parts: list[NativeReadPart], opened: dict[tuple[str, str], Newer], columns: Sequence[str], batch_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    from sparklog.log.fetch import Cursor
-    from sparklog.log.reading import read_cursors
+    from sparklog.log.read.fetch import Cursor
+    from sparklog.log.read.reading import read_cursors
 
     cursors = [
         Cursor(part.store, part.range, part.slices, _replanner(part, opened), part.range.start) for part in parts

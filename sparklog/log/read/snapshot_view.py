@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from sparklog.log.decisions.atomic_bounds import whole_ends
-from sparklog.log.scan import bounds_of, plan_parts, stored_in
+from sparklog.log.read.scan import bounds_of, plan_parts, stored_in
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.stored import Stored
 from sparklog.log.state.view import Bounds, OffsetRange, ReadPart

@@ -17,7 +17,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.format import offset_index, time_index
 from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.time_index import TimeIndex
-from sparklog.log.planned import PlannedSlice
+from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.storage.store import Store
 
 __all__ = ["Entrance", "entrance_for_offsets", "entrance_for_timestamp", "read_offset_index", "read_time_index"]

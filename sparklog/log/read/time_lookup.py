@@ -15,9 +15,9 @@ import numpy as np
 from sparklog.errors import Corrupt
 from sparklog.format.append_file import INDEX_MIN_BYTES
 from sparklog.format.record_batch import BatchHeaders
-from sparklog.log.planned import PlannedSlice, planned_slices
-from sparklog.log.scan import bounds_of, check_isolation, check_partition
-from sparklog.log.segment_seek import entrance_for_timestamp, read_offset_index, read_time_index
+from sparklog.log.read.read_plan import PlannedSlice, planned_slices
+from sparklog.log.read.scan import bounds_of, check_isolation, check_partition
+from sparklog.log.read.segment_seek import entrance_for_timestamp, read_offset_index, read_time_index
 from sparklog.log.state.snapshot import Newer, Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, TimestampOffset
 from sparklog.storage.store import Store
@@ -52,7 +52,7 @@ def _looked_up(
     snapshot: Snapshot, wanted: Mapping[int, tuple[int, int]], isolation: str, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
     """`wanted`: partition to (least time, least offset)."""
-    from sparklog.log.fetch import MissingFile
+    from sparklog.log.read.fetch import MissingFile
 
     check_isolation(isolation)
     answers: dict[int, TimestampOffset | None] = {}
@@ -89,7 +89,7 @@ def _first(snapshot: Snapshot, partition: int, target: int, start: int, end: int
 
 def _in_slice(store: Store, found: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
     """The first record of the slice at or above offset `start` with a time of at least `target`."""
-    from sparklog.log.fetch import check_slice, index_of, read_footer, read_window
+    from sparklog.log.read.fetch import check_slice, index_of, read_footer, read_window
 
     if found.append_time >= max(target, 0) and found.records == found.end - found.base:
         return TimestampOffset(max(start, found.base), found.append_time)
@@ -120,7 +120,7 @@ def _in_slice(store: Store, found: PlannedSlice, target: int, start: int) -> Tim
 
 def _in_segment(store: Store, found: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
     """The same in a sealed segment, entered by the index files beside it."""
-    from sparklog.log.fetch import enter_segment, read_window
+    from sparklog.log.read.fetch import enter_segment, read_window
 
     index = read_offset_index(store, found)
     times = None if index is None or target == ANY_TIME else read_time_index(store, found)

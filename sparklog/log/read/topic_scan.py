@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.decisions.atomic_bounds import whole_ends
-from sparklog.log.scan import NativeReadPart, bounds_of, check_isolation, check_partition, plan_parts, read_parts
+from sparklog.log.read.scan import NativeReadPart, bounds_of, check_isolation, check_partition, plan_parts, read_parts
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Bounds, OffsetRange
 

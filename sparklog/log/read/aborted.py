@@ -20,7 +20,7 @@ import numpy as np
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.planned import PlannedSlice, planned_slices
+from sparklog.log.read.read_plan import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.at_once import ask_each
@@ -78,7 +78,7 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
 
     Raises `Corrupt` for a file that is damaged or missing, `Unavailable` if one has been replaced since.
     """
-    from sparklog.log.fetch import MissingFile
+    from sparklog.log.read.fetch import MissingFile
 
     found = table.select(partition, start)
     marked = found[(found.flags & _FLAG) != 0]
@@ -136,7 +136,7 @@ def aborted_of(store: Store, found: PlannedSlice) -> AbortedTransactions:
 
 
 def _of_segment(store: Store, found: PlannedSlice) -> AbortedTransactions:
-    from sparklog.log.fetch import MissingFile
+    from sparklog.log.read.fetch import MissingFile
 
     key = f"{found.file.removesuffix('.log')}.txnindex"
     try:
@@ -148,7 +148,7 @@ def _of_segment(store: Store, found: PlannedSlice) -> AbortedTransactions:
 
 
 def _of_append_file(store: Store, found: PlannedSlice) -> AbortedTransactions:
-    from sparklog.log.fetch import read_footer
+    from sparklog.log.read.fetch import read_footer
 
     entry = read_footer(store, found).at(found.position)
     if entry is None or entry.crc != found.crc or entry.nbytes != found.size:

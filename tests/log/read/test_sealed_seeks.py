@@ -16,7 +16,7 @@ from sparklog.format.append_file import INDEX_MIN_BYTES
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.record_batch import BatchHeaders
-from sparklog.log import fetch
+from sparklog.log.read import fetch
 from sparklog.log.state.view import TimestampOffset
 from sparklog.log.topic import Topic
 from tests.log.data_plane import START_MS, Place, rows, small

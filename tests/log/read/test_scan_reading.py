@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.log import fetch
+from sparklog.log.read import fetch
+from sparklog.log.read.scan import NativeReadPart, plan_parts, read_parts
 from sparklog.log.root_view import RootView
-from sparklog.log.scan import NativeReadPart, plan_parts, read_parts
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
@@ -82,7 +82,7 @@ def test_a_projection_that_needs_no_records_does_not_decode_them(
     def refuse(*args: object, **kwargs: object) -> object:
         raise AssertionError("decoded")
 
-    from sparklog.log import reading
+    from sparklog.log.read import reading
 
     monkeypatch.setattr(reading, "decode", refuse)
     assert topic.scan(columns=["topic", "partition", "offset", "timestampType"]).to_table() == expected

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import Conflict, NotFound
+from sparklog.log.read.tail import Tail
 from sparklog.log.root import Root, open_root
 from sparklog.log.root_view import RootView
 from sparklog.log.state.view import READ_COMMITTED
-from sparklog.log.tail import Tail
 from sparklog.storage.memory import MemoryStore
 
 
