@@ -26,13 +26,13 @@ import pyarrow.parquet as pq
 from sparklog.format.warm import warm_up
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import append_path, commit_key
-from sparklog.log.root import open_root
 from sparklog.log.state.commit import APPEND, CREATE, Commit, decode_commit, encode_commit
 from sparklog.log.state.commit_log import LogState
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import EMPTY
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.local import LocalStore
@@ -42,7 +42,7 @@ TAIL_COMMITS = 120
 START_MS = 1_700_000_000_000
 OPEN = """
 import sys, time
-from sparklog.log.root import open_root
+from sparklog.log.topic.root import open_root
 import pyarrow, numpy, crc32c
 from sparklog.log import topic_scan
 began, cpu = time.perf_counter(), time.process_time()

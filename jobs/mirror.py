@@ -42,7 +42,7 @@ from sparklog.maintenance.progress import say
 from sparklog.maintenance.properties import parse_properties
 
 if TYPE_CHECKING:
-    from sparklog.log.root import Root
+    from sparklog.log.topic.root import Root
 
 SCHEME = "kafka://"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"

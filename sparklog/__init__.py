@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparklog.datasource.watch import watch
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
     from sparklog.groups.consumer import consumer
-    from sparklog.log.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
+    from sparklog.log.topic.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
     from sparklog.transactions import transactional
 
 __version__ = "0.1.0"
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "open": ("sparklog.log.root", "open_root"),
+    "open": ("sparklog.log.topic.root", "open_root"),
     "register": ("sparklog.datasource", "register"),
     "consumer": ("sparklog.groups.consumer", "consumer"),
     "partitioned": ("sparklog.datasource", "partitioned"),

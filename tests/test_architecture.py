@@ -45,7 +45,7 @@ NEVER = {("format", "storage")}
 DOORS = frozenset({"", "__main__", "cli", "pyspark_sparklog", "jobs"})
 
 # Named in annotations alone, against the order: a topic knows the root that made it.
-TYPES_ONLY = {("sparklog.log.topic", "sparklog.log.root")}
+TYPES_ONLY = {("sparklog.log.topic.topic", "sparklog.log.topic.root")}
 
 NO_SPARK = (
     *("errors", "storage", "format", "log", "groups", "transactions", "kafka"),
@@ -58,9 +58,9 @@ LIGHT = (
     "sparklog",
     "sparklog.errors",
     "sparklog.storage",
-    "sparklog.log.root",
-    "sparklog.log.topic",
-    "sparklog.log.root_view",
+    "sparklog.log.topic.root",
+    "sparklog.log.topic.topic",
+    "sparklog.log.topic.root_view",
     "sparklog.kafka.view",
     "sparklog.groups",
     "sparklog.groups.consumer",
@@ -95,7 +95,7 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
 
 
 def layer(module: str) -> str:
-    """`sparklog.log.topic` -> `log`; the package itself -> an empty text; anything else -> its top-level name."""
+    """`sparklog.log.topic.topic` -> `log`; the package itself -> an empty text; anything else -> its top-level name."""
     top, _, rest = module.partition(".")
     return rest.partition(".")[0] if top == "sparklog" else top
 
@@ -191,14 +191,14 @@ def test_every_package_has_a_layer() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "complaints"),
     [
-        ("sparklog.log.topic", "from sparklog.format.encode import encode", 0),
-        ("sparklog.log.topic", "from sparklog.datasource import options", 1),
-        ("sparklog.format.encode", "def f():\n    import sparklog.log.topic", 1),
+        ("sparklog.log.topic.topic", "from sparklog.format.encode import encode", 0),
+        ("sparklog.log.topic.topic", "from sparklog.datasource import options", 1),
+        ("sparklog.format.encode", "def f():\n    import sparklog.log.topic.topic", 1),
         ("sparklog.format.encode", "from sparklog.storage import open_store", 1),
         ("sparklog.kafka.view", "from sparklog.transactions.listing import standing", 1),
-        ("sparklog.log.root", "import sparklog", 1),
-        ("sparklog.log.root", "from sparklog import errors", 0),
-        ("sparklog.log.root", "from . import names", 1),
+        ("sparklog.log.topic.root", "import sparklog", 1),
+        ("sparklog.log.topic.root", "from sparklog import errors", 0),
+        ("sparklog.log.topic.root", "from . import names", 1),
         ("sparklog.cli.topics", "import pyspark", 1),
         ("sparklog.datasource.source", "import pyspark", 0),
     ],
@@ -212,7 +212,7 @@ def test_every_module_imports() -> None:
     for name in names:
         if not name.endswith("__main__"):
             assert importlib.import_module(name).__doc__, f"{name} says nothing of what it is for"
-    assert "sparklog.log.topic" in names
+    assert "sparklog.log.topic.topic" in names
 
 
 def loaded_by(module: str) -> set[str]:

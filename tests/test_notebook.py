@@ -20,7 +20,7 @@ import sparklog
 from scripts.run_notebook import NOTEBOOK, executed
 from sparklog.inspection.inspect import Inspected, inspect_file, inspect_topic
 from sparklog.kafka.view import KafkaView
-from sparklog.log.root_view import RootView
+from sparklog.log.topic.root_view import RootView
 from tests.fixture_data import copied
 
 PLOTS = ("batches", "compression", "keys", "gaps", "times", "indexes", "transactions")

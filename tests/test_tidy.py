@@ -197,7 +197,7 @@ def test_clocks_chance_and_files_have_homes() -> None:
         (assertion_free, "def test_a():\n    f()\n", "def test_a():\n    assert f()\n"),
         (assertion_free, "def test_a():\n    f()\n", "def test_a():\n    with pytest.raises(E):\n        f()\n"),
         (assertion_free, "def test_a():\n    f()\n", "def f():\n    assert g()\ndef test_a():\n    f()\n"),
-        (lambda source: stray_effects(source, "sparklog/log/topic.py"), "time.time()\n", "env.wall_ms()\n"),
+        (lambda source: stray_effects(source, "sparklog/log/topic/topic.py"), "time.time()\n", "env.wall_ms()\n"),
         (lambda source: stray_effects(source, "sparklog/format/encode.py"), "open('x')\n", "topic.open('x')\n"),
     ],
 )

@@ -37,13 +37,13 @@ from sparklog.groups.state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, commit_key
-from sparklog.log.root import Root
 from sparklog.log.state.checkpoint import Checkpoint, TableRef, decode_checkpoint, encode_checkpoint, encode_table
 from sparklog.log.state.commit import Hold
 from sparklog.log.state.history import History
 from sparklog.log.state.intents import MaintainIntent
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 
 E = TypeVar("E", bound=Entry)

@@ -25,11 +25,11 @@ from sparklog.log.journal.clock import newest_at
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.iso_time import iso_time
 from sparklog.log.journal.names import is_topic_name, nearest
-from sparklog.log.root import Root
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.history import History
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 
 E = TypeVar("E", bound=Entry)

@@ -39,10 +39,10 @@ from sparklog.log.decisions.decision_logs import DecisionLogs, open_transactions
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
 from sparklog.log.journal.numbered_objects import SETTLE_MS
-from sparklog.log.root import Root
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable
 from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 
 __all__ = ["Cut", "Span", "committed_in", "cut_between", "cut_now", "writers_in"]

@@ -17,7 +17,6 @@ import numpy as np
 from sparklog.backup.copying import DataFile, data_file
 from sparklog.groups.offsets import NO_EPOCH, TopicOffsets, topic_offsets
 from sparklog.groups.state import GroupState
-from sparklog.log.cloning import file_slices
 from sparklog.log.decisions.decision import Decisions, Prepared, PreparedGroup
 from sparklog.log.decisions.decision_logs import open_transactions
 from sparklog.log.journal.names import VERSION_DIGITS, local_path, path_read_version
@@ -26,6 +25,7 @@ from sparklog.log.state.intents import Draft
 from sparklog.log.state.slice_table import Slices, SliceTable, Texts
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.cloning import file_slices
 from sparklog.storage.store import Store
 
 __all__ = [

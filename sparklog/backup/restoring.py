@@ -50,13 +50,13 @@ from sparklog.log.journal.foreign_content import foreign_name
 from sparklog.log.journal.iso_time import iso_time
 from sparklog.log.journal.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
 from sparklog.log.journal.root_id import read_root_id
-from sparklog.log.root import open_root
 from sparklog.log.state.commit import decode_commit, encode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
 
 __all__ = ["Restored", "RestoredTopic", "plan_restore", "restore"]

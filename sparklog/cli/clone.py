@@ -28,7 +28,7 @@ def clone(
 ) -> None:
     from sparklog.cli.places import open_root
     from sparklog.cli.times import parse_as_of
-    from sparklog.log.cloning import clone_topic
+    from sparklog.log.topic.cloning import clone_topic
 
     version, time_ms = parse_as_of(as_of)
     found = clone_topic(open_root(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)

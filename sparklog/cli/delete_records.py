@@ -34,7 +34,7 @@ def delete_records(
 ) -> None:
     from sparklog.cli.files import read_text
     from sparklog.cli.places import open_root
-    from sparklog.log import delete_records as deleting
+    from sparklog.log.topic import delete_records as deleting
 
     short = (topic, partition, offset)
     if offset_json_file is not None and short == (None, None, None):

@@ -13,8 +13,8 @@ from sparklog.errors import SparklogError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sparklog.log.root import Root
     from sparklog.log.state.view import LogView
+    from sparklog.log.topic.root import Root
     from sparklog.maintenance.work import Settings
     from sparklog.storage import Store
 

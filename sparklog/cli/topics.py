@@ -14,8 +14,8 @@ from sparklog.cli.terminal import printable, say
 
 if TYPE_CHECKING:
     from sparklog.cli.places import Place
-    from sparklog.log.root import Root
     from sparklog.log.state.view import LogView
+    from sparklog.log.topic.root import Root
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter and delete topics.")
 

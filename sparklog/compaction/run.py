@@ -29,12 +29,12 @@ from sparklog.compaction.clean_work import CleanDone
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.log.journal.names import file_key, is_topic_name
 from sparklog.log.journal.numbered_objects import pause
-from sparklog.log.root import Root
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.intents import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure, Size, TopicReport
 from sparklog.maintenance.work import Done, Runner, Settings, Work
 from sparklog.transactions.completion import resolve_topic, visible_snapshot

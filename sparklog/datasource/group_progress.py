@@ -20,7 +20,7 @@ from sparklog.datasource.user_errors import warn
 from sparklog.errors import Conflict, Fenced, NotFound, Unavailable
 from sparklog.groups.group import Group, Membership
 from sparklog.log.journal.env import Moment
-from sparklog.log.root import Root
+from sparklog.log.topic.root import Root
 
 Document = dict[str, object]
 

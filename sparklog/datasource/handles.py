@@ -14,8 +14,8 @@ from sparklog.datasource.options import SinkOptions
 from sparklog.errors import NotFound
 
 if TYPE_CHECKING:
-    from sparklog.log.root import Root
-    from sparklog.log.topic import Topic
+    from sparklog.log.topic.root import Root
+    from sparklog.log.topic.topic import Topic
 
 _roots: dict[str, Root] = {}
 

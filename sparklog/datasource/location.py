@@ -18,8 +18,8 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.names import PLACE_KEY, is_topic_name
 
 if TYPE_CHECKING:
-    from sparklog.log.root import Root
     from sparklog.log.state.view import LogView
+    from sparklog.log.topic.root import Root
 
 ROOT = "root"
 TOPIC = "topic"
@@ -95,7 +95,7 @@ def open_view(
                 f"corruptRecords={corrupt_records} is for Kafka directories and {location.root} is a sparklog root:"
                 " leave it out; a root's damaged file is restored from a backup"
             )
-        from sparklog.log.root_view import RootView
+        from sparklog.log.topic.root_view import RootView
 
         return RootView(open_log(location))
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
@@ -125,7 +125,7 @@ def exists(location: Location) -> bool:
 
 def open_log(location: Location, *, create: bool = False) -> Root:
     """The root that a location is or lies in; with `create`, a new one where there is nothing yet."""
-    from sparklog.log.root import open_root
+    from sparklog.log.topic.root import open_root
 
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         raise BadRequest(

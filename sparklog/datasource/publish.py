@@ -18,9 +18,9 @@ from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, Topi
 from sparklog.errors import Conflict
 
 if TYPE_CHECKING:
-    from sparklog.log.root import Root
     from sparklog.log.state.registry import WriterKey
     from sparklog.log.state.slices import FileSlices
+    from sparklog.log.topic.root import Root
     from sparklog.log.write.append_target import AppendTarget
 
 _LOG = logging.getLogger("sparklog.datasource")

@@ -69,7 +69,7 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
     Raises BadRequest for a view that is no root, Unavailable if a transaction is not decided within a minute.
     """
     from sparklog.groups.group import Group
-    from sparklog.log.root_view import RootView
+    from sparklog.log.topic.root_view import RootView
 
     if read.start is None or read.start.kind != GROUP:
         return {}

@@ -22,8 +22,8 @@ from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import SparklogError
-from sparklog.log.root_view import RootView
 from sparklog.log.state.view import LogView
+from sparklog.log.topic.root_view import RootView
 
 if TYPE_CHECKING:
     import pyarrow as pa

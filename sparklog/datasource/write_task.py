@@ -23,7 +23,7 @@ from sparklog.log.state.slices import FileSlices
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.log.root import Root
+    from sparklog.log.topic.root import Root
     from sparklog.log.write.append_target import AppendTarget
     from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 

@@ -9,10 +9,10 @@ from sparklog.doctor.finding import FAIL, OK, WARN, Finding
 from sparklog.errors import SparklogError
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.names import is_topic_name
-from sparklog.log.root import Root
 from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.state.slices import MERGE_TIER_MASK
-from sparklog.log.topic import MANY_UNSEALED, Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import MANY_UNSEALED, Topic
 from sparklog.transactions.kafka import owner_of
 
 __all__ = ["check_root"]

@@ -49,11 +49,11 @@ from sparklog.format.checkpoint_files import (
 )
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name
-from sparklog.log.root import Root
 from sparklog.log.state.history import History
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
+from sparklog.log.topic.root import Root
 from sparklog.maintenance.work import Progress, silent
 from sparklog.storage import local_path
 from sparklog.storage.local import LocalStore, sync_folder

@@ -32,13 +32,13 @@ from sparklog.format.group_messages import (
     encode_offset_value,
 )
 from sparklog.log.journal.names import did_you_mean
-from sparklog.log.root import Root, open_root
+from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from sparklog.groups import CommittedOffset
     from sparklog.log.journal.env import Env
-    from sparklog.log.topic import Topic
+    from sparklog.log.topic.topic import Topic
 
 __all__ = [
     "ALL_GROUPS",

@@ -21,8 +21,8 @@ from sparklog.groups.group import Group
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.journal.journal_cleanup import collect_entries, entry_before, ids_of
 from sparklog.log.journal.numbered_objects import SETTLE_MS
-from sparklog.log.root import Root
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.root import Root
 
 __all__ = ["OFFSETS_RETENTION_MS", "CollectedGroups", "collect_groups", "kept_entries_ms"]
 

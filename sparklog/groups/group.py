@@ -41,7 +41,7 @@ from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.names import check_id
 from sparklog.log.journal.numbered_objects import pause
-from sparklog.log.root import Root
+from sparklog.log.topic.root import Root
 
 __all__ = ["DEAD", "EMPTY", "STABLE", "Group", "GroupDescription", "Membership", "Offset", "Offsets"]
 

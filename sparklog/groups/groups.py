@@ -10,7 +10,7 @@ from sparklog.errors import SparklogError
 from sparklog.groups.group import Group, GroupDescription
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.journal.journal_cleanup import ids_of
-from sparklog.log.root import Root, open_root
+from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.at_once import ask_each
 from sparklog.storage.store import Store
 

@@ -21,9 +21,9 @@ from sparklog.groups.group import STABLE, Group, GroupDescription
 from sparklog.groups.groups import Groups
 from sparklog.groups.offsets import TopicOffsets
 from sparklog.log.read.time_lookup import first_records
-from sparklog.log.root import Root
-from sparklog.log.root_view import RootView
 from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.root_view import RootView
 from sparklog.storage.at_once import ask_each
 
 __all__ = ["Lag", "lag"]

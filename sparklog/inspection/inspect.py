@@ -18,8 +18,8 @@ from sparklog.inspection import batches as batches_
 from sparklog.inspection import tables
 from sparklog.inspection.runs import PartitionLog, of_file, of_kafka, of_root
 from sparklog.kafka.view import KafkaView
-from sparklog.log.root_view import RootView
 from sparklog.log.state.view import LogView
+from sparklog.log.topic.root_view import RootView
 
 __all__ = ["Inspected", "inspect_file", "inspect_topic"]
 

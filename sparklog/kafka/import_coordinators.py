@@ -46,8 +46,8 @@ from sparklog.log.state.imports import ImportedPartition, ImportIntent
 from sparklog.log.state.kafka_open import ABORT, COMMIT, KafkaOpen
 
 if TYPE_CHECKING:
-    from sparklog.log.root import Root
-    from sparklog.log.topic import Topic
+    from sparklog.log.topic.root import Root
+    from sparklog.log.topic.topic import Topic
 
 __all__ = ["ImportedGroup", "KafkaGroup", "import_groups", "kafka_groups", "kafka_transactions", "note_decisions"]
 

@@ -37,10 +37,10 @@ from sparklog.kafka.segment_file import BatchWalk, SegmentFile, seek
 from sparklog.kafka.start_up import next_offset_of
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name, did_you_mean
-from sparklog.log.root import Root
 from sparklog.log.state.commit import MAX_PARTITIONS
 from sparklog.log.state.kafka_source import ImportedEnd, KafkaSource
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.root import Root
 
 __all__ = ["TopicPlan", "TopicSource", "foreseen", "plan_import", "topic_sources"]
 

@@ -31,12 +31,12 @@ from sparklog.kafka.import_coordinators import (
 from sparklog.kafka.import_partition import CoordinatorEntry, Known, PartitionSource, Target, copy_partition
 from sparklog.kafka.import_plan import TopicPlan, foreseen, plan_import, topic_sources
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.root import Root
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.imports import ImportedPartition, ImportIntent
 from sparklog.log.state.intents import CreateIntent
 from sparklog.log.state.kafka_source import KafkaSource
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 
 __all__ = ["ImportReport", "ImportedTopic", "OnProgress", "PartitionReport", "import_log_dir", "unwatched"]
 

@@ -20,11 +20,11 @@ from sparklog.kafka.internal_topics import CONSUMER_OFFSETS
 from sparklog.kafka.view import KafkaView
 from sparklog.log.decisions.decision_logs import timeout_of
 from sparklog.log.journal.names import is_topic_name
-from sparklog.log.root import Root
-from sparklog.log.root_view import RootView
 from sparklog.log.state.history import History
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import LogView, OffsetRange
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.root_view import RootView
 from sparklog.maintenance.report import TopicReport
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.report.facts import (

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.log.root import Root
 from sparklog.log.state.clone_holds import GiveUpIntent, clone_of_hold, is_given_up, still_names
 from sparklog.log.state.commit import DELETE
 from sparklog.log.state.history import History
 from sparklog.log.state.intents import DeleteIntent
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention import vacuum_plan as plan
 

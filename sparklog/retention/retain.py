@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
 from sparklog.log.journal.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, file_key, is_topic_name
-from sparklog.log.root import Root
 from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.log.state.intents import LogStartIntent
 from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work import Runner, Settings

@@ -28,7 +28,7 @@ from sparklog.log.state.history import History
 from sparklog.log.state.intents import Draft, Nothing
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.work import InProcess, Runner, Settings
 from sparklog.retention import vacuum_plan as plan

@@ -15,12 +15,12 @@ from sparklog.log.decisions.atomic_bounds import held_back, whole_ends
 from sparklog.log.decisions.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.journal_cleanup import collect_entries, collect_log, ids_of
-from sparklog.log.root import Root
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.intents import MaintainIntent
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
 
 __all__ = [

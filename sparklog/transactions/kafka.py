@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparklog.log.root import Root
 from sparklog.log.state.kafka_open import KafkaOpen
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.root import Root
 
 __all__ = ["ONGOING", "KafkaHeld", "end_held", "held_by", "owner_of", "owners", "state_of"]
 

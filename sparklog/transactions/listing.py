@@ -13,8 +13,8 @@ from sparklog.log.decisions.decision import BY_OPERATOR, Decisions
 from sparklog.log.decisions.decision_logs import open_transactions, timeout_of
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.names import check_id, nearest
-from sparklog.log.root import Root
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.root import Root
 from sparklog.storage.at_once import ask_each
 from sparklog.transactions import kafka
 from sparklog.transactions.completion import resolve_topic, transactional_ids

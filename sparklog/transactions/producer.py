@@ -40,10 +40,10 @@ from sparklog.log.decisions.decision import (
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.decisions.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.names import check_id
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.topic.root import Root, open_root
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from sparklog.log.decisions.decision import init
 from sparklog.log.decisions.decision_logs import DEFAULT_TIMEOUT_MS
-from sparklog.log.root import Root
 from sparklog.log.state.content import content_of
 from sparklog.log.state.registry import WriterKey, decide
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.topic.root import Root
 from sparklog.log.write.append_target import AppendTarget
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
 from sparklog.transactions.producer import Committed, TransactionalProducer

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 from sparklog.errors import NotFound, SparklogError
 from sparklog.log.decisions.decision import init
-from sparklog.log.root import Root
 from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.intents import Draft, Nothing, check_topic
 from sparklog.log.state.registry import WriterKey, decide, next_epoch
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.root import Root
 
 __all__ = ["in_decisions", "in_topics"]
 

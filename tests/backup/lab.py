@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from sparklog.compaction.run import compact_topic
 from sparklog.log.journal.env import Env
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import READ_UNCOMMITTED
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_root
 from sparklog.storage.faulty import Call, Fault, FaultKind

@@ -10,12 +10,12 @@ import pytest
 
 from sparklog.errors import Conflict, Corrupt, NotFound
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log import cloning
-from sparklog.log.cloning import Cloned, clone_topic
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.history import History
 from sparklog.log.state.intents import DeleteIntent, LogStartIntent
 from sparklog.log.state.registry import WriterKey
+from sparklog.log.topic import cloning
+from sparklog.log.topic.cloning import Cloned, clone_topic
+from sparklog.log.topic.root import Root, open_root
 from sparklog.retention import clones, vacuum
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.transactions.producer import transactional

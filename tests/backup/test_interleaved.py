@@ -15,7 +15,7 @@ from sparklog.backup.restoring import restore
 from sparklog.errors import Conflict, SparklogError
 from sparklog.groups import Groups
 from sparklog.log.journal.numbered_objects import SETTLE_MS
-from sparklog.log.root import Root
+from sparklog.log.topic.root import Root
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions.completion import collect

@@ -20,7 +20,7 @@ from sparklog.backup.restoring import restore
 from sparklog.compaction.run import compact_topic
 from sparklog.errors import Conflict
 from sparklog.groups import Groups
-from sparklog.log.root import Root, open_root
+from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage import LocalStore

@@ -13,7 +13,7 @@ from sparklog.errors import BadRequest, Corrupt, SparklogError
 from sparklog.groups import Groups
 from sparklog.groups.state import GROUPS
 from sparklog.log.journal.names import commit_key, groups_prefix, transactions_prefix
-from sparklog.log.root import Root
+from sparklog.log.topic.root import Root
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions.completion import collect
 from sparklog.transactions.listing import list_transactions

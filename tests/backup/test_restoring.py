@@ -14,10 +14,10 @@ from sparklog.backup.restored import MovedOffset
 from sparklog.backup.restoring import Restored, plan_restore, restore
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound
 from sparklog.groups import Groups
-from sparklog.log.cloning import clone_topic
 from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.registry import WriterKey
+from sparklog.log.topic.cloning import clone_topic
+from sparklog.log.topic.root import Root, open_root
 from sparklog.storage import LocalStore
 from sparklog.storage.faulty import Crash, FaultyStore
 from sparklog.storage.memory import MemoryStore

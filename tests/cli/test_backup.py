@@ -12,7 +12,7 @@ import pytest
 import sparklog as library
 from sparklog.groups import Groups
 from sparklog.log.journal.env import SYSTEM
-from sparklog.log.root import open_root
+from sparklog.log.topic.root import open_root
 from sparklog.storage import LocalStore
 from tests.cli.conftest import Sparklog
 

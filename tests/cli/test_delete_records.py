@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.log.root import Root
+from sparklog.log.topic.root import Root
 from tests.cli.conftest import Sparklog
 
 

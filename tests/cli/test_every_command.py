@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from sparklog.cli.app import app
 from sparklog.groups import Groups
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.root import Root, open_root
+from sparklog.log.topic.root import Root, open_root
 from sparklog.transactions import transactional
 
 IN_TURN = (

@@ -16,11 +16,11 @@ from sparklog.cli.get import KeyFormat
 from sparklog.datasource.location import open_view, resolve
 from sparklog.format.key_text import KEY_FORMATS, parse_key
 from sparklog.format.murmur2 import partition_for_key
-from sparklog.log.cloning import clone_topic
 from sparklog.log.read import key_lookup
-from sparklog.log.root import Root
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, LogView, OffsetRange
-from sparklog.log.topic import Topic
+from sparklog.log.topic.cloning import clone_topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 from sparklog.transactions import transactional
 from sparklog.verification.run import verify_root
 from tests.cli.conftest import REPOSITORY, Sparklog

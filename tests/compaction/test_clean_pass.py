@@ -26,7 +26,7 @@ from sparklog.log.journal.names import file_key
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.intents import RewriteIntent
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from tests.compaction.histories import History

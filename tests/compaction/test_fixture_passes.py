@@ -22,7 +22,7 @@ from sparklog.kafka.importing import import_log_dir
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.intents import LogStartIntent, RewriteIntent
 from sparklog.log.state.segments import RollRule, segments_of
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention.expiry import Expiry, plan_expiry
 from sparklog.storage.store import Store

@@ -16,12 +16,12 @@ from sparklog.kafka.importing import import_log_dir
 from sparklog.log.journal.names import file_key
 from sparklog.log.read import fetch
 from sparklog.log.read.tail import Tail
-from sparklog.log.root_view import RootView
 from sparklog.log.state.intents import RewriteIntent
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slices import SliceFlag, merge_tier
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
 from tests.compaction.fixture_stages import PARTITION, Pass, passes
 from tests.compaction.histories import History

@@ -20,9 +20,9 @@ from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
 from sparklog.format.batch_scan import scan_headers
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.root import open_root
 from sparklog.log.state.view import READ_UNCOMMITTED
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.local import LocalStore

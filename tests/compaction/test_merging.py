@@ -33,7 +33,7 @@ from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag, merge_tier
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write import append_output
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work import Done, Settings

@@ -11,12 +11,12 @@ from sparklog.compaction.clean_work import CleanDone
 from sparklog.compaction.run import TRIES, Plans, compact_root, compact_topic
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.names import commit_key, file_key, sealed_path
-from sparklog.log.root import Root
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL, Edit
 from sparklog.log.state.intents import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Size
 from sparklog.maintenance.work import Done, InProcess, PieceReport, Progress, Settings, Work, silent
 from sparklog.storage.memory import MemoryStore

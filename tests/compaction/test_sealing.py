@@ -33,7 +33,7 @@ from sparklog.log.state.intents import Draft, RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings
 from tests.log.data_plane import KINDS, START_MS, Place, rows, small

@@ -18,8 +18,8 @@ from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
 from sparklog.groups import Group, Groups
-from sparklog.log.root import Root
-from sparklog.log.root_view import RootView
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.root_view import RootView
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore
 from tests.datasource.memory_view import MemoryView

@@ -19,7 +19,7 @@ import pytest
 import sparklog
 from jobs import compact
 from sparklog.errors import Conflict, Corrupt, SparklogError, Unavailable
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkIfNeeded, SparkRunner
 from sparklog.maintenance.work import Done, InProcess, PieceReport, Progress, Runner, silent
 from tests.datasource.said import Said

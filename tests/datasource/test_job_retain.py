@@ -17,7 +17,7 @@ import sparklog
 from jobs import retain
 from sparklog.errors import SparklogError
 from sparklog.log.journal.names import append_path
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkRunner
 from sparklog.maintenance.work import Done, Work
 from sparklog.retention import deleting

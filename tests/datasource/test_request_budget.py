@@ -17,7 +17,7 @@ from sparklog.datasource import handles
 from sparklog.datasource.location import resolve
 from sparklog.datasource.options import parse_options
 from sparklog.errors import Conflict
-from sparklog.log.root import Root
+from sparklog.log.topic.root import Root
 from sparklog.storage.counting import CountingStore
 from tests.datasource.test_groups import Query, offsets
 from tests.transactions.house import House, rows

@@ -17,9 +17,9 @@ from sparklog.datasource.tasks import plan_tasks
 from sparklog.kafka import KafkaView
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.read.key_lookup import latest_record
-from sparklog.log.root import open_root
-from sparklog.log.root_view import RootView
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange, ReadPart
+from sparklog.log.topic.root import open_root
+from sparklog.log.topic.root_view import RootView
 from tests.kafka.logs import keyed_batch, write_partition
 
 SEGMENTS = 25

@@ -23,10 +23,10 @@ from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import HIDE_TRACEBACK, guard_iterator, user_errors
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.journal.env import SYSTEM
-from sparklog.log.root import Root
 from sparklog.log.state.history import History
 from sparklog.log.state.view import OffsetRange
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_root
@@ -99,7 +99,7 @@ def test_an_error_nobody_meant_keeps_its_kind() -> None:
 def test_importing_the_source_pulls_no_heavy_module() -> None:
     program = (
         "import sys, pyspark_sparklog, sparklog.datasource.stream_reader, sparklog.datasource.batch_reader, "
-        "sparklog.datasource.writer, sparklog.log.root_view, sparklog.kafka.view\n"
+        "sparklog.datasource.writer, sparklog.log.topic.root_view, sparklog.kafka.view\n"
         "print([name for name in ('numba', 'pandas', 'zstandard', 'lz4', 'snappy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -476,8 +476,8 @@ def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypat
     from sparklog.datasource.location import TOPIC, Location
     from sparklog.datasource.stream_plan import Clock, StreamPlanner
     from sparklog.datasource.subscription import Subscriber
-    from sparklog.log.root import Root
-    from sparklog.log.root_view import RootView
+    from sparklog.log.topic.root import Root
+    from sparklog.log.topic.root_view import RootView
     from sparklog.storage.counting import CountingStore
 
     path = str(tmp_path / "log")

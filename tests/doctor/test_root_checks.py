@@ -19,8 +19,8 @@ from sparklog.doctor import FAIL, OK, WARN, Finding, examine, root_checks, store
 from sparklog.doctor.examine import examine_root, failed
 from sparklog.doctor.root_checks import check_root
 from sparklog.doctor.store_checks import check_disk, check_store
-from sparklog.log.root import Root
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 from sparklog.storage import LocalStore
 from sparklog.transactions import transactional
 from tests.doctor.machines import EMPTY, GIB, HEALTHY, machine

@@ -19,9 +19,9 @@ from sparklog.export.group_offsets import OFFSETS_CONFIGS, OFFSETS_TOPIC
 from sparklog.export.properties import broker_configs
 from sparklog.groups import CommittedOffset, Groups
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from tests.export.test_exporting import led

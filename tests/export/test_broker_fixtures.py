@@ -16,7 +16,7 @@ from sparklog.compaction.run import compact_topic
 from sparklog.export import ExportedTopic, export_topics
 from sparklog.export.properties import broker_configs
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
 from tests.export.test_fixtures import imported_from
 from tests.fixture_data import expected_offsets, expected_records

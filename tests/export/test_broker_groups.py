@@ -14,7 +14,7 @@ from sparklog.export.group_offsets import GROUPS_FILE, OFFSETS_CONFIGS, OFFSETS_
 from sparklog.groups import CommittedOffset, Groups
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.journal.env import SYSTEM
-from sparklog.log.root import Root, open_root
+from sparklog.log.topic.root import Root, open_root
 from tests.fixture_data import split_partition
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing

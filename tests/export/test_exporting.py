@@ -28,10 +28,10 @@ from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.format.rewrite_headers import rewrite_headers
 from sparklog.kafka import KafkaView
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.root import open_root
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore

@@ -22,8 +22,8 @@ from sparklog.format.checkpoint_files import (
 from sparklog.format.producer_snapshot import ProducerEntry, parse_snapshot
 from sparklog.kafka import KafkaView, is_internal
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 from tests.fixture_data import expected_offsets, expected_records, fixture_tree, partitions, split_partition
 from tests.kafka.logs import read, without_epochs

@@ -25,8 +25,8 @@ from sparklog.format.group_messages import (
 from sparklog.groups import CommittedOffset, Groups, OffsetAndMetadata
 from sparklog.kafka import KafkaView
 from sparklog.log.journal.names import commit_key, groups_prefix
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.topic.root import Root, open_root
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import read
 from tests.kafka_tools import KafkaTools

@@ -13,7 +13,7 @@ from sparklog.errors import Conflict
 from sparklog.groups import Groups
 from sparklog.groups.lag import lag
 from sparklog.groups.reset import Scenario, To, plan_reset
-from sparklog.log.root import Root
+from sparklog.log.topic.root import Root
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
 from tests.transactions.house import rows

@@ -14,8 +14,8 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
 from sparklog.groups import Consumer, Group, Groups
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import commit_key
-from sparklog.log.root import open_root
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
+from sparklog.log.topic.root import open_root
 from tests.transactions.house import House, rows
 
 

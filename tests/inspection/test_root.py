@@ -11,8 +11,8 @@ import pytest
 import sparklog
 from sparklog.compaction.run import compact_topic
 from sparklog.inspection.inspect import inspect_file, inspect_topic
-from sparklog.log.root import Root
-from sparklog.log.root_view import RootView
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 

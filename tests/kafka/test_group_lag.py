@@ -19,8 +19,8 @@ from sparklog.groups.lag import Lag, lag
 from sparklog.kafka.group_lag import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.view import KafkaView
-from sparklog.log.root import open_root
-from sparklog.log.root_view import RootView
+from sparklog.log.topic.root import open_root
+from sparklog.log.topic.root_view import RootView
 from sparklog.maintenance.work import Settings
 from sparklog.report.gather import gather
 from tests.kafka.logs import HOUR_MS, batch, write_partition

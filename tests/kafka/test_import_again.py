@@ -19,11 +19,11 @@ from sparklog.kafka import import_partition, importing
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.segment_file import SegmentFile
 from sparklog.kafka.view import KafkaView
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore

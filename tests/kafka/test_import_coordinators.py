@@ -34,8 +34,8 @@ from sparklog.groups import CommittedOffset, Groups
 from sparklog.kafka import importing
 from sparklog.kafka.damage import Skipped
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import READ_COMMITTED
+from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from tests.kafka.logs import FIRST, HOUR_MS, batch, keyed_batch, marker, write_partition

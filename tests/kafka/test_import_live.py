@@ -10,8 +10,8 @@ import pytest
 
 from sparklog.groups import Groups
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.topic.root import Root, open_root
 from tests.kafka.logs import records
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing

@@ -19,14 +19,14 @@ from sparklog.kafka import KafkaView, importing, is_internal
 from sparklog.kafka.directory import SegmentName
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.read import fetch
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.imports import ImportedPartition, ImportIntent
 from sparklog.log.state.intents import Draft
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store

@@ -13,9 +13,9 @@ from sparklog.compaction.run import compact_topic
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.kafka import KafkaView
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.root import Root, open_root
-from sparklog.log.root_view import RootView
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root_view import RootView
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.verification.run import verify_root
 from tests.kafka.logs import HOUR_MS, keyed_batch, write_partition

@@ -16,9 +16,9 @@ from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.segment_file import SegmentFile, seek
 from sparklog.log.read import fetch
 from sparklog.log.read.max_timestamp import offsets_of_max_timestamp
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.memory import MemoryStore
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, split_partition

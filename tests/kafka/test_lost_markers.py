@@ -13,8 +13,8 @@ from sparklog.export import export_topics
 from sparklog.kafka import KafkaView
 from sparklog.kafka.damage import SKIP, Skipped
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from tests.format.old_messages import message, messages

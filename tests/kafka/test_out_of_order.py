@@ -12,8 +12,8 @@ from sparklog.kafka import KafkaView
 from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.offset_order import Span, first_is_wrong
-from sparklog.log.root import open_root
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
+from sparklog.log.topic.root import open_root
 from sparklog.storage.memory import MemoryStore
 from tests.kafka.logs import batch, offsets, read, records, segment, write_partition
 from tests.log.data_plane import Clock

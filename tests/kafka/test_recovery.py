@@ -15,9 +15,9 @@ from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.read_part import KafkaReadPart, WindowBudget
 from sparklog.log.read.topic_scan import Scan
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.memory import MemoryStore
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, fixture_tree

@@ -18,8 +18,8 @@ from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.segment_file import SegmentFile, seek
 from sparklog.kafka.start_up import after_start_up, next_offset_of
 from sparklog.log.journal.env import Env
-from sparklog.log.root import open_root
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.topic.root import open_root
 from sparklog.storage.memory import MemoryStore
 from tests.kafka.logs import batch, marker, offsets, read, records, segment, write_partition
 from tests.log.data_plane import Clock

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.log.journal.env import Env
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import RECORD_SCHEMA
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.local import LocalStore

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparklog.log.journal.names import commit_key
-from sparklog.log.root import Root
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.registry import WriterKey
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_target import AppendOutcome
 from sparklog.storage.faulty import Fault, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore

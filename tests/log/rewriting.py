@@ -12,7 +12,7 @@ from sparklog.log.journal.names import append_path, file_key, sealed_path
 from sparklog.log.state.commit import MERGE, SEAL, Edit, Resolved, Txn
 from sparklog.log.state.intents import Input, MaintainIntent, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.log.write.append_writer import AppendWriter
 from tests.log.data_plane import Place, small

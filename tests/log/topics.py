@@ -10,12 +10,12 @@ import crc32c
 
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import append_path, sealed_path
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.commit import APPEND, CREATE, Commit, encode_commit
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import EMPTY, Head
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 

@@ -16,8 +16,8 @@ from sparklog.kafka.import_coordinators import kafka_groups
 from sparklog.kafka.importing import import_log_dir
 from sparklog.kafka.view import KafkaView
 from sparklog.log.journal.env import SYSTEM
-from sparklog.log.root import Root
-from sparklog.log.root_view import RootView
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.root_view import RootView
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.report.facts import Report, document
 from sparklog.report.gather import gather

@@ -10,10 +10,10 @@ import pytest
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.history import History
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
 from sparklog.retention.expiry import SIZE, TIME

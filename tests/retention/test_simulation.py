@@ -14,8 +14,8 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.errors import Conflict, Corrupt, NotFound, Unavailable
-from sparklog.log.root import open_root
 from sparklog.log.state.invariants import check_state
+from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_topic
 from sparklog.storage.faulty import Decide, Seeded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparklog.log.state.commit_log import Outcome
 from sparklog.log.state.intents import MaintainIntent
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 
 
 def maintain(topic: Topic, **changes: object) -> Outcome:

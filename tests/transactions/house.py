@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from sparklog.log.journal.env import Env
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.transactions import Transaction, TransactionalProducer, transactional

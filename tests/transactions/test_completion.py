@@ -13,11 +13,11 @@ from sparklog.log.decisions import decision_logs
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import commit_key
 from sparklog.log.read.scan import read_parts
-from sparklog.log.root_view import RootView
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.slice_table import ABORTED, OPEN
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
+from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.log.write.appending import write_files
 from sparklog.maintenance.work import InProcess, Settings

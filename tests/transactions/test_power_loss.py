@@ -15,7 +15,7 @@ import pytest
 
 import sparklog
 from sparklog.groups import Groups
-from sparklog.log.root import Root
+from sparklog.log.topic.root import Root
 from sparklog.storage import LocalStore
 from sparklog.transactions import transactional
 from sparklog.transactions.completion import forget_recorded, resolve_topic

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import sparklog
 from sparklog.log.read.scan import read_parts
-from sparklog.log.root_view import RootView
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
+from sparklog.log.topic.root_view import RootView
 
 REPOSITORY = Path(__file__).parents[2]
 IDS = ("left", "right")

@@ -16,10 +16,10 @@ from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.read.scan import read_parts
 from sparklog.log.read.tail import Tail
-from sparklog.log.root import open_root
-from sparklog.log.root_view import RootView
 from sparklog.log.state.intents import LogStartIntent
 from sparklog.log.state.view import OffsetRange
+from sparklog.log.topic.root import open_root
+from sparklog.log.topic.root_view import RootView
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, Store

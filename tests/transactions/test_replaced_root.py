@@ -13,7 +13,7 @@ import pytest
 
 from sparklog.errors import Corrupt, Fenced, Unavailable
 from sparklog.groups import Groups
-from sparklog.log.root import Root, open_root
+from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore, Snapshot
 from sparklog.transactions import transactional

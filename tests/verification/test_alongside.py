@@ -16,8 +16,8 @@ from unittest import mock
 import pytest
 
 from sparklog.compaction.run import compact_topic
-from sparklog.log.root import open_root
 from sparklog.log.state import commit_log
+from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.faulty import Call

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.log.journal.names import ROOT_KEY, groups_prefix, transactions_prefix
-from sparklog.log.root import open_root
+from sparklog.log.topic.root import open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions import transactional
 from sparklog.verification.findings import TRANSACTION

@@ -11,12 +11,12 @@ import pyarrow as pa
 from sparklog.compaction.run import compact_topic
 from sparklog.groups import Groups
 from sparklog.kafka.importing import import_log_dir
-from sparklog.log.cloning import clone_topic
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.env import Env
-from sparklog.log.root import Root, open_root
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Hold
+from sparklog.log.topic.cloning import clone_topic
+from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.memory import MemoryStore

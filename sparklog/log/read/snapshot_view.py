@@ -1,6 +1,6 @@
 """Snapshots of topics as readers see them: where they begin and end, what ranges of them take, and the parts to read.
 
-Who takes the snapshots, and when, is another matter: `sparklog.log.root_view` does for a whole root.
+Who takes the snapshots, and when, is another matter: `sparklog.log.topic.root_view` does for a whole root.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from sparklog.compaction.run import Plans, compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups import Groups
-from sparklog.log.cloning import clone_topic
 from sparklog.log.journal.env import Env
-from sparklog.log.root import Root, open_root
 from sparklog.log.state import commit_log
+from sparklog.log.topic.cloning import clone_topic
+from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore, Seeded

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import pytest
 
 from sparklog.errors import NotFound
-from sparklog.log.cloning import clone_topic
 from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal.clock import MAX_AHEAD_MS, newest_at, next_times
 from sparklog.log.journal.names import commit_key
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.history import History
 from sparklog.log.state.slices import SliceFlag
+from sparklog.log.topic.cloning import clone_topic
+from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_root
 from tests.log.topics import START_MS, World, append

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.read import fetch
 from sparklog.log.read.scan import NativeReadPart, plan_parts, read_parts
-from sparklog.log.root_view import RootView
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.storage.memory import MemoryStore
 from tests.log.data_plane import KINDS, Place, by_partition, check_schema, rows, small

@@ -18,7 +18,7 @@ from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.read import fetch
 from sparklog.log.state.view import TimestampOffset
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from tests.log.data_plane import START_MS, Place, rows, small
 from tests.log.rewriting import sealed
 

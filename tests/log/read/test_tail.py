@@ -9,9 +9,9 @@ import pytest
 
 from sparklog.errors import Conflict, NotFound
 from sparklog.log.read.tail import Tail
-from sparklog.log.root import Root, open_root
-from sparklog.log.root_view import RootView
 from sparklog.log.state.view import READ_COMMITTED
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root_view import RootView
 from sparklog.storage.memory import MemoryStore
 
 

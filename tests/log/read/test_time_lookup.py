@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.read import fetch
 from sparklog.log.read.time_lookup import first_records
-from sparklog.log.root_view import RootView
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.topic import Topic
 from tests.log.data_plane import KINDS, START_MS, Place, rows, small
 from tests.log.rewriting import prepared, resolve, rewrite
 

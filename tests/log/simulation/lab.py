@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import append_path
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from tests.log.simulation.model import Model, TopicModel, WatchedStore

@@ -302,7 +302,7 @@ def test_sixteen_writers_do_not_starve() -> None:
     most_tries = []
 
     def body(actor: Actor) -> None:
-        from sparklog.log.root import open_root
+        from sparklog.log.topic.root import open_root
         from tests.log.simulation.workload import upload
 
         store = actor.store()

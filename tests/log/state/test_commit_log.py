@@ -13,10 +13,10 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Una
 from sparklog.log.journal import documents
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import commit_key
-from sparklog.log.root import open_root
 from sparklog.log.state.commit import TAKEOVER, Hold, Resolved, Txn, decode_commit, encode_commit
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.registry import WriterKey
+from sparklog.log.topic.root import open_root
 from sparklog.log.write.append_target import AppendOutcome
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script

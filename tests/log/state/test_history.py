@@ -9,7 +9,7 @@ from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.state import commit_log
 from sparklog.log.state.history import History
 from sparklog.log.state.intents import LogStartIntent
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from tests.log.protocol import setup

@@ -8,7 +8,7 @@ from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.journal.documents import Fields
 from sparklog.log.state.commit import Writer
 from sparklog.log.state.registry import Entry, WriterKey, advance, decide
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from tests.log.topics import World, file_of
 
 NOW_MS = 1_700_000_000_000

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt, SparklogError, Unavailable
-from sparklog.log.root import open_root
 from sparklog.log.state.registry import WriterKey
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from tests.log.data_plane import Place, rows, small
 

@@ -14,10 +14,10 @@ from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import CODECS
 from sparklog.log.read.scan import read_parts
-from sparklog.log.root_view import RootView
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange
+from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.log.write.partitioner import sticky_seed
 from sparklog.storage.memory import MemoryStore

@@ -11,7 +11,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from tests.log.data_plane import Place, rows, small
 
 

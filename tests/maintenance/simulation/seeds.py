@@ -7,9 +7,9 @@ from collections.abc import Callable
 from unittest import mock
 
 from sparklog.compaction.run import compact_topic
-from sparklog.log.root import Root
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved
+from sparklog.log.topic.root import Root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
 from sparklog.storage.faulty import Decide, Seeded

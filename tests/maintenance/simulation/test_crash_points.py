@@ -12,9 +12,9 @@ import pytest
 
 from sparklog.compaction.run import Plans, compact_topic
 from sparklog.errors import SparklogError
-from sparklog.log.root import Root
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved, Txn
+from sparklog.log.topic.root import Root
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_topic

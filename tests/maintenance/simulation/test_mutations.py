@@ -15,7 +15,7 @@ from sparklog.log.state import commit_log
 from sparklog.log.state.commit import COMPACT, Removal
 from sparklog.log.state.intents import Draft, RewriteIntent
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic import Topic
+from sparklog.log.topic.topic import Topic
 from sparklog.retention import retain, vacuum, vacuum_plan
 from sparklog.retention.vacuum import UpkeepIntent
 from tests.log.simulation.world import DAY, SimulationError

@@ -18,13 +18,13 @@ from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.env import Env
 from sparklog.log.read.topic_scan import Scan
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.commit import Hold, Resolved, Txn
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings, Work, silent

@@ -10,12 +10,12 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Spa
 from sparklog.groups import Groups
 from sparklog.groups.collecting import collect_groups
 from sparklog.log.journal.names import append_path
-from sparklog.log.root import Root, open_root
-from sparklog.log.root_view import RootView
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slice_table import COMMITTED, PLAIN
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_target import AppendTarget
 from sparklog.storage.faulty import Crash, Decide, FaultKind
 from sparklog.storage.store import Store

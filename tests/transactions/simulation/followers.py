@@ -16,8 +16,8 @@ from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
-from sparklog.log.root_view import RootView
 from sparklog.log.state.slice_table import COMMITTED, PLAIN, Slices
+from sparklog.log.topic.root_view import RootView
 from sparklog.storage.faulty import Decide
 from tests.log.simulation.world import Actor
 from tests.transactions.simulation.actors import TOPICS, Run, process

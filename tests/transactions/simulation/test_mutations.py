@@ -13,12 +13,12 @@ from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.groups import state
 from sparklog.groups.group import Group
 from sparklog.groups.state import GroupState
-from sparklog.log import root_view
 from sparklog.log.decisions import atomic_bounds, decision, decision_logs
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.registry import Verdict
+from sparklog.log.topic import root_view
 from sparklog.transactions import completion, producer, publishing
 from tests.log.simulation.world import SimulationError
 from tests.transactions.simulation.seeds import run_seed

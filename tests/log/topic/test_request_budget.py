@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.log.root_view import RootView
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
-from sparklog.log.topic import Topic, WriterKey
+from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.topic import Topic, WriterKey
 from sparklog.log.write.append_writer import AppendWriter
 from tests.log.data_plane import KINDS, Place, rows, small
 

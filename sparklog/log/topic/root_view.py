@@ -15,10 +15,10 @@ from sparklog.log.decisions.decision_logs import settle
 from sparklog.log.read.scan import sizes_of
 from sparklog.log.read.snapshot_view import SnapshotView
 from sparklog.log.read.time_lookup import offsets_for_timestamps
-from sparklog.log.root import Root
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 
 __all__ = ["RootView"]
 

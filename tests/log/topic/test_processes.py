@@ -13,15 +13,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.log.root import open_root
 from sparklog.log.state.invariants import check_state
+from sparklog.log.topic.root import open_root
 from sparklog.storage.local import TEMPORARY_PREFIX
 
 APPENDER = """
 import sys
 import threading
 import pyarrow as pa
-from sparklog.log.root import open_root
+from sparklog.log.topic.root import open_root
 topic = open_root(sys.argv[1]).topic("t")
 for number in range(int(sys.argv[3])):
     value = f"{sys.argv[2]}/{number}".encode()
@@ -31,8 +31,8 @@ for number in range(int(sys.argv[3])):
 STREAM = """
 import os, sys, uuid
 import pyarrow as pa
-from sparklog.log.root import open_root
-from sparklog.log.topic import WriterKey
+from sparklog.log.topic.root import open_root
+from sparklog.log.topic.topic import WriterKey
 root, checkpoint, end, run = sys.argv[1], sys.argv[2], sys.argv[3], uuid.uuid4().hex
 topic = open_root(root).topic("t")
 while not os.path.exists(end):

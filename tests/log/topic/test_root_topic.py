@@ -14,12 +14,12 @@ from sparklog.log.journal.documents import Fields, decode
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import ROOT_KEY
 from sparklog.log.journal.root_id import ROOT_FIELDS, read_root_id
-from sparklog.log.root import Root, open_root
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.intents import CreateIntent
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.local import LocalStore

@@ -32,7 +32,7 @@ from sparklog.storage.store import Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.log.root import Root
+    from sparklog.log.topic.root import Root
     from sparklog.log.write.append_writer import WriteOptions
     from sparklog.log.write.appending import ArrowData
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparklog.errors import BadRequest
-from sparklog.log.root import Root
+from sparklog.log.topic.root import Root
 
 __all__ = ["ALL", "LowWatermark", "delete_records", "parse_offset_file"]
 

@@ -23,7 +23,6 @@ from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unava
 from sparklog.log.decisions.decision_logs import open_transactions, settled
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.journal.numbered_objects import STALE_MS
-from sparklog.log.root import Root
 from sparklog.log.state.clone_holds import GRACE_MS, clone_hold
 from sparklog.log.state.commit import CREATE, Edit, Hold, Resolved
 from sparklog.log.state.history import History
@@ -32,7 +31,8 @@ from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic import Topic
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
 
 __all__ = ["Cloned", "clone_topic", "file_slices"]
 

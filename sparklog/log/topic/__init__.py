@@ -1,0 +1,1 @@
+"""Roots and topics: the handles that users hold."""
