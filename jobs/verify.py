@@ -28,8 +28,8 @@ from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work import Runner
 from sparklog.storage import open_store
-from sparklog.verification.report import document, summary
-from sparklog.verification.run import verify_root
+from sparklog.tools.verification.report import document, summary
+from sparklog.tools.verification.run import verify_root
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What dump_segment.ipynb draws: one function per question, from the tables of `sparklog.inspection.inspect`.
+"""What dump_segment.ipynb draws: one function per question, from the tables of `sparklog.tools.inspection.inspect`.
 
 Colours are those of Okabe and Ito, which people tell apart whatever their eyes; no plot says anything by colour alone.
 Each function takes an `Inspected` and returns the figure, or a sentence where there is nothing to draw.
@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
-from sparklog.inspection.inspect import Inspected
+from sparklog.tools.inspection.inspect import Inspected
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",

@@ -13,8 +13,8 @@ from sparklog.cli.tables import print_table
 from sparklog.cli.terminal import complain
 
 if TYPE_CHECKING:
-    from sparklog.backup.manifest import Manifest
-    from sparklog.backup.pruning import Pruned
+    from sparklog.tools.backup.manifest import Manifest
+    from sparklog.tools.backup.pruning import Pruned
 
 HELP = """Back a root up: all topics, transactions and consumer groups as of one moment, into a folder of their own.
 
@@ -51,12 +51,12 @@ def backup(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied, or dropped.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    from sparklog.backup.backing_up import back_up, plan_backup
-    from sparklog.backup.place import Place
-    from sparklog.backup.pruning import prune as drop
-    from sparklog.backup.unread import shown_left_out
     from sparklog.cli.places import open_folder, root_to_copy
     from sparklog.datasource.location import refuse_inside
+    from sparklog.tools.backup.backing_up import back_up, plan_backup
+    from sparklog.tools.backup.pruning import prune as drop
+    from sparklog.tools.backup.repository import Place
+    from sparklog.tools.backup.unread import shown_left_out
 
     refuse_inside(to)
     target = open_folder(to)

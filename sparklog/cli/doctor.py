@@ -32,7 +32,7 @@ def doctor(
     spark: Annotated[bool, typer.Option("--spark", help="Start a local Spark session and ask it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    from sparklog.doctor.examine import examine, failed
+    from sparklog.tools.doctor.examine import examine, failed
 
     found = examine(root, conf_file=conf_file, start_spark=spark)
     if as_json:

@@ -9,7 +9,7 @@ __all__ = ["named", "print_json"]
 
 def named(value: object, **more: object) -> dict[str, object]:
     """A data class as an object of JSON, with `more` in it."""
-    from sparklog.report.facts import document
+    from sparklog.tools.report.facts import document
 
     found = document(value)
     assert isinstance(found, dict)
@@ -18,6 +18,6 @@ def named(value: object, **more: object) -> dict[str, object]:
 
 def print_json(value: object) -> None:
     """Print data classes, or what JSON has anyway, as one line."""
-    from sparklog.report.facts import document
+    from sparklog.tools.report.facts import document
 
     print(json.dumps(document(value)))

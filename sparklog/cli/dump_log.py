@@ -13,8 +13,8 @@ from sparklog.cli.terminal import printable, write
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
-    from sparklog.inspection.dump import Line
-    from sparklog.inspection.dump_decoders import Parser
+    from sparklog.tools.inspection.dump import Line
+    from sparklog.tools.inspection.dump_decoders import Parser
 
 HELP = """Print what files hold, as kafka-dump-log does.
 
@@ -84,9 +84,9 @@ def dump_log(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    from sparklog.inspection.dump import DumpOptions, dump
-    from sparklog.inspection.dump_find import find
-    from sparklog.inspection.dump_log import LogOptions
+    from sparklog.tools.inspection.dump import DumpOptions, dump
+    from sparklog.tools.inspection.dump_find import find
+    from sparklog.tools.inspection.dump_log import LogOptions
 
     if cluster_metadata_decoder or remote_log_metadata_decoder:
         raise BadRequest(
@@ -105,7 +105,7 @@ def dump_log(
 
 def _parser(offsets: bool, transactions: bool, shares: bool, key: str | None, value: str | None) -> Parser:
     """The first that is given, in the order of Kafka's tool."""
-    from sparklog.inspection import dump_decoders as decoders
+    from sparklog.tools.inspection import dump_decoders as decoders
 
     if offsets:
         return decoders.group_parser()

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparklog.backup.backing_up import Progress
+    from sparklog.tools.backup.backing_up import Progress
 
 __all__ = ["copy_progress"]
 

@@ -40,8 +40,8 @@ def report(
     ] = None,
 ) -> None:
     from sparklog.cli.places import open_place, report_settings
-    from sparklog.report.facts import document
-    from sparklog.report.gather import gather
+    from sparklog.tools.report.facts import document
+    from sparklog.tools.report.gather import gather
 
     if html is None and not as_json:
         raise typer.BadParameter("say what to make: --html FILE, or --json", param_hint="'--html'")
@@ -51,8 +51,8 @@ def report(
         place.view, report_settings(place, properties, now), topics=chosen, made_by=f"sparklog {__version__}"
     )
     if html is not None:
-        from sparklog.report.page import as_html
-        from sparklog.report.whole_file import write_whole
+        from sparklog.tools.report.page import as_html
+        from sparklog.tools.report.whole_file import write_whole
 
         write_whole(html, as_html(found), "--html")
         if not as_json:

@@ -13,8 +13,8 @@ from sparklog.cli.tables import print_table
 from sparklog.cli.terminal import complain, printable
 
 if TYPE_CHECKING:
-    from sparklog.backup.choosing import Wanted
-    from sparklog.backup.restoring import Restored
+    from sparklog.tools.backup.restore_point import Wanted
+    from sparklog.tools.backup.restoring import Restored
 
 HELP = """Make a new root with what a backup holds, or what a root held: the newest state, or that of an earlier time.
 
@@ -52,11 +52,11 @@ def restore(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be restored.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    from sparklog.backup.restoring import plan_restore
-    from sparklog.backup.restoring import restore as make
-    from sparklog.backup.unread import shown_left_out
     from sparklog.cli.places import open_folder
     from sparklog.datasource.location import refuse_inside
+    from sparklog.tools.backup.restoring import plan_restore
+    from sparklog.tools.backup.restoring import restore as make
+    from sparklog.tools.backup.unread import shown_left_out
 
     wanted = _wanted(as_of, number, topic)
     names = _renamed(rename)
@@ -74,8 +74,8 @@ def restore(
 
 
 def _wanted(as_of: str, number: int | None, topics: list[str] | None) -> Wanted:
-    from sparklog.backup.choosing import Wanted
     from sparklog.cli.times import parse_as_of
+    from sparklog.tools.backup.restore_point import Wanted
 
     version, time_ms = parse_as_of(None if as_of == LATEST else as_of)
     return Wanted(None if topics is None else tuple(dict.fromkeys(topics)), number, version, time_ms)

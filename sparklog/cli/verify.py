@@ -34,12 +34,12 @@ def verify(
     from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, TOPIC, exists, missing, resolve
     from sparklog.errors import BadRequest, NotFound
     from sparklog.storage import open_store
-    from sparklog.verification.report import document, summary
+    from sparklog.tools.verification.report import document, summary
 
     location = resolve(root)
     topics = list(topic or ())
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
-        from sparklog.verification.kafka_directory import verify_log_dir
+        from sparklog.tools.verification.kafka_directory import verify_log_dir
 
         if quick:
             raise BadRequest("--quick is for sparklog roots: a Kafka directory has no log of its files; leave it out")
@@ -47,7 +47,7 @@ def verify(
     elif location.kind == NOTHING and not exists(location):
         raise NotFound(missing(location))
     else:
-        from sparklog.verification.run import verify_root
+        from sparklog.tools.verification.run import verify_root
 
         if location.kind == TOPIC and location.topic is not None:
             if any(name != location.topic for name in topics):

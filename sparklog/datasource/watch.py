@@ -18,9 +18,9 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from sparklog.datasource.offsets import StreamOffset, parse_partition_numbers
 from sparklog.errors import BadRequest
-from sparklog.report.metrics import Metric, text_of
-from sparklog.report.whole_file import write_whole
 from sparklog.storage.fork_lock import ForkLock
+from sparklog.tools.report.metrics import Metric, text_of
+from sparklog.tools.report.whole_file import write_whole
 
 if TYPE_CHECKING:
     import os

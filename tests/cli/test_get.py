@@ -21,8 +21,8 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, L
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
+from sparklog.tools.verification.run import verify_root
 from sparklog.transactions import transactional
-from sparklog.verification.run import verify_root
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"

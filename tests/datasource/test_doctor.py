@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparklog.doctor.finding import OK
-from sparklog.doctor.spark_checks import ask_spark, check_settings
-from tests.doctor.machines import EMPTY
+from sparklog.tools.doctor.finding import OK
+from sparklog.tools.doctor.spark_checks import ask_spark, check_settings
+from tests.tools.doctor.machines import EMPTY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ import sparklog
 from jobs import verify
 from sparklog.maintenance.spark_runner import SparkRunner
 from sparklog.maintenance.work import InProcess
-from sparklog.verification import work
+from sparklog.tools.verification import work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,9 +16,9 @@ from sparklog.groups import Groups
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore, Snapshot
+from sparklog.tools.verification.findings import LOG
+from sparklog.tools.verification.run import verify_root
 from sparklog.transactions import transactional
-from sparklog.verification.findings import LOG
-from sparklog.verification.run import verify_root
 from tests.log.protocol import Hooked
 from tests.support.root_ids import replace_root_id
 from tests.transactions.house import House

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import sparklog
-from sparklog.backup.restoring import restore
 from sparklog.errors import BadRequest
 from sparklog.storage import LocalStore
 from sparklog.storage.memory import MemoryStore
-from tests.backup.lab import Lab
+from sparklog.tools.backup.restoring import restore
+from tests.tools.backup.lab import Lab
 
 ROWS = pa.table({"value": [b"1"]})
 

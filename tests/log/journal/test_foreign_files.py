@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.backup.backing_up import back_up
 from sparklog.errors import BadRequest, Corrupt, SparklogError, Unavailable
 from sparklog.groups import Groups
 from sparklog.log.journal.names import checkpoint_key, commit_key
@@ -17,7 +16,8 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage import LocalStore
-from sparklog.verification.run import verify_root
+from sparklog.tools.backup.backing_up import back_up
+from sparklog.tools.verification.run import verify_root
 
 ROWS = pa.table({"value": [b"1"]})
 SPARSE = 64 << 30

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.backup.manifest import ENTRIES_FIELDS, LEFT_OUT_FIELDS, MANIFEST_FIELDS, PLACE_FIELDS, TOPIC_FIELDS
-from sparklog.backup.restoring import RESTORE_FIELDS
 from sparklog.groups.offsets import OFFSETS_FIELDS
 from sparklog.groups.state import GROUP_FIELDS, GROUP_OPS, PENDING_FIELDS
 from sparklog.log.decisions.decision import (
@@ -42,6 +40,8 @@ from sparklog.log.state.registry import REGISTRY_FIELDS
 from sparklog.log.state.slice_table import COLUMN_TYPES, STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_FIELDS, OPEN_FIELDS
+from sparklog.tools.backup.manifest import ENTRIES_FIELDS, LEFT_OUT_FIELDS, MANIFEST_FIELDS, PLACE_FIELDS, TOPIC_FIELDS
+from sparklog.tools.backup.restoring import RESTORE_FIELDS
 
 DOC = Path(__file__).parents[3] / "docs" / "format.md"
 

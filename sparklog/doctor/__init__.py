@@ -1,6 +1,0 @@
-"""What is wrong with this machine, this Spark and this root, and the command that puts each thing right."""
-
-from sparklog.doctor.examine import examine
-from sparklog.doctor.finding import FAIL, OK, WARN, Finding
-
-__all__ = ["FAIL", "OK", "WARN", "Finding", "examine"]

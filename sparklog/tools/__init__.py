@@ -1,0 +1,1 @@
+"""Tools for operators: inspection, verification, backup, report, doctor."""

@@ -1,0 +1,434 @@
+"""`backup`: what a root holds, in another place, from which it can be made anew as it was at the backup or before.
+
+1. Show the run in the place, so that no prune takes away what is found there.
+2. Take a cut of all topics, decisions and groups, and the next number (see `numbering`); then hold the version of each
+   topic, so that the vacuum keeps what it names. A version that fell below the upload floor meanwhile is refused: take
+   a new cut.
+3. Copy the entries of decisions and groups, then data files, then commits and a checkpoint of each topic's cut. What
+   lies there already is not read again; every byte that is copied is checked.
+4. Create the manifest, unless a prune took this run for dead: from here on it is a backup. Let go of the holds.
+
+Whatever it is killed at, there is a backup or there is none; the next run finds what was copied. Holds of a dead run
+end by themselves after a day, its mark after six hours. Between the last backup's cut and this one's all commits are
+copied, too, and the files that these versions name as far as they are still there: any of these can be restored from
+then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import crc32c
+
+from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.groups.state import GROUPS
+from sparklog.log.decisions.decision import DECISIONS
+from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, commit_key
+from sparklog.log.state.checkpoint import Checkpoint, TableRef, decode_checkpoint, encode_checkpoint, encode_table
+from sparklog.log.state.commit import Hold
+from sparklog.log.state.history import History
+from sparklog.log.state.intents import MaintainIntent
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.root import Root
+from sparklog.storage.store import Store
+from sparklog.tools.backup.consistent_cut import Cut, cut_now, writers_in
+from sparklog.tools.backup.copying import AT_ONCE, Copied, DataFile, copy_all, data_files, listed
+from sparklog.tools.backup.entries import EntryChain
+from sparklog.tools.backup.history import Named, files_named, oldest_base, start_at
+from sparklog.tools.backup.manifest import EntriesBackup, LeftOut, Manifest, TopicBackup, encode_manifest
+from sparklog.tools.backup.numbering import backup_key, begun_key, newest_number, take_number
+from sparklog.tools.backup.repository import BACKUP, Mark, Place
+from sparklog.tools.backup.unread import Unread
+
+E = TypeVar("E", bound=Entry)
+
+__all__ = ["Holds", "Plan", "Progress", "back_up", "plan_backup", "silent", "write_checkpoint"]
+
+HOLD_MS = 86_400_000
+LOOK_MS = 60_000
+"""How often a run looks after its holds and its mark."""
+CUTS = 5
+RETRIES = 5
+
+Progress = Callable[[int, int, int, int], None]
+"""Files done, files there are, bytes done, bytes there are."""
+
+
+def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a backup would do: `topics` to their versions, files and bytes that are not there yet, logs left out."""
+
+    topics: Mapping[str, int]
+    decisions: int
+    groups: int
+    files: int
+    nbytes: int
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass
+class Holds:
+    """A run's holds in the source; renewed while it runs."""
+
+    root: Root
+    name: str
+    versions: dict[str, int] = field(default_factory=dict)
+    since_ms: int = 0
+
+    def take(self, heads: Mapping[str, Head]) -> None:
+        """`Conflict` if a version is below the upload floor by now."""
+        self.versions = {name: head.version for name, head in heads.items() if head.exists}
+        self._commit()
+
+    def take_one(self, name: str, version: int) -> None:
+        """One topic more. `Conflict` if its version is below the upload floor."""
+        self.since_ms = self.since_ms or self.root.store.now_ms()
+        self._commit_one(name, version)
+        self.versions[name] = version
+
+    def renew(self) -> None:
+        """When half of their time is over."""
+        if self.root.store.now_ms() - self.since_ms > HOLD_MS // 2:
+            self._commit()
+
+    def _commit(self) -> None:
+        self.since_ms = self.root.store.now_ms()
+        for name, version in self.versions.items():
+            self._commit_one(name, version)
+
+    def _commit_one(self, name: str, version: int) -> None:
+        hold = Hold(version, self.since_ms + HOLD_MS)
+        topic = self.root.topic_handle(name)
+        # The cut may have read further than the root has.
+        head = topic.log.refresh().head
+        topic.commit(MaintainIntent(head.topic_id, holds={self.name: hold}))
+
+    def release(self) -> None:
+        """Let go; where that fails they end by themselves."""
+        for name in self.versions:
+            try:
+                topic = self.root.topic_handle(name)
+                topic.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={self.name: None}))
+            except (SparklogError, OSError):
+                continue
+
+
+def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
+    """What `back_up` would copy now. Changes nothing."""
+    cut = cut_now(root, topics)
+    named: list[DataFile] = []
+    for name, head in cut.topics.items():
+        snapshot = History(root.store, name).at(head.version)
+        named += data_files(name, snapshot.slices.all())
+    there = listed(target, {file.key.split("/", 1)[0] for file in named})
+    missing = [file for file in named if file.to not in there]
+    versions = {name: head.version for name, head in sorted(cut.topics.items()) if head.exists}
+    nbytes = sum(file.size for file in missing)
+    return Plan(versions, len(cut.decisions), len(cut.groups), len(missing), nbytes, cut.left_out)
+
+
+def back_up(
+    root: Root,
+    target: Store,
+    *,
+    topics: Collection[str] | None = None,
+    link: bool = False,
+    at_once: int = AT_ONCE,
+    progress: Progress = silent,
+) -> Manifest:
+    """Back a root up into a place (made if there is none); what the new backup says of itself.
+
+    `topics`: only these (None: all, and deleted ones whose data is still there); damaged logs of ids and groups that
+    have nothing to do with these are left out, as the manifest says. `link`: hard links where both are on
+    one disk, which protects from deletion and not from damage. Raises `Corrupt` naming the place of damaged bytes,
+    then no backup is made of anything; `Conflict` while a prune is at work; `BadRequest` for a place of something else.
+    """
+    place = Place.make(target, root.id, root.env)
+    for left in reversed(range(RETRIES)):
+        with Mark(place, root.env, BACKUP) as mark:
+            run = _Run(root, place, mark, link, at_once, progress)
+            try:
+                return run.make(topics)
+            except NotFound:
+                # The vacuum or another maintenance took a commit or an entry that had just been listed: look again.
+                if not left:
+                    raise
+            finally:
+                run.release()
+    raise AssertionError("unreachable")
+
+
+class _Run:
+    """One attempt at a backup."""
+
+    def __init__(self, root: Root, place: Place, mark: Mark, link: bool, at_once: int, progress: Progress) -> None:
+        self.root = root
+        self.place = place
+        self.mark = mark
+        self.link = link
+        self.at_once = at_once
+        self.progress = progress
+        self.id = root.env.new_id()
+        self.holds = Holds(root, f"backup:{self.id}")
+        self.copied = Copied()
+        self.looked_ms = root.env.boot_ms()
+        self.unread = Unread(root.store)
+        self.started_ms = 0
+        self.number = 0
+        self.undecided = False
+
+    def release(self) -> None:
+        """Let go of the holds, and of the number where it is known what became of it."""
+        self.holds.release()
+        if self.number and not self.undecided:
+            with suppress(SparklogError, OSError):
+                self.place.store.delete(begun_key(self.number))
+            self.number = 0
+
+    def make(self, topics: Collection[str] | None) -> Manifest:
+        before = self.place.manifests()
+        cut = self._held_cut(topics)
+        self.unread = Unread(self.root.store, strict=topics is None)
+        # Entries first: those of groups may be gone when files have been copied for days, and nothing holds them.
+        decisions = self._all_entries(DECISIONS, cut.decisions, before)
+        groups = self._all_entries(GROUPS, cut.groups, before)
+        found = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
+        missing = self._copy_files(found)
+        items = tuple(self._topic(name, named, missing) for name, named in found.items())
+        if self.unread.damage:
+            writers = {each for named in found.values() for each in writers_in(named.last.slices)}
+            self.unread.check({item.topic: item.topic_id for item in items}, writers, cut.groups.values())
+        self.mark.check()
+        return self._publish(
+            Manifest(
+                self.number,
+                self.id,
+                self.root.id,
+                self.started_ms,
+                self.root.env.wall_ms(),
+                self.copied.objects,
+                self.copied.nbytes,
+                items,
+                decisions,
+                groups,
+                None if topics is None else tuple(sorted(set(topics))),
+                tuple(sorted({*cut.left_out, *self.unread.left_out()}, key=lambda item: item.folder)),
+            )
+        )
+
+    def _held_cut(self, topics: Collection[str] | None) -> Cut:
+        for left in reversed(range(CUTS)):
+            newest = newest_number(self.place.store)
+            self.started_ms = self.root.env.wall_ms()
+            try:
+                cut = cut_now(self.root, topics)
+                self._take_number(newest + 1)
+                self.holds.take(cut.topics)
+                return cut
+            except (Conflict, Unavailable):
+                # Another backup was begun meanwhile, or the cut was so slow that the vacuum has passed it, or it was
+                # deleted meanwhile, or hidden by a cache for a moment.
+                if not left:
+                    raise
+                self.release()
+        raise AssertionError("unreachable")
+
+    def _take_number(self, number: int) -> None:
+        if not take_number(self.place.store, number, self.id):
+            raise Conflict(f"other backups into {self.place.store.location} are begun all the time; try again later")
+        self.number = number
+
+    def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
+        """What the versions since the last backup of the topic name."""
+        history = History(self.root.store, name)
+        last = next((item for each in reversed(before) if (item := each.topic(name)) is not None), None)
+        if last is not None and last.version > head.version:
+            raise Corrupt(
+                f"topic '{name}' is at version {head.version}, its last backup has version {last.version}: this is not "
+                "the log that was backed up"
+            )
+        base = oldest_base(history, head.version)
+        kept = None if last is None else History(self.place.store, name)
+        if (
+            last is not None
+            and kept is not None
+            and last.version >= base
+            and history.commits.has(last.version + 1, head.version)
+        ):
+            # The state comes from the backup itself, the rest along the source's chain: they must be one log.
+            begin = kept.at(last.version)
+            if begin.head.crc != last.crc:
+                raise Corrupt(f"version {last.version} of topic '{name}' is not what its backup says; delete the place")
+        else:
+            begin = start_at(self.root.store, name, history, base)
+        named = files_named(history, begin, head.version)
+        if named.last.head.crc != head.crc:
+            raise Corrupt(f"version {head.version} of topic '{name}' is not what its log leads to: run verify")
+        return named
+
+    def _copy_files(self, found: Mapping[str, Named]) -> set[str]:
+        """Copy what all these versions name; keys of files of older versions that are gone."""
+        files: dict[str, DataFile] = {}
+        needed: set[str] = set()
+        for named in found.values():
+            needed |= {file.key for file in named.of_last()}
+            for key, file in named.files.items():
+                known = files.get(key)
+                if known is None or len(known.pieces) < len(file.pieces):
+                    files[key] = file
+        there = listed(self.place.store, {key.split("/", 1)[0] for key in files})
+        new = [file for file in files.values() if file.to not in there or file.footer == 0]
+        missing_bytes = sum(file.size for file in new if file.to not in there)
+        done = [0, 0]
+
+        def tick(copied: Copied) -> None:
+            done[0] += 1
+            done[1] += copied.nbytes + copied.linked
+            self.progress(done[0], len(new), done[1], missing_bytes)
+            if self.root.env.boot_ms() - self.looked_ms > LOOK_MS:
+                self.looked_ms = self.root.env.boot_ms()
+                self.holds.renew()
+                self.mark.check()
+
+        missing: set[str] = set()
+
+        def lost(file: DataFile) -> None:
+            if file.key in needed:
+                raise NotFound(f"{file.key} is missing, and the newest version names it: run verify")
+            missing.add(file.key)
+
+        # What the cut names first: it is held, and the rest is not.
+        new.sort(key=lambda file: file.key not in needed)
+        self.copied += copy_all(
+            self.root.store,
+            self.place.store,
+            new,
+            there,
+            link=self.link,
+            at_once=self.at_once,
+            tick=tick,
+            lost=lost,
+        )
+        return missing
+
+    def _topic(self, name: str, named: Named, missing: set[str]) -> TopicBackup:
+        """Copy the log of a topic, commits first."""
+        store = self.place.store
+        for version in range(named.base.version + 1, named.last.version + 1):
+            self._put(commit_key(name, version), self.root.store.get(commit_key(name, version)))
+        for snapshot in (named.base, named.last):
+            if snapshot.version >= 0:
+                self.copied += write_checkpoint(store, snapshot, self.root.env.new_id())
+        head = named.last.head
+        since = named.since(dict.fromkeys(missing & named.files.keys()))
+        return TopicBackup(
+            name,
+            head.topic_id,
+            head.version,
+            head.crc or 0,
+            head.made_ms,
+            head.deleted,
+            named.base.version,
+            since,
+            named.times.get(since, named.base.head.made_ms),
+            sum(file.size for file in named.of_last()),
+        )
+
+    def _all_entries(
+        self, kind: EntryKind[E], states: Mapping[str, E], before: Sequence[Manifest]
+    ) -> tuple[EntriesBackup, ...]:
+        found = (self._entries(kind, state, before) for _, state in sorted(states.items()))
+        return tuple(item for item in found if item is not None)
+
+    def _entries(self, kind: EntryKind[E], state: E, before: Sequence[Manifest]) -> EntriesBackup | None:
+        """Copy the entries of an id since its last backup, as far as they are there; None: damaged, and left out."""
+        chain = EntryChain(self.root.store, kind, state.id)
+        of = "decisions" if kind.folder == DECISIONS.folder else "groups"
+        last = next(
+            (item for each in reversed(before) for item in getattr(each, of) if item.id == state.id),
+            None,
+        )
+        kept, newest = chain.run()
+        if not kept <= state.number <= newest:
+            raise NotFound(f"{kind.title(state.id)} lost its entries while they were read; try again")
+        # Always the one before the last, too: a restored log has two entries to be opened from.
+        first = min(kept if last is None else max(kept, last.number), max(kept, state.number - 1))
+        link: int | None = None
+        since_ms = 0
+        for number in range(first, state.number + 1):
+            data = self.unread.read(kind, state.id, partial(_entry_data, chain, number, link))
+            if data is None:
+                return None
+            if number == first and kept > (0 if last is None else last.number):
+                since_ms = kind.decode(data, commit_key(chain.prefix, number), number).made_ms
+            link = crc32c.crc32c(data)
+            self._put(commit_key(chain.prefix, number), data)
+        return EntriesBackup(state.id, first, state.number, since_ms)
+
+    def _put(self, key: str, data: bytes) -> None:
+        """Create a small object; what lies there already must be the same."""
+        if self.place.store.create(key, data):
+            self.copied += Copied(1, len(data))
+            return
+        for _ in range(2):
+            try:
+                if self.place.store.get(key) == data:
+                    return
+            except NotFound:
+                continue
+        raise Corrupt(f"{self.place.store.location} holds something else under this key; delete it there", file=key)
+
+    def _publish(self, manifest: Manifest) -> Manifest:
+        """Create the manifest. `Conflict` if a prune has decided meanwhile that there is no such backup."""
+        key, data = backup_key(manifest.number), encode_manifest(manifest)
+        # Until there is an answer: it may lie there, or come to lie there later.
+        self.undecided = True
+        published = self.place.store.create(key, data) or self.place.store.get(key) == data
+        self.undecided = False
+        if not published:
+            raise Conflict(
+                f"this run stood still for too long in {self.place.store.location}, and a prune has given backup "
+                f"{manifest.number} up; run it again"
+            )
+        return manifest
+
+
+def _entry_data(chain: EntryChain[E], number: int, link: int | None) -> bytes:
+    """The bytes of an entry; `link`: CRC-32C of the entry before, None: the first that is copied."""
+    data = chain.data(number)
+    if data is None:
+        raise NotFound(f"entry {number} of {chain.kind.title(chain.id)} is no longer kept")
+    key = commit_key(chain.prefix, number)
+    if link is not None and chain.kind.decode(data, key, number).prev_crc != link:
+        raise Corrupt(f"entry {number} does not follow the one before", file=key)
+    return data
+
+
+def write_checkpoint(store: Store, snapshot: Snapshot, unique: str) -> Copied:
+    """A checkpoint of a state, unless one that can be read lies there: table first, then head."""
+    key = checkpoint_key(snapshot.topic, snapshot.version)
+    try:
+        decode_checkpoint(store.get(key), key, snapshot.version)
+    except NotFound:
+        pass
+    else:
+        return Copied()
+    data, unsealed = encode_table(snapshot.slices)
+    name = checkpoint_table_name(snapshot.version, unique)
+    ref = TableRef(name, len(data), crc32c.crc32c(data), len(snapshot.slices), unsealed)
+    table_key = checkpoint_prefix(snapshot.topic) + name
+    if not store.create(table_key, data) and store.get(table_key) != data:
+        raise Unavailable(f"{table_key} was not written as it should; try again")
+    head = encode_checkpoint(Checkpoint(snapshot.head, ref))
+    store.create(key, head)
+    return Copied(2, len(data) + len(head))

@@ -1,0 +1,489 @@
+"""A cut: versions of topics and entries of decisions and group offsets that fit together.
+
+What is read at one moment and the next does not: a COMMIT names prepares of topics that were read before these were
+made, a group has read further than its topic. So logs are read in an order that leaves little to put right, and each is
+then read on, entry by entry, as far as another one asks for and no further:
+
+| what says so                                          | what must be there                                      |
+|-------------------------------------------------------|---------------------------------------------------------|
+| a topic names versions of its siblings                | these versions                                          |
+| a commit to a topic recorded what became of a (id, n) | the decision of n                                       |
+| a COMMIT, or a prepare that a job recorded            | the versions of topics and entries of groups it names   |
+| decided and forgotten: all that it names recorded it  | of topics and groups where it is open, the record       |
+| an offset of a group                                  | the version at which the topic ends there or beyond     |
+
+All that can be asked for was made before the one who asks, so this comes to an end however busy writers are, and what
+it ends with is the least such cut above the one it began with. In a live root a cache of names may hide it for a while:
+then it is waited for. Order of reading: decisions, groups, topics, decisions
+again. Every entry of the decisions between the two is heard, for the newest says nothing of a COMMIT that all topics
+have recorded meanwhile, and a topic that was read before its prepare does not either. For the same reason all is heard
+that is younger than caches last: what was read later may be the older state there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from sparklog.errors import NotFound, Unavailable
+from sparklog.groups.state import GROUPS, GroupState, Pending
+from sparklog.log.decisions.decision import DECISIONS, Decisions
+from sparklog.log.decisions.decision_logs import DecisionLogs, open_transactions
+from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
+from sparklog.log.journal.numbered_objects import SETTLE_MS
+from sparklog.log.state.commit import Commit, decode_commit
+from sparklog.log.state.slice_table import COMMITTED, SliceTable
+from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.topic.root import Root
+from sparklog.storage.store import Store
+from sparklog.tools.backup.entries import EntryChain
+from sparklog.tools.backup.manifest import LeftOut
+from sparklog.tools.backup.unread import Unread
+
+__all__ = ["Cut", "Span", "committed_in", "cut_between", "cut_now", "writers_in"]
+
+Transaction = tuple[str, int]
+E = TypeVar("E", bound=Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """States that fit together; topics that were deleted at that moment are among them. By name, or id.
+
+    `exact`: the topics are at just the versions that were asked for, and groups may have read further.
+    """
+
+    topics: Mapping[str, Head]
+    decisions: Mapping[str, Decisions]
+    groups: Mapping[str, GroupState]
+    left_out: tuple[LeftOut, ...] = ()
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Entries of one id that are there to choose from: `first` to `last`."""
+
+    first: int
+    last: int
+
+
+@dataclass
+class _Cutter:
+    """States, what is asked of them, and reading on until nothing is."""
+
+    store: Store
+    chosen: Collection[str] | None
+    unread: Unread
+    heads: dict[str, Head] = field(default_factory=dict)
+    decisions: dict[str, Decisions] = field(default_factory=dict)
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    entries: dict[str, int] = field(default_factory=dict)
+    decided: set[Transaction] = field(default_factory=set)
+    undecided: set[Transaction] = field(default_factory=set)
+    """Looked for to the end of their logs."""
+    ended: set[object] = field(default_factory=set)
+    """What was looked for to the end of its log: aborted, or not of a topic that is there."""
+    writers: set[str] = field(default_factory=set)
+    """Transactional ids that the topics name."""
+    live: DecisionLogs | None = None
+    """Of a live root, where a cache may hide what exists; None: of a place, where nothing comes any more."""
+    moved: bool = False
+
+    # -- hearing what is asked
+
+    def hear_commit(self, commit: Commit) -> None:
+        self.decided |= {(item.id, item.n) for item in commit.resolved}
+        self.writers |= {item.id for item in commit.resolved}
+
+    def hear_decisions(self, state: Decisions) -> None:
+        prepares = [*state.prepared, *(item for each in state.commits for item in each.prepares)]
+        for item in prepares:
+            self.ask_version(item.topic, item.version)
+        for group in [*state.prepared_groups, *(item for each in state.commits for item in each.groups)]:
+            if not self.lost(GROUPS, group.group):
+                self.entries[group.group] = max(group.number, self.entries.get(group.group, -1))
+
+    def hear_offsets(self, state: GroupState) -> None:
+        """The next state of a group, or the first that is heard of it: what is pending no more is decided."""
+        known = self.groups.get(state.id)
+        if known is not None:
+            waiting = {(item.txn, item.n) for item in known.pending}
+            self.decided |= waiting - {(item.txn, item.n) for item in state.pending}
+        self.groups[state.id] = state
+
+    def ask_version(self, topic: str, version: int) -> None:
+        if self.chosen is None or topic in self.chosen:
+            self.versions[topic] = max(version, self.versions.get(topic, -1))
+
+    def lost(self, kind: EntryKind[E], id_: str) -> bool:
+        """Whether this log is damaged, and so left out."""
+        return kind.prefix(id_) in self.unread.damage
+
+    # -- reading on
+
+    def next_commit(self, topic: str) -> bool:
+        """Read a topic's next commit; False at the end of its log."""
+        head = self.heads.get(topic, EMPTY)
+        key = commit_key(topic, head.version + 1)
+        try:
+            commit = decode_commit(self.store.get(key), key, head.version + 1)
+        except NotFound:
+            return False
+        self.heads[topic] = head.apply(commit)
+        self.hear_commit(commit)
+        self.moved = True
+        return True
+
+    def next_decisions(self, transactional_id: str) -> bool:
+        if self.lost(DECISIONS, transactional_id):
+            return False
+        state = self.decisions.get(transactional_id, Decisions(transactional_id))
+        found = EntryChain(self.store, DECISIONS, transactional_id).next(state)
+        if found is None:
+            return False
+        self.decisions[transactional_id] = found
+        self.hear_decisions(found)
+        self.moved = True
+        return True
+
+    def next_offsets(self, group: str) -> bool:
+        state = self.groups.get(group, GroupState(group))
+        found = EntryChain(self.store, GROUPS, group).next(state)
+        if found is None:
+            return False
+        self.hear_offsets(found)
+        self.moved = True
+        return True
+
+    # -- one round of each rule
+
+    def settle(self) -> Cut:
+        """Read on until nothing is asked for. `Unavailable` if something is that is not there."""
+        self.moved = True
+        while self.moved:
+            self.moved = False
+            for head in list(self.heads.values()):
+                for other, version in head.siblings.items():
+                    self.ask_version(other, version)
+            for topic, version in list(self.versions.items()):
+                while self._at(topic) < version:
+                    self._step(topic, self.next_commit)
+            for group, number in list(self.entries.items()):
+                while self._entry(group) < number:
+                    self._step(group, self.next_offsets)
+            self._begin()
+            self._decide()
+            self._record()
+            self._reach()
+        return self.cut()
+
+    def cut(self) -> Cut:
+        """As it is now. Raises the damage of a log that was left out, if it may concern the topics."""
+        for head in self.heads.values():
+            self.writers |= {transactional_id for transactional_id, _ in open_transactions(head)}
+        if not self.unread.strict:
+            topics = {name: head.topic_id for name, head in self.heads.items()}
+            self.unread.check(topics, self.writers, self.groups.values())
+        return Cut(dict(self.heads), dict(self.decisions), dict(self.groups), self.unread.left_out())
+
+    def _at(self, topic: str) -> int:
+        return self.heads.get(topic, EMPTY).version
+
+    def _entry(self, group: str) -> int:
+        return self.groups[group].number if group in self.groups else -1
+
+    def _step(self, name: str, step: Callable[[str], bool]) -> None:
+        if not self._awaited(partial(step, name)):
+            raise Unavailable(f"a transaction names what '{name}' does not show; try again later")
+
+    def _awaited(self, step: Callable[[], bool]) -> bool:
+        """Take a step on; False if what it needs is not there, in a live root after longer than caches last."""
+        if step():
+            return True
+        if self.live is None:
+            return False
+        begun, tries = self.live.now(), 0
+        while self.live.wait(begun, tries):
+            if step():
+                return True
+            tries += 1
+        return False
+
+    def _begin(self) -> None:
+        """What is open was begun once all before it had been decided."""
+        if self.live is not None:
+            opened = {each for head in self.heads.values() for each in open_transactions(head)}
+            opened |= {(item.txn, item.n) for state in self.groups.values() for item in state.pending}
+            self.decided |= {(transactional_id, n - 1) for transactional_id, n in opened if n > 0}
+
+    def _decide(self) -> None:
+        """What was recorded is decided. A prepare that a later one overtook in its group need not be."""
+        for transactional_id, n in sorted(self.decided - self.undecided):
+            step = partial(self.next_decisions, transactional_id)
+            while not self.decisions.get(transactional_id, Decisions(transactional_id)).decided(n):
+                if not (step() if self.lost(DECISIONS, transactional_id) else self._awaited(step)):
+                    self.undecided.add((transactional_id, n))
+                    break
+
+    def _forgotten(self, transaction: Transaction) -> bool:
+        state = self.decisions.get(transaction[0])
+        n = transaction[1]
+        return state is not None and state.decided(n) and state.commit_of(n) is None and not state.surely_aborted(n)
+
+    def _reads_record(
+        self, transaction: Transaction, step: Callable[[], bool], is_named: Callable[[Decisions], bool]
+    ) -> bool:
+        """Read on to where the outcome of a transaction may be recorded; False: it was aborted.
+
+        `is_named`: whether its COMMIT is about the topic or group that is read. Then the record is there, however long
+        a cache hides it.
+        """
+        if step():
+            return True
+        if self.live is None:
+            return False
+        transactional_id, n = transaction
+        log = self.live.log(transactional_id)
+        log.deciding(n)
+        outcome = log.outcome(n)
+        if outcome is None and log.is_over(n):
+            return step()
+        if outcome is not None and outcome.decided(n) and not is_named(outcome):
+            return False
+        if self._awaited(step):
+            return True
+        if outcome is None:
+            return False
+        raise Unavailable(
+            f"transaction {n} of '{transactional_id}' is committed, and a topic or group that has recorded it does not "
+            "show that; try again later"
+        )
+
+    def _record(self) -> None:
+        """Where something is open that is decided and forgotten, its outcome was recorded, or it was aborted."""
+        for topic in list(self.heads):
+            for transaction in open_transactions(self.heads[topic]):
+                self._record_in_topic(topic, transaction)
+        for group in list(self.groups):
+            for item in self.groups[group].pending:
+                self._record_in_group(group, item)
+
+    def _record_in_topic(self, topic: str, transaction: Transaction) -> None:
+        def is_named(state: Decisions) -> bool:
+            return bool(state.resolved(topic, self.heads[topic].topic_id, transaction[1]).committed)
+
+        while (
+            (topic, transaction) not in self.ended
+            and transaction in open_transactions(self.heads[topic])
+            and self._forgotten(transaction)
+        ):
+            if not self._reads_record(transaction, partial(self.next_commit, topic), is_named):
+                self.ended.add((topic, transaction))
+
+    def _record_in_group(self, group: str, item: Pending) -> None:
+        key, transaction = (group, item.txn, item.number), (item.txn, item.n)
+
+        def is_named(state: Decisions) -> bool:
+            return state.commits_group(item.n, group, item.number)
+
+        while (
+            key not in self.ended
+            and any(each.number == item.number for each in self.groups[group].pending)
+            and self._forgotten(transaction)
+        ):
+            if not self._reads_record(transaction, partial(self.next_offsets, group), is_named):
+                self.ended.add(key)
+
+    def _reach(self) -> None:
+        """No group is beyond the end of its topic."""
+        for state in list(self.groups.values()):
+            for item in [*state.offsets, *(each for waiting in state.pending for each in waiting.offsets)]:
+                if self.chosen is not None and item.topic not in self.chosen:
+                    continue
+                for partition, offset in zip(item.partition, item.offset, strict=True):
+                    self._reach_offset(item.topic, item.topic_id, partition, offset)
+
+    def _reach_offset(self, topic: str, topic_id: str, partition: int, offset: int) -> None:
+        key = (topic, topic_id, partition, offset)
+        if key in self.ended or _ends_at(self.heads.get(topic, EMPTY), topic_id, partition) >= offset:
+            return
+        # Looked for in what may come, and gone on to only where it is found: anybody may commit any offset.
+        ahead = _Cutter(self.store, self.chosen, self.unread, heads=dict(self.heads))
+        while _ends_at(ahead.heads.get(topic, EMPTY), topic_id, partition) < offset:
+            if not ahead.next_commit(topic):
+                self.ended.add(key)
+                return
+        self.ask_version(topic, ahead._at(topic))
+        self.moved = True
+
+
+def _ends_at(head: Head, topic_id: str, partition: int) -> int:
+    """The log end of a partition, -1 in another topic of the name."""
+    if head.deleted or head.topic_id != topic_id or partition >= head.partitions:
+        return -1
+    return int(head.log_end[partition])
+
+
+def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
+    """A cut of a live root as it is now, of these topics (None: of all, deleted ones too) and of all groups.
+
+    With `chosen`, damaged logs of ids and groups that have nothing to do with these are left out. `NotFound` if a
+    chosen topic never was one; `Corrupt` if a log is damaged; `Unavailable`: try again.
+    """
+    store = root.store
+    unread = Unread(store, strict=chosen is None)
+    since_ms = store.now_ms() - SETTLE_MS
+    before: dict[str, Decisions] = {}
+    for name in unread.ids(DECISIONS):
+        state = unread.read(DECISIONS, name, partial(_before, EntryChain(store, DECISIONS, name), since_ms))
+        if state is not None:
+            before[name] = state
+    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), unread, live=root.decisions)
+    for name in unread.ids(GROUPS):
+        states = unread.read(GROUPS, name, partial(_recent, EntryChain(store, GROUPS, name), since_ms))
+        for group in states or ():
+            cutter.hear_offsets(group)
+    folders = (name for name in store.list_folders("") if is_topic_name(name))
+    for name in folders if chosen is None else chosen:
+        head = root.topic_handle(name).log.refresh().head
+        if head.version >= 0:
+            cutter.heads[name] = head
+            for commit in _recent_commits(store, name, head.version, since_ms):
+                cutter.hear_commit(commit)
+        elif chosen is not None:
+            root.topic(name)
+    for name in sorted({*before, *unread.ids(DECISIONS)}):
+        chain = EntryChain(store, DECISIONS, name)
+        for state in unread.read(DECISIONS, name, partial(_since, chain, before.get(name))) or ():
+            cutter.hear_decisions(state)
+            cutter.decisions[name] = state
+    if unread.damage:
+        for name in cutter.heads:
+            cutter.writers |= writers_in(root.topic_handle(name).snapshot(refresh=False).slices)
+    return cutter.settle()
+
+
+def _before(chain: EntryChain[E], since_ms: int) -> E:
+    """The newest state that no cache can hide: the store has had it since that time. Else the oldest there is."""
+    newest = chain.newest()
+    known = [info for info in chain.store.list(f"{chain.prefix}/_log/0") if info.modified_ms <= since_ms]
+    number = checkpoint_version(known[-1].key) if known else chain.run()[0]
+    state = None if number is None or number >= newest.number else chain.at(number)
+    return newest if state is None else state
+
+
+def _recent(chain: EntryChain[E], since_ms: int) -> list[E]:
+    """The states from the newest that no cache can hide to the newest that is seen."""
+    begin = _before(chain, since_ms)
+    return [begin, *chain.walk(begin, chain.newest().number)]
+
+
+def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> Iterator[Commit]:
+    """Commits up to a version that are younger, as far as they are seen."""
+    for info in store.list(f"{topic}/_log/0"):
+        number = checkpoint_version(info.key)
+        if info.modified_ms > since_ms and number is not None and number <= version:
+            try:
+                yield decode_commit(store.get(info.key), info.key, number)
+            except NotFound:
+                continue
+
+
+def _since(chain: EntryChain[Decisions], begin: Decisions | None) -> list[Decisions]:
+    """The states from one to the newest, or from the oldest there is; none if all of it went meanwhile."""
+    newest = chain.newest()
+    if newest.number < 0 or (begin is not None and newest.number < begin.number):
+        # Every topic had recorded all of it a week ago.
+        return []
+    if begin is None:
+        begin = chain.at(chain.run()[0]) or newest
+    return [begin, *chain.walk(begin, newest.number)]
+
+
+def committed_in(table: SliceTable) -> set[Transaction]:
+    """Transactions that a topic has recorded as committed, as far as its slices still say so."""
+    rows = table.all()
+    return {(rows.txn_id(row), int(rows.txn_n[row])) for row in np.flatnonzero(rows.status == COMMITTED).tolist()}
+
+
+def writers_in(table: SliceTable) -> set[str]:
+    """Transactional ids that a topic's slices name."""
+    rows = table.all()
+    return {rows.txn_ids[code] for code in np.unique(rows.txn).tolist() if code >= 0}
+
+
+def cut_between(
+    store: Store,
+    topics: Mapping[str, tuple[Head, int]],
+    decisions: Mapping[str, Span],
+    groups: Mapping[str, Span],
+    time_ms: int,
+    *,
+    unread: Unread,
+    committed: Collection[Transaction] = (),
+    exact: bool = False,
+) -> Cut:
+    """The least cut at or above these versions of topics and what ids and groups had written by a time.
+
+    `topics`: a state that is known, and the version wanted. `committed`: what the known states have recorded. With
+    `exact` topics stay at just these versions, and decisions that name newer ones do not count; groups may be beyond.
+    """
+    cutter = _Cutter(store, frozenset(topics), unread)
+    cutter.decided |= set(committed)
+    cutter.writers |= {transactional_id for transactional_id, _ in committed}
+    for name, (head, version) in topics.items():
+        cutter.heads[name] = head
+        while cutter.heads[name].version < version:
+            if not cutter.next_commit(name):
+                raise NotFound(f"version {version} of topic '{name}' is no longer kept")
+    for name, span in groups.items():
+        of_group = EntryChain(store, GROUPS, name)
+        state = unread.read(GROUPS, name, partial(_state_by, of_group, span, time_ms))
+        if state is not None and state.number >= 0:
+            cutter.groups[name] = state
+    for name, span in decisions.items():
+        chain = EntryChain(store, DECISIONS, name)
+        for found in unread.read(DECISIONS, name, partial(_states_by, chain, span, time_ms)) or ():
+            if exact and _names_newer(cutter, found):
+                break
+            cutter.decisions[name] = found
+            cutter.hear_decisions(found)
+    return _still(cutter) if exact else cutter.settle()
+
+
+def _by(chain: EntryChain[E], span: Span, time_ms: int) -> int:
+    """The newest entry by a time; the first that is kept, where what was before it is not; -1: there was none."""
+    found = chain.number_at(time_ms, span.first, span.last)
+    return max(found, span.first) if span.first > 0 else found
+
+
+def _state_by(chain: EntryChain[E], span: Span, time_ms: int) -> E | None:
+    return chain.at(_by(chain, span, time_ms))
+
+
+def _states_by(chain: EntryChain[Decisions], span: Span, time_ms: int) -> list[Decisions]:
+    """The states from the first to that of a time."""
+    last = _by(chain, span, time_ms)
+    state = chain.at(span.first) if last >= span.first else None
+    return [] if state is None else [state, *chain.walk(state, last)]
+
+
+def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
+    prepares = [item for each in state.commits for item in each.prepares]
+    return any(item.topic in cutter.heads and item.version > cutter.heads[item.topic].version for item in prepares)
+
+
+def _still(cutter: _Cutter) -> Cut:
+    """Without reading topics on: what was recorded is decided, and what a COMMIT names of groups is there."""
+    cutter._decide()
+    for group, number in cutter.entries.items():
+        while cutter._entry(group) < number and cutter.next_offsets(group):
+            pass
+    return replace(cutter.cut(), exact=True)

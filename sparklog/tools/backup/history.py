@@ -1,0 +1,92 @@
+"""What the versions of a topic name, from one to another: which files, and from which version on no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sparklog.errors import NotFound
+from sparklog.log.journal.names import file_key
+from sparklog.log.state.history import History
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import EMPTY
+from sparklog.storage.store import Store
+from sparklog.tools.backup.copying import DataFile, data_file, data_files
+
+__all__ = ["Named", "files_named", "oldest_base", "start_at"]
+
+
+@dataclass
+class Named:
+    """Of versions `base.version` to `last.version`: every file that one of them names, by key.
+
+    `unnamed` is the first version that no longer names a file; `times` the commit time of each version.
+    """
+
+    base: Snapshot
+    last: Snapshot
+    files: dict[str, DataFile] = field(default_factory=dict)
+    unnamed: dict[str, int] = field(default_factory=dict)
+    times: dict[int, int] = field(default_factory=dict)
+
+    def since(self, missing: Mapping[str, object]) -> int:
+        """The version from which on nothing is missing; `NotFound` if the last one itself misses something."""
+        first = max(self.base.version, 0)
+        for key in missing:
+            if key not in self.unnamed:
+                raise NotFound(f"{key} is missing, and version {self.last.version} names it: run verify")
+            first = max(first, self.unnamed[key])
+        return first
+
+    def of_last(self) -> list[DataFile]:
+        """The files that the last version names."""
+        return [file for key, file in self.files.items() if key not in self.unnamed]
+
+
+def start_at(store: Store, topic: str, history: History, version: int) -> Snapshot:
+    """The state at a version; -1: before the first."""
+    return Snapshot(topic, store, EMPTY, SliceTable()) if version < 0 else history.at(version)
+
+
+def oldest_base(history: History, version: int) -> int:
+    """The oldest version from which all states up to `version` can be rebuilt; -1: all there ever were."""
+    if history.commits.has(0, version):
+        return -1
+    for found in sorted(history.checkpoints):
+        if found <= version and history.commits.has(found + 1, version) and history.sound(found) is not None:
+            return found
+    raise NotFound(
+        f"version {version} of topic '{history.topic}' cannot be rebuilt: no sound checkpoint at or below it has all "
+        "commits between; run verify"
+    )
+
+
+def files_named(history: History, base: Snapshot, version: int) -> Named:
+    """Walk the log from `base` to `version`. `NotFound` if a commit is gone, `Corrupt` if one does not follow."""
+    topic = history.topic
+    found = Named(base, base, {file.key: file for file in data_files(topic, base.slices.all())})
+    found.times[base.version] = base.head.made_ms
+    head, table, paths = base.head, base.slices, base.slices.paths()
+    for after, commit in history.walk(base.head, version):
+        head, table = after, table.apply(commit, after)
+        found.times[head.version] = head.made_ms
+        for file in commit.files:
+            made = data_file(topic, file)
+            known = found.files.get(made.key)
+            # A rewrite names a file again with the slices that it keeps: what was said before counts as well.
+            if known is None or len(known.pieces) < len(made.pieces):
+                found.files[made.key] = made
+            found.unnamed.pop(made.key, None)
+        if commit.remove or commit.log_starts or commit.op in ("create", "delete"):
+            now = table.paths()
+            for path in paths - now:
+                found.unnamed[file_key(topic, path)] = head.version
+            paths = now
+        else:
+            paths |= {file.path for file in commit.files}
+    found.last = Snapshot(topic, history.store, head, table)
+    # Named and gone within one commit: it holds nothing that a version shows.
+    for key in set(found.files) - {file_key(topic, path) for path in paths} - set(found.unnamed):
+        found.unnamed[key] = head.version
+    return found

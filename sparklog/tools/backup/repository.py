@@ -1,0 +1,212 @@
+"""A place that holds backups of one root, and who may be at work in it.
+
+    _backup.json                       whose backups lie here
+    _backups/00000000000000000003.json backup 3; created last, so what was not finished is not seen
+    _backups/begun/<number>.json       a number that a run has taken (see `numbering`)
+    _backups/running/<id>-<n>.json     a run at work: a backup, or a prune that deletes
+    <topic>/..., _transactions/..., _groups/...   as in a root, under the same keys
+
+A backup takes what lies there for there, whichever run copied it; a prune deletes what no backup names. The two must
+not meet: each first shows itself in `running`, then looks whether the other does, and gives way. A mark counts for six
+hours by the store's clock, and its run renews it; whoever finds that its own mark is gone, or cannot have been renewed
+in time, stops.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.documents import FORMAT
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.foreign_content import foreign_name
+from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY
+from sparklog.storage import LocalStore
+from sparklog.storage.store import Store
+from sparklog.tools.backup.manifest import PLACE_FIELDS, Manifest, decode_manifest
+from sparklog.tools.backup.numbering import BACKUPS_FOLDER, backup_key, backup_numbers, is_given_up
+
+__all__ = [
+    "BACKUP",
+    "MARK_MS",
+    "PLACE_KEY",
+    "PRUNE",
+    "Mark",
+    "Place",
+    "is_place",
+    "refuse_inside",
+]
+
+RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
+MARK_MS = 6 * 3_600_000
+BACKUP, PRUNE = "backup", "prune"
+
+
+def is_place(store: Store) -> bool:
+    """Whether backups lie here."""
+    return store.stat(PLACE_KEY) is not None
+
+
+def refuse_inside(store: Store) -> None:
+    """`BadRequest` if a folder lies in a root or in a place of backups: the two would take each other's files."""
+    if not isinstance(store, LocalStore):
+        return
+    folder = os.path.realpath(store.location)
+    while (above := os.path.dirname(folder)) != folder:
+        folder = above
+        for key, what in ((ROOT_KEY, "a root"), (PLACE_KEY, "a place of backups")):
+            if os.path.lexists(os.path.join(folder, key)):
+                raise BadRequest(f"{store.location} lies in {folder}, which is {what}; choose a folder outside of it")
+
+
+@dataclass
+class Place:
+    """An open place of backups; `root_id` is that of their source."""
+
+    store: Store
+    root_id: str
+
+    @classmethod
+    def open(cls, store: Store) -> Place:
+        """`NotFound` if no backups lie here."""
+        try:
+            data = store.get(PLACE_KEY)
+        except NotFound:
+            raise NotFound(f"no backups lie in {store.location}: it has no {PLACE_KEY}; check the path") from None
+        doc = json_fields.decode(data, PLACE_KEY, "place of backups")
+        doc.only(frozenset(PLACE_FIELDS))
+        return cls(store, doc.text("rootId"))
+
+    @classmethod
+    def make(cls, store: Store, root_id: str, env: Env) -> Place:
+        """The place for backups of a root, made if there is none.
+
+        `BadRequest` if it is a root itself, holds something else, or the backups of another root.
+        """
+        from sparklog.storage.probe import ensure_probed
+
+        if not is_place(store):
+            if store.stat(ROOT_KEY) is not None:
+                raise BadRequest(f"{store.location} is a root; give backups a folder of their own")
+            refuse_inside(store)
+            first = foreign_name(store)
+            # Another first backup may have been quicker.
+            if first is not None and not is_place(store):
+                raise BadRequest(f"{store.location} is not empty, found {first}; give backups a folder of their own")
+            ensure_probed(store)
+            document = {"format": FORMAT, "readFeatures": [], "rootId": root_id, "createdMs": env.wall_ms()}
+            store.create(PLACE_KEY, json_fields.encode(document))
+        place = cls.open(store)
+        if place.root_id != root_id:
+            raise BadRequest(
+                f"{store.location} holds backups of root {place.root_id}, found root {root_id}: a restored root is "
+                "another one; give its backups a folder of their own"
+            )
+        ensure_probed(store)
+        return place
+
+    def manifests(self) -> list[Manifest]:
+        """All backups, in the order of their cuts, oldest first. `Corrupt` if one is damaged."""
+        found = []
+        for number in backup_numbers(self.store):
+            try:
+                manifest = self._manifest(backup_key(number), number)
+            except NotFound:
+                # Dropped since it was listed.
+                continue
+            if manifest is not None:
+                found.append(manifest)
+        return found
+
+    def _manifest(self, key: str, number: int) -> Manifest | None:
+        """None: the number was given up."""
+        data = self.store.get(key)
+        try:
+            return None if is_given_up(data, key) else decode_manifest(data, key, number)
+        except Corrupt:
+            # A bit that flipped on the way: read again before calling it damaged.
+            data = self.store.get(key)
+            return None if is_given_up(data, key) else decode_manifest(data, key, number)
+
+    def covering(self, topics: Collection[str] | None) -> list[Manifest]:
+        """The backups that have these topics, None: everything; where there is none, all. `NotFound`: none at all."""
+        found = self._finished()
+        return [item for item in found if item.covers(topics)] or found
+
+    def _finished(self) -> list[Manifest]:
+        found = self.manifests()
+        if not found:
+            raise NotFound(f"there is no finished backup in {self.store.location} yet; run sparklog backup")
+        return found
+
+    def chosen(self, number: int | None, topics: Collection[str] | None = None) -> Manifest:
+        """A backup by its number; None: the newest that has these topics. `NotFound`, saying which there are."""
+        if number is None:
+            return self.covering(topics)[-1]
+        found = self._finished()
+        for item in found:
+            if item.number == number:
+                return item
+        there = ", ".join(str(item.number) for item in found)
+        raise NotFound(f"there is no backup {number} in {self.store.location}; there are {there}")
+
+
+@dataclass
+class Mark:
+    """A run that shows itself in a place. Use as a context manager: the mark is there inside."""
+
+    place: Place
+    env: Env
+    kind: str
+    keys: list[str] = field(default_factory=list)
+    since_ms: int = 0
+
+    def __enter__(self) -> Mark:
+        self.since_ms = self.place.store.now_ms()
+        self._id = self.env.new_id()
+        self._create()
+        found = self._others(self.since_ms)
+        others = [key for key in found if PRUNE in (self.kind, key.rsplit("/", 1)[-1].split("-", 1)[0])]
+        if others:
+            self._remove()
+            what = "a prune is at work" if self.kind == BACKUP else "a backup or another prune is at work"
+            raise Conflict(
+                f"{what} in {self.place.store.location}; wait for its end, or six hours if it has died ({others[0]})"
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+    def check(self) -> None:
+        """Before something that the other kind must not meet. `Conflict` if the mark may not have been seen."""
+        now_ms = self.place.store.now_ms()
+        if now_ms - self.since_ms > MARK_MS // 2 or self.place.store.stat(self.keys[-1]) is None:
+            raise Conflict(f"this run stood still for too long in {self.place.store.location}; run it again")
+        if now_ms - self.since_ms > MARK_MS // 8:
+            self._create()
+            self.since_ms = now_ms
+
+    def _create(self) -> None:
+        key = f"{RUNNING_FOLDER}/{self.kind}-{self._id}-{len(self.keys)}.json"
+        self.place.store.create(key, json_fields.encode({"format": FORMAT, "readFeatures": []}))
+        self.keys.append(key)
+
+    def _remove(self) -> None:
+        for key in self.keys:
+            self.place.store.delete(key)
+
+    def _others(self, now_ms: int) -> Sequence[str]:
+        found = []
+        for info in self.place.store.list(f"{RUNNING_FOLDER}/"):
+            if info.key in self.keys:
+                continue
+            if now_ms - info.modified_ms <= MARK_MS:
+                found.append(info.key)
+            elif self.kind == PRUNE:
+                # Its run has died, or will find out that it must not go on.
+                self.place.store.delete(info.key)
+        return found

@@ -1,0 +1,79 @@
+"""All checks, in the order in which their troubles are best put right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparklog.errors import SparklogError
+from sparklog.tools.doctor.finding import FAIL, HERE, OK, WARN, Finding, Machine
+from sparklog.tools.doctor.python_checks import check_kernels, check_packages, check_python, check_workers
+from sparklog.tools.doctor.spark_checks import ask_spark, check_java, check_settings, has_spark, spark_settings
+
+if TYPE_CHECKING:
+    from sparklog.datasource.location import Location
+
+__all__ = ["examine", "failed"]
+
+
+def examine(
+    root: str | None = None, *, conf_file: str | None = None, start_spark: bool = False, machine: Machine = HERE
+) -> list[Finding]:
+    """Look at Python, Java, packages and Spark's settings, and at a root if one is given.
+
+    `conf_file`: instead of the spark-defaults.conf that Spark would read; `start_spark`: start a local session and ask
+    it. `BadRequest` if that file cannot be read.
+    """
+    settings = spark_settings(machine, conf_file)
+    spark = has_spark(machine)
+    found = [
+        check_python(),
+        *check_packages(),
+        check_kernels(),
+        check_workers(machine, settings.values.get("spark.pyspark.python"), spark=spark),
+        check_java(machine, spark=spark),
+    ]
+    if start_spark:
+        settings, said = ask_spark()
+        found += [*said, *(check_settings(machine, settings) if settings.source is not None else [])]
+    elif spark or conf_file is not None:
+        found += check_settings(machine, settings)
+    return found if root is None else [*found, *examine_root(root, machine)]
+
+
+def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
+    """The place and the state of a root. A Kafka directory is only told to be one: nothing is written there."""
+    from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, resolve
+
+    try:
+        location = resolve(root)
+        if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+            return [Finding("root", OK, f"{location.path} is a {location.kind}: read where it lies, never written")]
+        if location.kind == NOTHING and not exists(location):
+            return [Finding("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
+        return _root(location, machine)
+    except SparklogError as error:
+        return [Finding("root", FAIL, str(error), "give another --root")]
+
+
+def _root(location: Location, machine: Machine) -> list[Finding]:
+    from sparklog.datasource.location import NOTHING, open_log
+    from sparklog.log.journal.foreign_content import refuse_foreign
+    from sparklog.storage import open_store
+    from sparklog.tools.doctor.root_checks import check_root
+    from sparklog.tools.doctor.store_checks import check_disk, check_store
+
+    store = open_store(location.root)
+    if location.kind == NOTHING:
+        refuse_foreign(store)
+    found = [*check_disk(machine, location.root), *check_store(store)]
+    if location.kind == NOTHING:
+        said = f"{location.path} is no root yet: the first topic makes it one"
+        fix = f"sparklog topics create <topic> --root {location.path}"
+        return [*found, Finding("root", WARN, said, fix)]
+    return [*found, *check_root(open_log(location))]
+
+
+def failed(found: Sequence[Finding]) -> bool:
+    """Whether something does not work, as against could be better."""
+    return any(each.status == FAIL for each in found)

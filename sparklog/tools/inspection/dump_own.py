@@ -1,0 +1,143 @@
+"""Files that Kafka's tool does not know: sparklog's own, and Kafka's small text files.
+
+| file                                    | lines                                                              |
+|-----------------------------------------|--------------------------------------------------------------------|
+| `.json` of a log of commits or entries  | plain members on one line and whether its checksum holds, then one |
+|                                         | line for each element of its other members                         |
+| `.arrow` (a checkpoint's slice table)   | one per slice                                                      |
+| `.slices` (appended batches)            | one per slice, then its batches as of a `.log`; their offsets      |
+|                                         | count from the slice's first                                       |
+| `*-checkpoint`, `partition.metadata`,   | one per entry                                                      |
+| `meta.properties`                       |                                                                    |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from sparklog.errors import Corrupt
+from sparklog.format import checkpoint_files
+from sparklog.format.append_file import TAIL_BYTES, SliceEntry, decode_footer, footer_length
+from sparklog.log.journal.documents import checksum_holds
+from sparklog.tools.inspection.dump_index import Row
+from sparklog.tools.inspection.dump_source import Source
+
+__all__ = ["TEXT_FILES", "json_rows", "slice_entries", "slice_row", "table_rows", "text_file_rows"]
+
+PIECE_BYTES = 4 << 20
+TEXT_FILES = frozenset(
+    {
+        checkpoint_files.LEADER_EPOCHS_FILE,
+        checkpoint_files.HIGH_WATERMARKS_FILE,
+        checkpoint_files.RECOVERY_POINTS_FILE,
+        checkpoint_files.LOG_STARTS_FILE,
+        checkpoint_files.CLEANER_OFFSETS_FILE,
+        checkpoint_files.PARTITION_METADATA_FILE,
+        "meta.properties",
+    }
+)
+
+
+def json_rows(source: Source) -> Iterator[Row]:
+    """Of a commit, a checkpoint's head, an entry of a decision or group log, or `_root.json`. `Corrupt` if it is no
+    JSON object.
+    """
+    data = source.read()
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise Corrupt("expected a JSON object, found something else", file=source.shown)
+    valid = checksum_holds(data)
+    shown = [f"{name}: {_text(value)}" for name, value in document.items() if _is_plain(value)]
+    text = f"{' '.join(shown)} isvalid: {'true' if valid else 'false'}"
+    yield Row(text, {"type": "object", "valid": valid, "content": document})
+    for name, value in document.items():
+        if isinstance(value, list):
+            for each in value:
+                yield Row(f"| {name}: {_text(each)}", {})
+        elif isinstance(value, dict):
+            for member, each in value.items():
+                yield Row(f"| {name}: {member}: {_text(each)}", {})
+
+
+def _is_plain(value: object) -> bool:
+    return not isinstance(value, (list, dict)) or not value
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def table_rows(source: Source) -> Iterator[Row]:
+    """Of a checkpoint's slice table. `Corrupt` if it is no Arrow file."""
+    import pyarrow as pa
+
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(source.read())).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"expected an Arrow file ({error})", file=source.shown) from None
+    for batch in table.to_batches():
+        for row in batch.to_pylist():
+            text = " ".join(f"{name}: {_text(value)}" for name, value in row.items())
+            yield Row(text, {"type": "slice", **row})
+
+
+def slice_entries(source: Source) -> tuple[SliceEntry, ...]:
+    """The slices of an append file, by its footer. `Corrupt` if that is damaged."""
+    size = source.size()
+    tail = source.read(max(0, size - TAIL_BYTES))
+    length = footer_length(tail, file=source.shown)
+    if length > size:
+        raise Corrupt(f"the footer claims {length} bytes of a file of {size}", file=source.shown)
+    return decode_footer(source.read(size - length), file_size=size, file=source.shown).slices
+
+
+def slice_row(source: Source, number: int, entry: SliceEntry) -> Row:
+    """A slice's line; its checksum is computed anew."""
+    from crc32c import crc32c
+
+    crc, at, end = 0, entry.position, entry.position + entry.nbytes
+    while at < end:
+        piece = source.read(at, min(PIECE_BYTES, end - at))
+        crc, at = crc32c(piece, crc), at + max(len(piece), 1)
+    fields: dict[str, Any] = {
+        "slice": number,
+        "partition": entry.partition,
+        "position": entry.position,
+        "size": entry.nbytes,
+        "offsets": entry.offsets,
+        "records": entry.records,
+        "minTimestamp": entry.min_ts,
+        "maxTimestamp": entry.max_ts,
+        "flags": entry.flags,
+        "crc": entry.crc,
+    }
+    valid = crc == entry.crc
+    text = " ".join(f"{name}: {value}" for name, value in fields.items())
+    return Row(f"{text} isvalid: {'true' if valid else 'false'}", {"type": "slice", **fields, "valid": valid})
+
+
+def text_file_rows(source: Source) -> Iterator[Row]:
+    """Of Kafka's small text files. `Corrupt` if one is malformed."""
+    name, data = source.name, source.read()
+    if name == checkpoint_files.LEADER_EPOCHS_FILE:
+        for each in checkpoint_files.parse_leader_epochs(data, file=source.shown):
+            fields: dict[str, Any] = {"epoch": each.epoch, "startOffset": each.start_offset}
+            yield _row("leader-epoch", fields)
+    elif name.endswith("-checkpoint"):
+        for (topic, partition), offset in checkpoint_files.parse_offsets(data, file=source.shown).items():
+            yield _row("checkpoint", {"topic": topic, "partition": partition, "offset": offset})
+    else:
+        separator = ":" if name == checkpoint_files.PARTITION_METADATA_FILE else "="
+        for line in data.decode("utf-8", "replace").splitlines():
+            member, found, value = line.partition(separator)
+            if found and not line.startswith("#"):
+                yield _row("property", {member.strip(): value.strip()})
+
+
+def _row(kind: str, fields: dict[str, Any]) -> Row:
+    return Row(" ".join(f"{name}: {value}" for name, value in fields.items()), {"type": kind, **fields})

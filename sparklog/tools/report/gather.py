@@ -1,0 +1,326 @@
+"""Gathers a report: from a sparklog root, or from a Kafka directory read in place. Nothing is changed, no record read.
+
+Costs a listing of each topic's log and data files and what the dry runs of maintenance cost: metadata only. What cannot
+be read is a note, and the rest is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from sparklog.compaction.run import compact_root
+from sparklog.errors import BadRequest, SparklogError
+from sparklog.groups.group import DEAD
+from sparklog.groups.groups import Groups
+from sparklog.groups.lag import Lag, lag
+from sparklog.kafka.directory import is_internal
+from sparklog.kafka.group_lag import UNKNOWN, KafkaGroups, has_groups
+from sparklog.kafka.internal_topics import CONSUMER_OFFSETS
+from sparklog.kafka.view import KafkaView
+from sparklog.log.decisions.decision_logs import timeout_of
+from sparklog.log.journal.names import is_topic_name
+from sparklog.log.state.history import History
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.view import LogView, OffsetRange
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.root_view import RootView
+from sparklog.maintenance.report import TopicReport
+from sparklog.maintenance.work import InProcess, Settings
+from sparklog.retention.expiry import REASONS
+from sparklog.retention.retain import RetainReport, retain_root
+from sparklog.tools.report.facts import (
+    ATTENTION,
+    Activity,
+    Doing,
+    GroupFacts,
+    GroupPartition,
+    HeldBack,
+    Note,
+    PartitionFacts,
+    Removal,
+    Report,
+    TopicFacts,
+)
+from sparklog.tools.report.notes import health
+
+__all__ = ["gather"]
+
+HOUR_MS = 3_600_000
+
+
+def gather(
+    view: LogView,
+    settings: Settings,
+    *,
+    topics: Sequence[str] = (),
+    made_by: str = "sparklog",
+    maintenance: bool = True,
+) -> Report:
+    """A report of these topics (none given: all), as of `settings.now_ms`, which decides ages and what is due.
+
+    `made_by`: the program and its version, for the report's foot. `maintenance`: also plan what its next run would do.
+
+    `NotFound` if a topic that is named does not exist; `BadRequest` for a view of another kind.
+    """
+    if isinstance(view, RootView):
+        found = _root(view, settings, tuple(dict.fromkeys(topics)), maintenance)
+    elif isinstance(view, KafkaView):
+        found = _kafka(view, settings, tuple(dict.fromkeys(topics)))
+    else:
+        raise BadRequest(f"expected a sparklog root or a Kafka directory to report on, found {type(view).__name__}")
+    return health(replace(found, made_by=made_by))
+
+
+# -- a sparklog root
+
+
+def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenance: bool) -> Report:
+    root, notes = view.root, list[Note]()
+    for name in chosen:
+        root.topic(name)
+    found: list[TopicFacts] = []
+    held: list[HeldBack] = []
+    for name in chosen or sorted(name for name in root.store.list_folders("") if is_topic_name(name)):
+        try:
+            if root.topic_handle(name).log.refresh().head.exists:
+                snapshot = root.topic(name).read_snapshot()
+                found.append(_topic(root, snapshot, settings))
+                held += _held_back(root, snapshot, settings.now_ms)
+        except SparklogError as error:
+            notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
+    names = [topic.topic for topic in found]
+    compaction = compact_root(root, settings, InProcess(), topics=names, dry_run=True) if maintenance and names else []
+    retention = retain_root(root, settings, topics=chosen, dry_run=True) if maintenance else []
+    failures = [failure for each in compaction for failure in each.failures]
+    failures += [failure for each in retention for failure in each.failures]
+    notes += [Note(ATTENTION, each.topic, f"maintenance would fail: {each.line()}") for each in failures]
+    return Report(
+        location=view.location,
+        kind="root",
+        now_ms=settings.now_ms,
+        topics=tuple(found),
+        groups=tuple(_groups(root, settings.now_ms, chosen, notes)),
+        held_back=tuple(held),
+        doing=tuple(_doing(compaction, retention)) if maintenance else None,
+        removals=tuple(_removals(retention)) if maintenance else None,
+        notes=tuple(notes),
+    )
+
+
+def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
+    name = snapshot.topic
+    configs = settings.configs_of(snapshot.head.configs)
+    return TopicFacts(
+        topic=name,
+        topic_id=snapshot.head.topic_id,
+        internal=is_internal(name),
+        cleanup_policy=",".join(configs.cleanup_policy),
+        configs=dict(sorted(snapshot.head.configs.explicit.items())),
+        partitions=_partitions(snapshot),
+        activity=_activity(root, name, snapshot, settings.now_ms),
+    )
+
+
+def _partitions(snapshot: Snapshot) -> tuple[PartitionFacts, ...]:
+    head, rows = snapshot.head, snapshot.slices.all()
+    stable, sealed = head.last_stable(), rows.sealed()
+    found = []
+    for partition in range(head.partitions):
+        span = rows.partition_rows(partition)
+        oldest, newest = rows.min_ts[span], rows.max_ts[span]
+        timed = newest >= 0
+        found.append(
+            PartitionFacts(
+                partition=partition,
+                log_start=int(head.log_start[partition]),
+                last_stable=int(stable[partition]),
+                log_end=int(head.log_end[partition]),
+                records=int(rows.records[span].sum()),
+                bytes=int(rows.size[span].sum()),
+                oldest_ms=int(oldest[timed].min()) if timed.any() else None,
+                newest_ms=int(newest[timed].max()) if timed.any() else None,
+                slices=span.stop - span.start,
+                unsealed=int((~sealed[span]).sum()),
+            )
+        )
+    return tuple(found)
+
+
+def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activity:
+    history = History(root.store, name)
+    modified = history.commits.modified_ms
+    age = now_ms - modified[modified <= now_ms]
+    newest = max(history.checkpoints, default=None)
+    return Activity(
+        version=snapshot.version,
+        newest_ms=snapshot.head.made_ms,
+        last_hour=int((age < HOUR_MS).sum()),
+        last_day=int((age < 24 * HOUR_MS).sum()),
+        since_checkpoint=None if newest is None else max(0, snapshot.version - newest),
+    )
+
+
+def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
+    """What is open by this snapshot, which knows what is decided. Ages go by the store's clock."""
+    name, found = snapshot.topic, list[HeldBack]()
+    for prepare in snapshot.head.open:
+        age = max(0, now_ms - root.decisions.prepared_ms(name, prepare))
+        owner = f"{prepare.txn.id} #{prepare.txn.n}"
+        found += [
+            HeldBack(name, partition, owner, first, prepare.end[partition], age, timeout_of(prepare))
+            for partition, first in prepare.first.items()
+        ]
+    for each in snapshot.head.kafka_open:
+        held = _kafka_held(name, each.partition, each.producer, each.first, each.end)
+        # No timeout here: only Kafka, or an operator, ends these.
+        owner = held.owner if each.transactional_id is None else f"Kafka's {each.transactional_id}"
+        since = None if each.start_ms is None else max(0, now_ms - each.start_ms)
+        found.append(replace(held, owner=owner, age_ms=since))
+    return sorted(found, key=lambda held: (held.partition, held.first))
+
+
+def _kafka_held(topic: str, partition: int, producer: int, first: int, end: int) -> HeldBack:
+    return HeldBack(topic, partition, f"Kafka's producer {producer}", first, end, None, None)
+
+
+def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note]) -> Iterator[GroupFacts]:
+    """All groups, or those that read one of the topics that were chosen; what cannot be read becomes a note."""
+    damaged: list[SparklogError] = []
+    hidden: list[SparklogError] = []
+    groups = Groups(root)
+    there = groups.descriptions(groups.names(damaged), damaged)
+    found = {name: each for name, each in there.items() if each.state != DEAD}
+    behind: dict[str, list[GroupPartition]] = {name: [] for name in found}
+    # All at once: each topic is looked at once, however many groups read it.
+    for row in lag(root, found, now_ms=now_ms, failures=hidden):
+        if not chosen or row.topic in chosen:
+            behind[row.group].append(_group_partition(row))
+    for name, described in found.items():
+        if behind[name] or not chosen:
+            yield GroupFacts(name, described.state, described.instance, tuple(behind[name]))
+    notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
+    notes += _hidden(hidden)
+
+
+def _hidden(failures: Sequence[SparklogError]) -> list[Note]:
+    messages = dict.fromkeys(f"{error} [{error.code}]" for error in failures)
+    return [Note(ATTENTION, "", f"how far groups are behind is not known everywhere: {each}") for each in messages]
+
+
+def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport]) -> list[Doing]:
+    found = [
+        Doing(item.topic, item.partition, item.action, item.nbytes, _due(item.why), item.why)
+        for report in compaction
+        for item in report.planned
+    ]
+    for report in retention:
+        for part in report.expired:
+            for reason, segments, nbytes in part.reasons:
+                why = f"{segments:,} of {part.segments:,} segments by {REASONS[reason]}, to offset {part.log_start:,}"
+                found.append(Doing(report.topic, part.partition, "expire", nbytes, True, why))
+    return sorted(found, key=lambda item: (not item.due, item.topic, item.partition))
+
+
+def _due(why: str) -> bool:
+    """A plan's own words for what it leaves."""
+    return not why.startswith(("not due:", "refused:"))
+
+
+def _removals(retention: Sequence[RetainReport]) -> list[Removal]:
+    return [
+        Removal(report.topic, item.kind, item.reason, item.objects, item.nbytes)
+        for report in retention
+        if report.vacuum is not None
+        for item in report.vacuum.removed
+    ]
+
+
+# -- a Kafka directory
+
+
+def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> Report:
+    notes: list[Note] = []
+    found: list[TopicFacts] = []
+    held: list[HeldBack] = []
+    for name in chosen or view.topics():
+        try:
+            view.refresh([name])
+            found.append(_kafka_topic(view, name))
+            held += _kafka_open(view, name)
+        except SparklogError as error:
+            if chosen:
+                raise
+            notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
+    return Report(
+        location=view.location,
+        kind="kafka",
+        now_ms=settings.now_ms,
+        topics=tuple(found),
+        groups=_kafka_groups(view, found, settings.now_ms, chosen, notes),
+        held_back=tuple(held),
+        doing=None,
+        removals=None,
+        notes=tuple(notes),
+    )
+
+
+def _kafka_topic(view: KafkaView, name: str) -> TopicFacts:
+    bounds = sorted(view.bounds(name).items())
+    stored = view.stored([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
+    firsts = view.offsets_for_timestamps(name, {partition: 0 for partition, _ in bounds})
+    states = view.partition_states(name)
+    partitions = []
+    for (partition, bound), held in zip(bounds, stored, strict=True):
+        first = firsts[partition]
+        newest = max((segment.max_timestamp for segment in states[partition].segments), default=-1)
+        partitions.append(
+            PartitionFacts(
+                partition=partition,
+                log_start=bound.log_start,
+                last_stable=bound.last_stable,
+                log_end=bound.log_end,
+                records=None,
+                bytes=held.nbytes,
+                oldest_ms=None if first is None else first.timestamp,
+                newest_ms=newest if newest >= 0 and bound.log_end > bound.log_start else None,
+                slices=None,
+                unsealed=None,
+            )
+        )
+    return TopicFacts(name, view.topic_id(name), is_internal(name), None, None, tuple(partitions), None)
+
+
+def _kafka_open(view: KafkaView, name: str) -> list[HeldBack]:
+    bounds = view.bounds(name)
+    return [
+        _kafka_held(name, partition, producer, first, bounds[partition].log_end)
+        for partition, state in sorted(view.partition_states(name).items())
+        for producer, first in sorted(state.transactions.open.items(), key=lambda item: item[1])
+        if bounds[partition].last_stable < bounds[partition].log_end
+    ]
+
+
+def _kafka_groups(
+    view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, chosen: tuple[str, ...], notes: list[Note]
+) -> tuple[GroupFacts, ...] | None:
+    """What the coordinator's own topic says, of the partitions that lie here; None where that topic does not."""
+    if not has_groups(view):
+        return None
+    try:
+        groups = KafkaGroups(view, now_ms)
+        rows = groups.lag(topics={topic.topic for topic in topics})
+    except SparklogError as error:
+        notes.append(Note(ATTENTION, CONSUMER_OFFSETS, f"consumer groups cannot be read: {error} [{error.code}]"))
+        return None
+    notes += _hidden(groups.failures)
+    parts: dict[str, list[GroupPartition]] = {name: [] for name in groups.names()}
+    for row in rows:
+        parts[row.group].append(_group_partition(row))
+    return tuple(GroupFacts(name, UNKNOWN, None, tuple(own)) for name, own in parts.items() if own or not chosen)
+
+
+def _group_partition(row: Lag) -> GroupPartition:
+    return GroupPartition(
+        row.topic, row.partition, row.current_offset, row.log_start, row.log_end, row.lag, row.seconds
+    )

@@ -1,0 +1,129 @@
+"""A report's figures as Prometheus reads them: the text exposition format, version 0.0.4.
+
+    # HELP sparklog_group_lag Offsets between the committed offset and the log end.
+    # TYPE sparklog_group_lag gauge
+    sparklog_group_lag{group="billing",topic="orders",partition="0"} 12
+
+A file of these lines is what the node exporter's textfile collector takes in. All are gauges: offsets go back when a
+topic is created again. What is not known (a Kafka directory's record counts, say) has no line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from sparklog.tools.report.facts import ATTENTION, Report
+
+__all__ = ["Metric", "exposition", "text_of"]
+
+Number = int | float
+Labels = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name, and a value (None: not known) for each set of labels."""
+
+    name: str
+    help: str
+    values: Iterable[tuple[Labels, Number | None]]
+
+
+def exposition(report: Report) -> str:
+    """The lines, each metric's together, labels in a fixed order; ends with a line feed."""
+    return text_of(_metrics(report))
+
+
+def text_of(metrics: Iterable[Metric]) -> str:
+    """The lines of any metrics, all of them gauges."""
+    return "".join(line + "\n" for metric in metrics for line in _lines(metric))
+
+
+def _metrics(report: Report) -> Iterator[Metric]:
+    now = report.now_ms / 1000
+    yield Metric("sparklog_metrics_timestamp_seconds", "When these figures were taken.", [({}, now)])
+    yield from _of_partitions(report)
+    yield from _of_topics(report)
+    yield from _of_groups(report)
+
+
+def _of_partitions(report: Report) -> Iterator[Metric]:
+    parts = [
+        ({"topic": topic.topic, "partition": part.partition}, part)
+        for topic in report.topics
+        for part in topic.partitions
+    ]
+    for name, text, values in (
+        ("log_start_offset", "First offset that can be read.", [part.log_start for _, part in parts]),
+        ("last_stable_offset", "Where read_committed readers stop.", [part.last_stable for _, part in parts]),
+        ("log_end_offset", "Offset that the next record will get.", [part.log_end for _, part in parts]),
+        ("records", "Records that batches hold.", [part.records for _, part in parts]),
+        ("bytes", "Bytes of record batches.", [part.bytes for _, part in parts]),
+        ("unsealed_slices", "Slices that no job has sealed yet.", [part.unsealed for _, part in parts]),
+        ("newest_timestamp_seconds", "Greatest record time.", [_seconds(part.newest_ms) for _, part in parts]),
+    ):
+        labelled = zip((labels for labels, _ in parts), values, strict=True)
+        yield Metric(f"sparklog_partition_{name}", text, list(labelled))
+
+
+def _of_topics(report: Report) -> Iterator[Metric]:
+    active = [({"topic": topic.topic}, topic.activity) for topic in report.topics if topic.activity is not None]
+    versions = [(labels, activity.version) for labels, activity in active]
+    yield Metric("sparklog_topic_version", "Number of the newest commit.", versions)
+    times = [(labels, _seconds(activity.newest_ms)) for labels, activity in active]
+    yield Metric("sparklog_topic_commit_timestamp_seconds", "When the newest commit was made.", times)
+    held = [
+        (
+            {"topic": item.topic, "partition": item.partition, "owner": item.owner, "first_offset": item.first},
+            _seconds(item.age_ms),
+        )
+        for item in report.held_back
+    ]
+    yield Metric("sparklog_open_transaction_age_seconds", "Age of what holds back the last stable offset.", held)
+    open_now = [
+        ({"topic": topic.topic}, len({item.owner for item in report.held_back if item.topic == topic.topic}))
+        for topic in report.topics
+    ]
+    yield Metric("sparklog_topic_open_transactions", "Open transactions, by their owners.", open_now)
+    counts: dict[str, int] = {topic.topic: 0 for topic in report.topics} | {"": 0}
+    for note in report.notes:
+        counts[note.topic] = counts.get(note.topic, 0) + (note.level == ATTENTION)
+    notes = [({"topic": topic}, count) for topic, count in counts.items()]
+    yield Metric("sparklog_attention_notes", "Notes of `sparklog report` that need attention.", notes)
+
+
+def _of_groups(report: Report) -> Iterator[Metric]:
+    groups = report.groups or ()
+    active = [({"group": group.group}, int(group.member is not None)) for group in groups]
+    yield Metric("sparklog_group_active", "1 while the group has a member.", active)
+    parts = [
+        ({"group": group.group, "topic": part.topic, "partition": part.partition}, part)
+        for group in groups
+        for part in group.partitions
+    ]
+    for name, text, values in (
+        ("current_offset", "Committed offset: the next to read.", [part.offset for _, part in parts]),
+        ("lag", "Offsets between the committed offset and the log end.", [part.lag for _, part in parts]),
+        ("lag_seconds", "How long the first unread record has waited.", [part.seconds_behind for _, part in parts]),
+    ):
+        labelled = zip((labels for labels, _ in parts), values, strict=True)
+        yield Metric(f"sparklog_group_{name}", text, list(labelled))
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+def _lines(metric: Metric) -> Iterator[str]:
+    known = [(labels, value) for labels, value in metric.values if value is not None]
+    if known:
+        yield f"# HELP {metric.name} {metric.help}"
+        yield f"# TYPE {metric.name} gauge"
+    for labels, value in known:
+        inside = ",".join(f'{name}="{_escaped(str(text))}"' for name, text in labels.items())
+        yield f"{metric.name}{{{inside}}} {value!r}" if inside else f"{metric.name} {value!r}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

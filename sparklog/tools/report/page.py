@@ -1,0 +1,198 @@
+"""A report as one HTML page that needs nothing else: no network, styles, charts and a few lines of script inside.
+
+Everything that comes from outside (names of topics, groups and transactions, errors) goes through the template's
+escaping. The script sorts and filters tables; the page says the same without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from sparklog.log.journal.iso_time import EPOCH, LAST_MS
+from sparklog.tools.report.facts import Doing, GroupFacts, GroupPartition, PartitionFacts, Report, TopicFacts
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["MOST_PARTITIONS", "as_html"]
+
+MOST_PARTITIONS = 200
+"""Rows of partitions that a topic has on the page; the largest."""
+MOST_BARS = 100
+LARGEST_TOPICS = 12
+
+
+def as_html(report: Report) -> str:
+    """The page. The same report gives the same text."""
+    template = _environment(report).get_template("report.html")
+    largest = sorted(report.topics, key=lambda topic: -topic.bytes)[:LARGEST_TOPICS]
+    text: str = template.render(
+        report=report,
+        largest=[topic for topic in largest if topic.bytes],
+        due=by_topic([item for item in report.doing or () if item.due]),
+        waiting=by_topic([item for item in report.doing or () if not item.due]),
+        records=_total([topic.records for topic in report.topics]),
+        progress=progress(report.groups or ()),
+        newest_ms=max((topic.newest_ms for topic in report.topics if topic.newest_ms is not None), default=None),
+        shown=shown_partitions,
+        bars=bars,
+    )
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a run does to some partitions of one topic, as one row."""
+
+    topic: str
+    action: str
+    partitions: tuple[int, ...]
+    bytes: int
+    why: str
+
+
+def by_topic(items: Sequence[Doing]) -> list[Piece]:
+    """One row for each topic and action; where reasons differ, that of the partition with the most bytes."""
+    groups: dict[tuple[str, str], list[Doing]] = {}
+    for item in items:
+        groups.setdefault((item.topic, item.action), []).append(item)
+    found = []
+    for (topic, action), mine in groups.items():
+        largest = max(mine, key=lambda item: item.bytes)
+        alike = all(item.why == largest.why for item in mine)
+        where = "" if alike else f"partition {largest.partition}: "
+        partitions = tuple(sorted({item.partition for item in mine}))
+        found.append(Piece(topic, action, partitions, sum(item.bytes for item in mine), where + largest.why))
+    return sorted(found, key=lambda piece: (piece.topic, piece.action))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a group is in one topic, as one row; the topic is empty for a group without offsets.
+
+    `lag`, `seconds_behind`: of all partitions, and of the one that is furthest behind; None where nothing is committed.
+    """
+
+    group: GroupFacts
+    topic: str
+    partitions: tuple[GroupPartition, ...]
+
+    @property
+    def lag(self) -> int | None:
+        known = [part.lag for part in self.partitions if part.lag is not None]
+        return sum(known) if known else None
+
+    @property
+    def largest_lag(self) -> int | None:
+        return max((part.lag for part in self.partitions if part.lag is not None), default=None)
+
+    @property
+    def ms_behind(self) -> float | None:
+        known = [part.seconds_behind for part in self.partitions if part.seconds_behind is not None]
+        return 1000 * max(known) if known else None
+
+
+def progress(groups: Sequence[GroupFacts]) -> list[Progress]:
+    """One row for each group and topic."""
+    found = []
+    for group in groups:
+        parts_of: dict[str, list[GroupPartition]] = {}
+        for part in group.partitions:
+            parts_of.setdefault(part.topic, []).append(part)
+        found += [Progress(group, topic, tuple(parts)) for topic, parts in parts_of.items()]
+        if not parts_of:
+            found.append(Progress(group, "", ()))
+    return found
+
+
+def numbers(partitions: Sequence[int]) -> str:
+    """`0-3, 7`."""
+    runs: list[list[int]] = []
+    for number in partitions:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def _environment(report: Report) -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("sparklog.tools.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters["count"] = count
+    found.filters["size"] = size
+    found.filters["numbers"] = numbers
+    found.filters["time"] = time
+    found.filters["duration"] = duration
+    found.filters["ago"] = lambda ms: ago(ms, report.now_ms)
+    return found
+
+
+def count(number: float | None) -> str:
+    """`1,234,567`; a dash where nobody knows."""
+    return "–" if number is None else f"{number:,.0f}"
+
+
+def size(nbytes: float | None) -> str:
+    """Bytes in the unit that suits them, as disks are sold: `1.5 MB` are 1,500,000."""
+    if nbytes is None:
+        return "–"
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:,.1f} {unit}"
+    return f"{nbytes:,.0f} B"
+
+
+def time(ms: int | None) -> str:
+    """`2026-01-31 12:00:00`, in UTC."""
+    if ms is None:
+        return "–"
+    if not 0 <= ms <= LAST_MS:
+        return f"{ms:,} ms"
+    return (EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(ms: float | None) -> str:
+    """`3 h`: one unit, the largest that fits."""
+    if ms is None:
+        return "–"
+    for unit, scale in (("years", 365.25 * 86_400_000), ("days", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        if abs(ms) >= 2 * scale:
+            return f"{ms / scale:,.0f} {unit}"
+    return f"{ms / 1000:,.0f} s"
+
+
+def ago(ms: int | None, now_ms: int) -> str:
+    """`3 h ago`, `in 3 h`; a dash where there is no time."""
+    if ms is None:
+        return "–"
+    return f"{duration(now_ms - ms)} ago" if ms <= now_ms else f"in {duration(ms - now_ms)}"
+
+
+def shown_partitions(topic: TopicFacts) -> list[PartitionFacts]:
+    """In order; of very many the largest."""
+    if len(topic.partitions) <= MOST_PARTITIONS:
+        return list(topic.partitions)
+    largest = sorted(topic.partitions, key=lambda part: -part.bytes)[:MOST_PARTITIONS]
+    return sorted(largest, key=lambda part: part.partition)
+
+
+def bars(topic: TopicFacts) -> list[tuple[int, float, int]]:
+    """(partition, height from 0 to 1, bytes) of the first partitions: bytes of each over those of the largest."""
+    most = max((part.bytes for part in topic.partitions), default=0) or 1
+    return [(part.partition, part.bytes / most, part.bytes) for part in topic.partitions[:MOST_BARS]]
+
+
+def _total(numbers: list[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None

@@ -1,0 +1,243 @@
+"""An append file: its slices by the commit and by the footer, which must agree, and the footer by its slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.append_file import TAIL_BYTES, Footer, SliceEntry, build_index, decode_footer
+from sparklog.format.batch_scan import scan_headers
+from sparklog.log.read.fetch import SPAN_BYTES
+from sparklog.log.state.slices import SliceFlag
+from sparklog.storage.store import Store
+from sparklog.tools.verification.batches import Claim
+from sparklog.tools.verification.findings import FOOTER, SIZE, Counts, Finding
+from sparklog.tools.verification.index_files import Batches
+from sparklog.tools.verification.reading import (
+    RANGE,
+    Checked,
+    CutOff,
+    DataFile,
+    Progress,
+    check_crc,
+    count,
+    disorder,
+    read,
+    unframed,
+    walk,
+)
+
+__all__ = ["check_append_file"]
+
+
+def check_append_file(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
+    """Check an append file whole; what is found and counted goes into `checked`. `CutOff` if it is too short."""
+    footer = _footer(store, file, checked)
+    claims = list(file.claims)
+    entries: dict[int, SliceEntry] = {}
+    if footer is not None:
+        entries = {entry.position: entry for entry in footer.slices}
+        claims += _unnamed(footer, file)
+        for claim in file.claims:
+            checked.findings += _against_footer(file.key, claim, entries.get(claim.position))
+    counted = Counts(files=1, nbytes=file.footer_length)
+    for run in _runs(sorted(claims, key=lambda claim: claim.position)):
+        if len(run) == 1 and run[0].size > SPAN_BYTES:
+            counted += _check_long_slice(store, file, run[0], entries.get(run[0].position), checked, progress)
+        else:
+            counted += _check_run(store, file, run, entries, checked, progress)
+    checked.counts = counted
+
+
+def _footer(store: Store, file: DataFile, checked: Checked) -> Footer | None:
+    start = file.size - file.footer_length
+    # One byte more, to see that the file ends there.
+    data = store.get(file.key, start, file.footer_length + 1)
+    if len(data) > file.footer_length:
+        checked.findings.append(
+            Finding(SIZE, file.key, f"expected {file.size} bytes, found more behind them", position=file.size)
+        )
+        data = data[: file.footer_length]
+    if len(data) < file.footer_length:
+        info = store.stat(file.key)
+        raise CutOff(start + len(data) if info is None else info.size)
+    try:
+        return decode_footer(data, file_size=file.size, file=file.key)
+    except (Corrupt, BadRequest) as error:
+        checked.findings.append(_placed_footer(Finding.of(FOOTER, error, file.key), data, start))
+        return None
+
+
+def _placed_footer(finding: Finding, data: bytes, start: int) -> Finding:
+    from crc32c import crc32c
+
+    from sparklog.format.flipped_bit import flipped_bit
+
+    body, said = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
+    found = crc32c(body)
+    if found == said:
+        # What the checksum does not cover: length and magic of the tail, or a writer's fault.
+        return replace(finding, position=start + len(data) - TAIL_BYTES + 4)
+    at = flipped_bit(len(body), found, said)
+    if at is None:
+        return replace(finding, position=finding.position or start)
+    return replace(finding, position=start + at[0], bit=at[1])
+
+
+def _unnamed(footer: Footer, file: DataFile) -> list[Claim]:
+    """The slices that only the footer knows; of their offsets in the log it says nothing."""
+    named = {claim.position for claim in file.claims}
+    return [
+        Claim(
+            partition=entry.partition,
+            position=entry.position,
+            size=entry.nbytes,
+            base=0,
+            end=entry.offsets,
+            shift=0,
+            records=entry.records,
+            min_ts=entry.min_ts,
+            max_ts=entry.max_ts,
+            crc=entry.crc,
+            flags=entry.flags,
+            append_time=-1,
+            named=False,
+        )
+        for entry in footer.slices
+        if entry.position not in named
+    ]
+
+
+def _against_footer(key: str, claim: Claim, entry: SliceEntry | None) -> list[Finding]:
+    """Commits and footer must say the same of a slice."""
+    if entry is None:
+        message = f"expected the footer to name the slice at byte {claim.position}, as the commit does"
+        return [Finding(FOOTER, key, message, position=claim.position, offset=claim.base)]
+    pairs = {
+        "partition": (claim.partition, entry.partition),
+        "size": (claim.size, entry.nbytes),
+        "CRC-32C": (claim.crc, entry.crc),
+        "records": (claim.records, entry.records),
+        "end offset": (claim.end - claim.shift, entry.offsets),
+        "flags": (claim.flags, entry.flags),
+    }
+    if claim.append_time < 0:
+        pairs |= {"minTs": (claim.min_ts, entry.min_ts), "maxTs": (claim.max_ts, entry.max_ts)}
+    wrong = [f"{name} {said}, found {found}" for name, (said, found) in pairs.items() if said != found]
+    if not wrong:
+        return []
+    message = f"the footer should say of the slice what the commit says: {'; '.join(wrong)}"
+    return [Finding(FOOTER, key, message, position=claim.position, offset=claim.base)]
+
+
+def _runs(claims: Sequence[Claim]) -> Iterator[list[Claim]]:
+    """Slices that lie side by side and fit into one request; longer ones alone."""
+    run: list[Claim] = []
+    for claim in claims:
+        if run and (
+            claim.position != run[-1].position + run[-1].size
+            or claim.position + claim.size - run[0].position > SPAN_BYTES
+        ):
+            yield run
+            run = []
+        run.append(claim)
+    if run:
+        yield run
+
+
+def _check_run(
+    store: Store,
+    file: DataFile,
+    run: Sequence[Claim],
+    entries: dict[int, SliceEntry],
+    checked: Checked,
+    progress: Progress,
+) -> Counts:
+    """Slices side by side, in one request: all at once if their checksums hold, else one by one."""
+    from crc32c import crc32c
+
+    start = run[0].position
+    nbytes = run[-1].position + run[-1].size - start
+    data = memoryview(read(store, file.key, start, nbytes))
+    whole = all(
+        crc32c(data[claim.position - start : claim.position - start + claim.size]) == claim.crc for claim in run
+    )
+    headers = scan_headers(data, whole=False) if whole else None
+    starts = np.array([claim.position - start for claim in run], np.int64)
+    if headers is None or headers.stop != "end" or not np.isin(starts, headers.position).all():
+        counted = Counts()
+        for claim in run:
+            at = claim.position - start
+            counted += _check_slice(file, claim, data[at : at + claim.size], entries.get(claim.position), checked)
+        progress(counted.records, nbytes)
+        return counted
+    row_of = np.searchsorted(starts, headers.position, side="right") - 1
+    shift, base, end = (np.array([getattr(claim, name) for claim in run], np.int64) for name in RANGE)
+    checked.findings += disorder(file, data, headers, row_of, shift, base, end, start, file.sealed)
+    counted = count(file, run, data, headers, row_of, shift, start, checked)
+    for row, claim in enumerate(run):
+        entry = entries.get(claim.position)
+        if entry is not None:
+            inside = headers[row_of == row] if entry.index is not None or len(entry.aborted) else None
+            if inside is not None:
+                batches = Batches()
+                batches.add(data, inside, -int(starts[row]))
+                checked.findings += _against_index(file.key, claim, entry, batches)
+    progress(counted.records, nbytes)
+    return counted
+
+
+def _check_slice(file: DataFile, claim: Claim, data: memoryview, entry: SliceEntry | None, checked: Checked) -> Counts:
+    """One slice in memory, of which something is wrong."""
+    before = len(checked.findings)
+    headers = scan_headers(data, whole=False)
+    one = np.zeros(len(headers), np.int64)
+    shift, base, end = (np.array([getattr(claim, name)], np.int64) for name in RANGE)
+    if headers.stop != "end":
+        checked.findings.append(unframed(file, claim, headers, claim.position))
+    inside = headers if headers.stop == "end" else headers[: len(headers)]
+    if len(inside):
+        checked.findings += disorder(file, data, inside, one, shift, base, end, claim.position, file.sealed)
+    check_crc(file, claim, data, checked, before)
+    if len(checked.findings) > before:
+        return Counts(slices=1, nbytes=len(data))
+    return count(file, [claim], data, inside, one, shift, claim.position, checked)
+
+
+def _check_long_slice(
+    store: Store, file: DataFile, claim: Claim, entry: SliceEntry | None, checked: Checked, progress: Progress
+) -> Counts:
+    batches = Batches()
+    counted = walk(store, file, claim, batches, checked, progress)
+    if entry is not None and counted is not None:
+        checked.findings += _against_index(file.key, claim, entry, batches)
+    return counted or Counts(slices=1)
+
+
+def _against_index(key: str, claim: Claim, entry: SliceEntry, batches: Batches) -> list[Finding]:
+    """The footer's index and aborted transactions of one slice against its batches; positions from its start."""
+    position, _, stamp = batches.columns()
+    offset = np.concatenate(batches.offset) if batches.offset else np.empty(0, np.int64)
+    built = build_index(position, offset, stamp, claim.size)
+    found = []
+    same = (built is None) == (entry.index is None)
+    if same and built is not None and entry.index is not None:
+        same = all(np.array_equal(getattr(built, name), getattr(entry.index, name)) for name in _INDEX_COLUMNS)
+    if not same:
+        found.append(
+            Finding(FOOTER, key, "the footer's index is not that of the slice's batches", position=claim.position)
+        )
+    for producer, last in zip(entry.aborted.producer_ids.tolist(), entry.aborted.last_offsets.tolist(), strict=True):
+        if batches.aborts.get(last) != producer:
+            message = f"the footer says that producer {producer} aborts at {last}; no such marker lies in the slice"
+            found.append(Finding(FOOTER, key, message, position=claim.position, offset=last + claim.shift))
+    if bool(len(entry.aborted)) != bool(claim.flags & SliceFlag.KAFKA_ABORTED):
+        message = "flag 16 and the footer's aborted transactions do not agree"
+        found.append(Finding(FOOTER, key, message, position=claim.position, offset=claim.base))
+    return found
+
+
+_INDEX_COLUMNS = ("position", "offset", "max_ts")

@@ -1,0 +1,143 @@
+"""A log of entries (decisions of a transactional id, offsets of a group): every entry, their chain, and every copy.
+
+Entries below the second newest copy may have been deleted, the oldest first; all others must be there. What a copy
+says must be what its entry says, byte for byte. Each entry carries the whole state, so of a damaged one that is not the
+newest only its own past is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from crc32c import crc32c
+
+from sparklog.errors import NotFound
+from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.names import checkpoint_key, checkpoint_version, commit_key, id_folder
+from sparklog.storage.store import Store
+from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, MISSING, Counts, Finding
+from sparklog.tools.verification.json_damage import numbered, read_object
+from sparklog.tools.verification.log_gap import log_end, unreached
+
+__all__ = ["EntryChain", "read_chain"]
+
+TRIES = 6
+MOST_MISSING = 20
+E = TypeVar("E", bound=Entry)
+DELETE_COPY = "delete the copy: the entries say the same"
+
+
+@dataclass(slots=True)
+class EntryChain(Generic[E]):
+    """What lies in one log: its newest entry (None: none can be read), what is wrong, and the keys accounted for."""
+
+    folder: str
+    newest: E | None = None
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    objects: set[str] = field(default_factory=set)
+
+
+def read_chain(store: Store, kind: EntryKind[E], folder: str, label: str) -> EntryChain[E]:
+    """Read the log in `folder` whole; `label`: kind of its findings. What is collected meanwhile is looked at again."""
+    prefix = f"{kind.folder}/{folder}"
+    gone: NotFound | None = None
+    for _ in range(TRIES):
+        try:
+            return _read(store, kind, folder, prefix, label)
+        except NotFound as error:
+            gone = error
+    message = f"objects of the log are listed and not there: {gone}"
+    return EntryChain(folder, findings=[Finding(MISSING, f"{prefix}/_log", message)])
+
+
+def _read(store: Store, kind: EntryKind[E], folder: str, prefix: str, label: str) -> EntryChain[E]:
+    found: EntryChain[E] = EntryChain(folder)
+    entries, copies = _numbers(store, prefix)
+    if not entries and not copies:
+        return found
+    end = log_end(entries, copies[-1] if copies else -1)
+    found.findings += unreached(store, prefix, "entry", entries, end)
+    stored: dict[int, bytes] = {}
+    crc: int | None = None
+    before = -1
+    for number in entries:
+        key = commit_key(prefix, number)
+        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), label)
+        found.objects.add(key)
+        found.counts += Counts(entries=1, nbytes=len(data))
+        if finding is not None:
+            found.findings.append(finding)
+        known = crc if number == before + 1 else None
+        before, crc = number, None if entry is None else int(crc32c(data))
+        if number in copies:
+            stored[number] = data
+        if entry is None:
+            continue
+        if id_folder(entry.id) != folder:
+            message = f"{kind.what} of '{entry.id}' do not belong here"
+            found.findings.append(Finding(label, key, message))
+        if known is not None and entry.prev_crc != known:
+            message = (
+                f"the chain is broken: entry {number} was made after one with CRC-32C {entry.prev_crc}, this one has "
+                f"{known}"
+            )
+            remedy = "one of the two is another one's: restore both"
+            found.findings.append(Finding(CHAIN, commit_key(prefix, number - 1), message, remedy))
+        if number <= end:
+            found.newest = entry
+    _copies(store, kind, prefix, copies, stored, found, label)
+    _missing(prefix, entries, copies, found)
+    return found
+
+
+def _numbers(store: Store, prefix: str) -> tuple[list[int], list[int]]:
+    """Numbers of entries and of copies, in order."""
+    entries, copies = [], []
+    for info in store.list(f"{prefix}/_log/"):
+        number = checkpoint_version(info.key)
+        if number is None:
+            continue
+        if info.key == commit_key(prefix, number):
+            entries.append(number)
+        elif info.key == checkpoint_key(prefix, number):
+            copies.append(number)
+    return entries, copies
+
+
+def _copies(
+    store: Store,
+    kind: EntryKind[E],
+    prefix: str,
+    copies: Sequence[int],
+    stored: dict[int, bytes],
+    found: EntryChain[E],
+    label: str,
+) -> None:
+    for number in copies:
+        key = checkpoint_key(prefix, number)
+        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), label)
+        found.objects.add(key)
+        found.counts += Counts(checkpoints=1, nbytes=len(data))
+        if finding is not None:
+            remedy = DELETE_COPY if number in stored else finding.remedy
+            found.findings.append(
+                Finding(CHECKPOINT, key, finding.message, remedy, finding.position, None, finding.bit)
+            )
+        elif number in stored and stored[number] != data:
+            message = f"the copy is not what entry {number} says"
+            found.findings.append(Finding(CHECKPOINT, key, message, DELETE_COPY))
+        if entry is not None and (found.newest is None or found.newest.number < number):
+            found.newest = entry
+
+
+def _missing(prefix: str, entries: Sequence[int], copies: Sequence[int], found: EntryChain[E]) -> None:
+    """Entries that nobody may have deleted, and that are not there."""
+    first = copies[-2] if len(copies) > 1 else 0
+    last = max([*entries, *copies])
+    missing = sorted(set(range(first, last + 1)) - set(entries))
+    for number in missing[:MOST_MISSING]:
+        message = f"entry {number} is not there, and later ones are"
+        found.findings.append(Finding(MISSING, commit_key(prefix, number), message))

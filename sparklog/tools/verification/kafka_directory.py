@@ -1,0 +1,182 @@
+"""A Kafka log directory, or one partition folder of it, in place: what `verify` says of it. Nothing is written.
+
+Most of Kafka's small files have no checksum. What of them cannot be held against anything else is said to be so: the
+numbers in the log dir's checkpoint files, and the id in `partition.metadata` where a topic has one partition here.
+A number above the log's end is no damage by itself: where Kafka cuts a log, after an unclean stop or to follow another
+leader, it writes some of these files later and others never. But it is noted, for a lost end looks the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from sparklog.errors import Corrupt, NotFound
+from sparklog.format.checkpoint_files import (
+    CLEANER_OFFSETS_FILE,
+    HIGH_WATERMARKS_FILE,
+    LOG_STARTS_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINTS_FILE,
+    TopicPartition,
+    offsets_to_bytes,
+    parse_offsets,
+)
+from sparklog.kafka.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
+from sparklog.kafka.file_names import CLEANED, DELETED, SWAP
+from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.names import did_you_mean
+from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Orphan, Report
+from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
+from sparklog.tools.verification.run import Say
+
+__all__ = ["verify_log_dir"]
+
+CHECKPOINTS = (LOG_STARTS_FILE, HIGH_WATERMARKS_FILE, RECOVERY_POINTS_FILE, CLEANER_OFFSETS_FILE)
+KNOWN = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", ".kafka_cleanshutdown"})
+LEFT = (DELETED, CLEANED, SWAP)
+SEGMENT_FILE = re.compile(r"\d{20}\.(?:log|index|timeindex|txnindex)")
+"""What a swap replaces, where it counts and they do not."""
+LEFT_FOLDERS = ("-delete", "-future", "-stray")
+
+
+def verify_log_dir(
+    path: str | os.PathLike[str], *, topics: Sequence[str] = (), say: Say = lambda line: None, env: Env = SYSTEM
+) -> Report:
+    """Read a Kafka log directory or partition folder whole. `NotFound` if it is neither, or lacks a topic named."""
+    folder = os.path.abspath(os.fspath(path))
+    layout = kafka_layout(folder)
+    if layout is None:
+        raise NotFound(
+            f"{folder} is no Kafka directory: it has no folders like orders-0 with .log files; check the path"
+        )
+    begun = env.boot_ms()
+    if layout == "partition":
+        folders = {split_folder_name(folder): folder}
+        offsets: dict[str, dict[TopicPartition, int]] = {}
+        findings: list[Finding] = []
+        counts = Counts()
+    else:
+        folders = partition_folders(folder)
+        findings, counts, offsets = _checkpoints(folder)
+    names = sorted({topic for topic, _ in folders})
+    for topic in topics:
+        if topic not in names:
+            raise NotFound(f"topic '{topic}' is not in {folder}{did_you_mean(topic, names)}; check --topic")
+    read: dict[TopicPartition, KafkaPartition] = {}
+    notes: list[Finding] = []
+    for key in sorted(folders):
+        if topics and key[0] not in topics:
+            continue
+        say(f"reading {os.path.basename(folders[key])}")
+        read[key] = found = read_partition(
+            folders[key],
+            folder,
+            log_start=offsets.get(LOG_STARTS_FILE, {}).get(key),
+            cleaned=offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None,
+            env=env,
+        )
+        findings += found.findings
+        counts += found.counts
+        negative, beyond = _out_of_bounds(key, found, offsets)
+        findings += negative
+        notes += [*found.notes, *beyond]
+    findings += _ids(read, folder)
+    orphans, foreign = _others(folder, layout, read, env.wall_ms())
+    counts += Counts(topics=len({topic for topic, _ in read}))
+    seconds = (env.boot_ms() - begun) / 1000
+    unique = tuple(dict.fromkeys(findings))
+    return Report(folder, unique, orphans, foreign, counts, seconds=seconds, notes=tuple(notes))
+
+
+def _checkpoints(folder: str) -> tuple[list[Finding], Counts, dict[str, dict[TopicPartition, int]]]:
+    """The log dir's own files."""
+    findings: list[Finding] = []
+    counts = Counts()
+    offsets: dict[str, dict[TopicPartition, int]] = {}
+    for name in CHECKPOINTS:
+        data = file_bytes(os.path.join(folder, name))
+        if data is None:
+            continue
+        counts += Counts(files=1, nbytes=len(data))
+        try:
+            offsets[name] = parse_offsets(data, file=name)
+        except Corrupt as error:
+            findings.append(Finding.of(CHECKPOINT, error, name, REPLICA))
+            continue
+        if data and offsets_to_bytes(offsets[name]) != data:
+            findings.append(Finding(CHECKPOINT, name, "it is not written as Kafka writes it", REPLICA))
+    return findings, counts, offsets
+
+
+def _out_of_bounds(
+    key: TopicPartition, found: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]
+) -> tuple[list[Finding], list[Finding]]:
+    """Offsets in checkpoint files that no log has, and those that this one does not reach."""
+    negative, beyond = [], []
+    # A log that was emptied, and whose start moved, ends where it starts.
+    end = max(found.log_end, offsets.get(LOG_STARTS_FILE, {}).get(key, 0))
+    for name, values in offsets.items():
+        offset = values.get(key, 0)
+        reached = found.log_end if name == LOG_STARTS_FILE else end
+        message = f"it says offset {offset} of {key[0]}-{key[1]}, whose log ends at {reached}"
+        if offset < 0:
+            negative.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
+        elif offset > reached:
+            message += ": Kafka leaves it so where it has cut the log, or the end of the log is lost"
+            beyond.append(Finding(CHECKPOINT, name, message, COMPARE, offset=offset))
+    return negative, beyond
+
+
+def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]:
+    """All partitions of a topic have one id."""
+    wrong = []
+    for topic in sorted({name for name, _ in read}):
+        ids = {key: found.topic_id for key, found in read.items() if key[0] == topic and found.topic_id is not None}
+        usual = Counter(ids.values()).most_common()
+        if len(usual) > 1:
+            for key, topic_id in ids.items():
+                if topic_id != usual[0][0] or usual[0][1] == usual[1][1]:
+                    file = os.path.relpath(os.path.join(read[key].folder, PARTITION_METADATA_FILE), root)
+                    message = f"topic '{topic}' has id {topic_id} here and {usual[0][0]} in another partition"
+                    wrong.append(Finding(CHECKPOINT, file, message, REPLICA))
+    return wrong
+
+
+def _others(
+    folder: str, layout: str, read: dict[TopicPartition, KafkaPartition], now_ms: int
+) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
+    """What else lies there: Kafka's left-overs, and what it knows nothing of."""
+    orphans: list[Orphan] = []
+    foreign: list[Orphan] = []
+
+    def note(path: str, target: list[Orphan], why: str) -> None:
+        try:
+            stat = os.stat(path)
+        except FileNotFoundError:
+            return
+        age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
+        target.append(Orphan(os.path.relpath(path, folder), stat.st_size, age, why))
+
+    for found in read.values():
+        swapping = any(".log" + SWAP in name for name in found.names)
+        for name in sorted(os.listdir(found.folder)):
+            if name in found.names:
+                continue
+            left = name.endswith(LEFT) or (swapping and SEGMENT_FILE.match(name) is not None)
+            why = "the broker removes or finishes it" if left else "Kafka gives no such name"
+            note(os.path.join(found.folder, name), orphans if left else foreign, why)
+    if layout == "log-dir":
+        partitions = {os.path.basename(found.folder) for found in read.values()}
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            if name in KNOWN or name in partitions:
+                continue
+            if os.path.isdir(path):
+                if name.endswith(LEFT_FOLDERS):
+                    note(path, orphans, "a partition folder that the broker removes or moves")
+            else:
+                note(path, foreign, "Kafka gives no such name")
+    return tuple(orphans), tuple(foreign)

@@ -1,0 +1,399 @@
+"""One partition folder as Kafka left it: every batch, and every file beside the segments.
+
+What lies outside a batch's checksum is held against something else: base offsets and lengths against the batches around
+them, leader epochs against `leader-epoch-checkpoint` and the other way round. What a gap means: see
+`sparklog.tools.verification.kafka_gaps`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from sparklog.errors import Corrupt, SparklogError
+from sparklog.format import transaction_index
+from sparklog.format.checkpoint_files import (
+    LEADER_EPOCHS_FILE,
+    PARTITION_METADATA_FILE,
+    LeaderEpoch,
+    leader_epochs_to_bytes,
+    parse_leader_epochs,
+    parse_partition_metadata,
+    partition_metadata_to_bytes,
+)
+from sparklog.format.control import ABORT
+from sparklog.format.index_crc import SUFFIXES
+from sparklog.format.producer_snapshot import parse_snapshot
+from sparklog.kafka.directory import SegmentName, file_bytes, settled_segments
+from sparklog.kafka.file_names import SWAP, companion
+from sparklog.kafka.import_segment import WINDOW_BYTES
+from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.sound_batches import Damage, sound_windows
+from sparklog.kafka.transaction_state import TransactionEvents, TransactionState
+from sparklog.log.journal.env import Env
+from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
+from sparklog.tools.verification.index_files import (
+    REBUILD,
+    Batches,
+    check_offset_index,
+    check_time_index,
+    check_transaction_index,
+)
+from sparklog.tools.verification.kafka_gaps import Gap, Gaps
+
+__all__ = ["KafkaPartition", "read_partition"]
+
+LOOKS = 3
+PAUSE_SECONDS = 0.2
+REPLICA = "restore the file from another replica or a backup"
+COMPARE = "compare it with another replica"
+CUT_OFF = "a broker that starts after an unclean stop cuts it off there; " + REPLICA
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class KafkaPartition:
+    """What one folder holds: what is wrong, how much was read, names of its files that are known, its topic's id.
+
+    `notes`: what may be damage or Kafka's doing.
+    """
+
+    folder: str
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    names: set[str] = field(default_factory=set)
+    topic_id: str | None = None
+    log_end: int = 0
+
+
+@dataclass(slots=True)
+class _Segment:
+    name: SegmentName
+    last: bool
+    limit: int | None
+    batches: Batches = field(default_factory=Batches)
+    epochs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    events: TransactionEvents = field(default_factory=TransactionEvents)
+    gaps: Gaps = field(default_factory=Gaps)
+    damaged: bool = False
+    end: int = 0
+
+    @property
+    def swapped(self) -> bool:
+        """A cleaner wrote the file and died before it gave it its name."""
+        return self.name.path.endswith(SWAP)
+
+    def index_path(self, suffix: str) -> str:
+        """Where Kafka keeps the segment's index of this kind."""
+        return companion(self.name.path, suffix)
+
+
+def read_partition(folder: str, root: str, *, log_start: int | None, cleaned: int | None, env: Env) -> KafkaPartition:
+    """Read a partition folder whole; files are named relative to `root`.
+
+    `log_start`, `cleaned`: what the log dir's checkpoints say. None: there is no log start; nobody knows what was
+    cleaned.
+    """
+    return _Reader(folder, root, log_start, cleaned, env).run()
+
+
+class _Reader:
+    def __init__(self, folder: str, root: str, log_start: int | None, cleaned: int | None, env: Env) -> None:
+        self.folder = folder
+        self.root = root
+        self.log_start = log_start
+        self.cleaned = cleaned or 0
+        self.cleaner_known = cleaned is not None
+        self.env = env
+        self.found = KafkaPartition(folder)
+        self.old = False
+        """Whether there are messages of formats v0 or v1."""
+
+    def run(self) -> KafkaPartition:
+        names = settled_segments(self.folder, env=self.env)
+        start = max(names[0].base if names else 0, self.log_start or 0)
+        segments = [
+            _Segment(name, after is None, None if after is None else after.base)
+            for name, after in zip(names, [*names[1:], None], strict=True)
+        ]
+        expected = names[0].base if names else 0
+        before = Gaps()
+        for segment in segments:
+            expected = self._segment(segment, expected, before)
+            before = segment.gaps
+        self.found.log_end = expected
+        self._undecided(segments)
+        self._epochs(segments, start)
+        self._transactions(segments)
+        self._metadata()
+        self._snapshots()
+        self.found.counts += Counts(slices=len(segments))
+        return self.found
+
+    def _place(self, path: str) -> str:
+        return os.path.relpath(path, self.root)
+
+    def _say(self, kind: str, path: str, message: str, remedy: str = REPLICA, **place: int | None) -> None:
+        self.found.findings.append(Finding(kind, self._place(path), message, remedy, **place))
+
+    def _data(self, path: str) -> bytes | None:
+        data = file_bytes(path)
+        if data is None:
+            return None
+        self.found.names.add(os.path.basename(path))
+        self.found.counts += Counts(files=1, nbytes=len(data))
+        return data
+
+    # -- segments
+
+    def _segment(self, segment: _Segment, expected: int, before: Gaps) -> int:
+        """Read one segment and its indexes; the offset behind it. `before`: the gaps of the one in front of it."""
+        path = segment.name.path
+        self.found.names.add(os.path.basename(path))
+        if segment.swapped:
+            # A pass goes from the log's start on: it has been everywhere up to the next segment.
+            self.cleaned = max(self.cleaned, segment.name.base if segment.limit is None else segment.limit)
+        for look in range(LOOKS):
+            findings = len(self.found.findings)
+            segment.gaps = Gaps(before.uncleaned, before.leader_epoch)
+            size, changed = self._walk(segment, expected)
+            if len(self.found.findings) == findings or not segment.last:
+                break
+            # A broker may be writing: what is half there now is whole a moment later.
+            self.env.sleep(PAUSE_SECONDS)
+            now = os.stat(path)
+            if (now.st_size, now.st_mtime_ns) == (size, changed) or look == LOOKS - 1:
+                break
+            del self.found.findings[findings:]
+        self.found.counts += Counts(files=1, nbytes=size, gaps=segment.gaps.offsets)
+        for gap in () if segment.damaged else segment.gaps.lost:
+            self._lost(gap, path)
+        self._indexes(segment)
+        return max(segment.end, segment.name.base)
+
+    def _walk(self, segment: _Segment, expected: int) -> tuple[int, int]:
+        """The batches of a segment; size and time of the file as it was read."""
+        segment.batches, segment.epochs, segment.events = Batches(), [], TransactionEvents()
+        segment.damaged, segment.end = False, expected
+        with SegmentFile(segment.name.path) as file:
+
+            def decide(damage: Damage) -> bool:
+                if segment.last and damage.stop == "zeros":
+                    return False
+                segment.damaged = True
+                cut_off = damage.final and (damage.structural or damage.wrong_crc)
+                remedy = CUT_OFF if segment.last and cut_off else REPLICA
+                kind = CHECKSUM if damage.wrong_crc else CONTENT
+                position, bit = self._flipped(file, damage)
+                self._say(kind, file.path, damage.reason, remedy, position=position, offset=damage.offset, bit=bit)
+                return True
+
+            windows = sound_windows(
+                file,
+                0,
+                expected,
+                walk=lambda position: BatchWalk(file, position, window=WINDOW_BYTES, bodies=True),
+                decide=decide,
+                limit=segment.limit,
+            )
+            for window in windows:
+                if len(window.headers):
+                    self._take(segment, window, file.path)
+            return file.size, file.modified
+
+    def _flipped(self, file: SegmentFile, damage: Damage) -> tuple[int, int | None]:
+        """Where exactly, if one bit explains the wrong checksum of a batch."""
+        from crc32c import crc32c
+
+        from sparklog.format.flipped_bit import flipped_bit
+        from sparklog.format.record_batch import CRC_START, MAGIC
+
+        header = file.header_at(damage.position) if damage.wrong_crc else None
+        if header is None or header.magic != MAGIC:
+            return damage.position, None
+        body = file.read(damage.position + CRC_START, header.size - CRC_START)
+        at = flipped_bit(len(body), crc32c(body), header.crc)
+        return (damage.position, None) if at is None else (damage.position + CRC_START + at[0], at[1])
+
+    def _take(self, segment: _Segment, window: Window, path: str) -> None:
+        """Count in the batches of a window."""
+        from sparklog.format.decode import decode
+
+        headers = window.headers
+        holds = ~headers.is_control & (headers.count > 0)
+        records = None
+        try:
+            records = decode(
+                window.data,
+                headers,
+                columns=("offset", "key"),
+                select=holds,
+                check_crc=False,
+                file=self._place(path),
+                file_position=window.start,
+            )
+        except SparklogError as error:
+            self.found.findings.append(Finding.of(CONTENT, error, self._place(path), REPLICA))
+        self.old |= bool(headers.is_legacy.any())
+        segment.batches.add(window.data, headers, window.start)
+        segment.events.add(window)
+        segment.epochs.append((headers.base_offset, headers.leader_epoch, headers.position + window.start))
+        segment.gaps.add(window, records, segment.end, self.cleaned)
+        segment.end = int(headers.next_offset[-1])
+        self.found.counts += Counts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
+
+    def _lost(self, gap: Gap, path: str) -> None:
+        self._say(
+            CONTENT,
+            path,
+            f"expected a batch at offset {gap.start}, found one at {gap.end}: the cleaner has not been here",
+            position=gap.position,
+            offset=gap.start,
+        )
+
+    def _undecided(self, segments: Sequence[_Segment]) -> None:
+        """Note gaps that a cleaner may have made, or not."""
+        sound = [each for each in segments if not each.damaged]
+        first = next((each for each in sound if each.gaps.first is not None), None)
+        if first is None or first.gaps.first is None or not self.cleaner_known:
+            return
+        gap, many = first.gaps.first, sum(each.gaps.open for each in sound)
+        offsets = sum(each.gaps.open_offsets for each in sound)
+        message = (
+            f"expected a batch at offset {gap.start}, found one at {gap.end}; from here on {offsets} offsets in {many} "
+            f"gaps lie above the cleaner's checkpoint ({self.cleaned}): a cleaner has removed them, where the log was "
+            "fetched from or before this broker died, the log was cut there for another leader, or they are lost"
+        )
+        note = Finding(CONTENT, self._place(first.name.path), message, COMPARE, gap.position, gap.start)
+        self.found.notes.append(note)
+
+    def _indexes(self, segment: _Segment) -> None:
+        for suffix in SUFFIXES:
+            path = segment.index_path(suffix)
+            data = self._data(path)
+            if data is not None and not segment.damaged:
+                self.found.findings += _index(suffix, data, segment, self._place(path))
+            elif data is None and suffix != "txnindex" and len(segment.batches.position):
+                self._say(INDEX, path, "expected an index beside the segment, found none", REBUILD)
+
+    # -- what lies beside
+
+    def _epochs(self, segments: Sequence[_Segment], log_start: int) -> None:
+        path = os.path.join(self.folder, LEADER_EPOCHS_FILE)
+        data, epochs = self._parsed(path, parse_leader_epochs)
+        if epochs is None:
+            return
+        if data and leader_epochs_to_bytes(epochs) != data:
+            self._say(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
+        if epochs:
+            for segment in segments:
+                self._epochs_of(segment, epochs, log_start, path)
+
+    def _epochs_of(self, segment: _Segment, epochs: Sequence[LeaderEpoch], log_start: int, path: str) -> None:
+        starts = np.array([each.start_offset for each in epochs], np.int64)
+        numbers = np.array([-1, *(each.epoch for each in epochs)], np.int64)
+        for base, epoch, position in segment.epochs:
+            said = numbers[np.searchsorted(starts, base, "right")]
+            # Below the log start Kafka forgets them, and it begins to write them down when old formats end.
+            known = (said >= 0) | ((base >= log_start) & (not self.old))
+            wrong = np.flatnonzero((epoch >= 0) & (said != epoch) & known)
+            if len(wrong):
+                row = int(wrong[0])
+                self._say(
+                    CONTENT,
+                    segment.name.path,
+                    f"the batch's leader epoch is {int(epoch[row])}, {os.path.basename(path)} says {int(said[row])}: "
+                    "one of the two is damaged",
+                    position=int(position[row]),
+                    offset=int(base[row]),
+                )
+                place = self._place(path)
+                message = f"it says epoch {int(said[row])} for offset {int(base[row])}, the batch {int(epoch[row])}"
+                self.found.findings.append(Finding(CHECKPOINT, place, message, REPLICA))
+                return
+
+    def _transactions(self, segments: Sequence[_Segment]) -> None:
+        """Where aborted transactions began, unless a cleaner may have removed their first batches."""
+        if self.cleaned or not self.cleaner_known or any(each.damaged or each.gaps.offsets for each in segments):
+            return
+        state = TransactionState()
+        for segment in segments:
+            path = segment.index_path("txnindex")
+            markers: dict[int, tuple[int, int]] = {}
+            triples = segment.events.triples
+            for at in range(0, len(triples), 3):
+                kind, producer, offset = triples[at : at + 3]
+                first = state.open.get(producer)
+                state.apply(triples[at : at + 3])
+                if kind == ABORT and first is not None:
+                    stable = state.first_open()
+                    markers[offset] = (first, offset + 1 if stable is None else stable)
+            self._aborted(path, markers, segment, segments[0].name.base)
+
+    def _aborted(self, path: str, markers: dict[int, tuple[int, int]], segment: _Segment, oldest: int) -> None:
+        try:
+            found = transaction_index.parse(file_bytes(path) or b"", segment.name.base)
+        except Corrupt:
+            found = transaction_index.none()
+        columns = (found.last_offsets, found.first_offsets, found.last_stable_offsets)
+        said = {last: (first, stable) for last, first, stable in zip(*(each.tolist() for each in columns), strict=True)}
+        for entry, (last, pair) in enumerate(said.items()):
+            right = markers.get(last)
+            # What began in segments that are gone is known to Kafka alone.
+            if right is None or right == pair or 0 <= min(pair) < oldest:
+                continue
+            message = (
+                f"of the transaction that ends at offset {last} it says first offset {pair[0]} and last stable offset "
+                f"{pair[1]}, the log {right[0]} and {right[1]}"
+            )
+            self._say(INDEX, path, message, REBUILD, position=entry * transaction_index.ENTRY_BYTES, offset=last)
+        missing = sorted(set(markers) - set(said)) if not segment.last else []
+        if missing and os.path.exists(path):
+            self._say(
+                INDEX, path, f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}", REBUILD
+            )
+
+    def _metadata(self) -> None:
+        path = os.path.join(self.folder, PARTITION_METADATA_FILE)
+        data, topic_id = self._parsed(path, parse_partition_metadata)
+        if topic_id is None:
+            return
+        self.found.topic_id = topic_id
+        if data.rstrip(b"\n") != partition_metadata_to_bytes(topic_id):
+            self._say(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
+
+    def _snapshots(self) -> None:
+        for name in sorted(os.listdir(self.folder)):
+            if name.endswith(".snapshot"):
+                remedy = "delete it while the broker is stopped: it builds a new one from the log"
+                self._parsed(os.path.join(self.folder, name), parse_snapshot, remedy)
+
+    def _parsed(self, path: str, parse: Callable[..., T], remedy: str = REPLICA) -> tuple[bytes, T | None]:
+        """The bytes of a small file and what they say: None if it is not there, or damaged, which is a finding."""
+        data = self._data(path)
+        if data is None:
+            return b"", None
+        try:
+            return data, parse(data, file=self._place(path))
+        except Corrupt as error:
+            self.found.findings.append(Finding.of(CHECKPOINT, error, self._place(path), remedy))
+            return data, None
+
+
+def _index(suffix: str, data: bytes, segment: _Segment, file: str) -> list[Finding]:
+    base, batches, last = segment.name.base, segment.batches, segment.last
+    if suffix == "index":
+        return check_offset_index(data, base, batches, file=file, preallocated=last)
+    if suffix == "timeindex":
+        return check_time_index(data, base, batches, file=file, preallocated=last, closed=not last)
+    return check_transaction_index(data, base, batches, file=file)
+
+
+def _odd_byte(data: bytes) -> int:
+    """The first byte that is neither a digit, nor a minus, nor a newline, nor one space; 0 if there is none."""
+    return next((at for at, byte in enumerate(data) if byte not in b"0123456789-\n "), 0)

@@ -1,0 +1,92 @@
+"""Which data files some versions name, and what they say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparklog.log.journal.names import file_key
+from sparklog.log.state.slice_table import COLUMN_TYPES, Slices, SliceTable
+from sparklog.log.state.topic_state import Head
+from sparklog.tools.verification.batches import Claim
+from sparklog.tools.verification.reading import DataFile
+
+__all__ = ["NamedFiles", "differing_columns", "gaps"]
+
+_CLAIM = (
+    *("partition", "position", "size", "base", "end", "shift", "records", "min_ts", "max_ts", "crc", "flags"),
+    "append_time",
+)
+
+
+@dataclass(slots=True)
+class NamedFiles:
+    """Data files by key; grown version by version, what two versions say alike is there once."""
+
+    topic: str
+    _files: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    _claims: dict[str, dict[Claim, None]] = field(default_factory=dict)
+
+    def add(self, rows: Slices) -> None:
+        """What these rows of a table name."""
+        keys = {code: file_key(self.topic, rows.paths[code]) for code in np.unique(rows.file).tolist()}
+        whole = zip(
+            *(rows.columns[name].tolist() for name in ("file", "file_size", "footer_length", "index_crc")), strict=True
+        )
+        columns = (rows.columns[name].tolist() for name in _CLAIM)
+        for (code, size, footer_length, index_crc), values in zip(whole, zip(*columns, strict=True), strict=True):
+            key = keys[code]
+            self._files.setdefault(key, (size, footer_length, index_crc))
+            self._claims.setdefault(key, {})[Claim(*values)] = None
+
+    def files(self) -> list[DataFile]:
+        """All of them, in the order of their keys."""
+        return [
+            DataFile(key, size, footer_length, tuple(self._claims[key]), index_crc)
+            for key, (size, footer_length, index_crc) in sorted(self._files.items())
+        ]
+
+
+def differing_columns(left: SliceTable, right: SliceTable) -> list[str]:
+    """Columns in which two tables do not say the same; `rows` if their numbers of rows differ."""
+    one, other = left.all(), right.all()
+    if len(one) != len(other):
+        return ["rows"]
+    found = [
+        name
+        for name in COLUMN_TYPES
+        if name not in ("file", "txn") and not np.array_equal(one.columns[name], other.columns[name])
+    ]
+    texts = [name for name in ("file", "txn") if not np.array_equal(_words(one, name), _words(other, name))]
+    return found + texts
+
+
+def _words(rows: Slices, name: str) -> np.ndarray:
+    codes, inverse = np.unique(rows.columns[name], return_inverse=True)
+    texts = rows.paths if name == "file" else rows.txn_ids
+    return np.array([texts[code] for code in codes.tolist()], object)[inverse]
+
+
+def gaps(head: Head, table: SliceTable) -> int:
+    """How many offsets between log start and log end lie in no slice."""
+    rows = table.all()
+    if head.deleted:
+        return 0
+    # Of several partitions an int64 has no room for the sums.
+    whole: int = sum((head.log_end - head.log_start).tolist())
+    within = np.minimum(rows.end, head.log_end[rows.partition]) - np.maximum(rows.base, head.log_start[rows.partition])
+    covered: int = sum(np.maximum(within, 0).tolist())
+    return whole - covered
+
+
+def all_keys(files: Iterable[DataFile]) -> set[str]:
+    """Every object that these files are, the index files beside segments included."""
+    found = set()
+    for file in files:
+        found.add(file.key)
+        if file.sealed:
+            stem = file.key.removesuffix("log")
+            found.update(f"{stem}{suffix}" for suffix in ("index", "timeindex", "txnindex"))
+    return found

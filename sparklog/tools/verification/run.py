@@ -1,0 +1,259 @@
+"""Verifying a root: its id, the logs of transactions and groups, the log of each topic, then every file these name.
+
+In that order, because of who may write meanwhile: what a decision names was there before it. Files are listed before
+the logs are read, so that what is in the listing and nowhere named is an upload in flight, or left over. A file that is
+gone when it is its turn is looked for in a newer state of its topic: the vacuum may have deleted it by right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.groups.state import GROUPS, GroupState
+from sparklog.log.decisions.decision import DECISIONS, Decisions
+from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.clock import reading_clock_ms
+from sparklog.log.journal.entry_log import EntryKind
+from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, check_topic_name, did_you_mean, id_folder, is_topic_name
+from sparklog.log.journal.root_id import ROOT_FIELDS
+from sparklog.maintenance.work import InProcess, Runner
+from sparklog.storage.store import ObjectInfo, Store
+from sparklog.tools.verification.cross_checks import check_groups, check_siblings, check_transactions
+from sparklog.tools.verification.entry_chain import EntryChain, read_chain
+from sparklog.tools.verification.findings import DECISION, GROUP, MISSING, ROOT, SIZE, Counts, Finding, Report
+from sparklog.tools.verification.json_damage import read_object
+from sparklog.tools.verification.named_files import all_keys
+from sparklog.tools.verification.orphans import sorted_out
+from sparklog.tools.verification.reading import DataFile
+from sparklog.tools.verification.sealed_segment import missing_indexes
+from sparklog.tools.verification.topic_log import TopicLog, read_topic
+from sparklog.tools.verification.work import Verified, VerifyWork, pieces
+
+__all__ = ["verify_root"]
+
+Say = Callable[[str], None]
+KINDS: tuple[tuple[EntryKind[Any], str], ...] = ((DECISIONS, DECISION), (GROUPS, GROUP))
+
+
+def _silent(line: str) -> None:
+    """Nobody watches."""
+
+
+def verify_root(
+    store: Store,
+    *,
+    topics: Sequence[str] = (),
+    quick: bool = False,
+    runner: Runner | None = None,
+    say: Say = _silent,
+    env: Env = SYSTEM,
+) -> Report:
+    """Read everything of the root in `store`, or of these topics, and say what is not as it was written.
+
+    `quick`: logs are read whole, of files only whether they are there and how long they are. `runner`: where files are
+    read. `say` is told now and then how far it is. `NotFound` if there is no root, or no such topic, `BadRequest` if
+    backups lie there; damage is never raised.
+    """
+    return _Verification(store, tuple(topics), quick, InProcess() if runner is None else runner, say, env).run()
+
+
+class _Verification:
+    """One run."""
+
+    def __init__(self, store: Store, topics: tuple[str, ...], quick: bool, runner: Runner, say: Say, env: Env) -> None:
+        self.store = store
+        self.chosen = topics
+        self.quick = quick
+        self.runner = runner
+        self.say = say
+        self.env = env
+        self.findings: list[Finding] = []
+        self.counts = Counts()
+        self.logs: dict[str, TopicLog] = {}
+        self.states: dict[str, Decisions] = {}
+        self.groups: dict[str, GroupState] = {}
+        self.named: set[str] = {ROOT_KEY}
+
+    def run(self) -> Report:
+        begun = self.env.boot_ms()
+        self._root()
+        names = self._names()
+        now_ms = reading_clock_ms(self.store, self.env)
+        listing = self._listing(names)
+        if not self.chosen:
+            self._entries()
+        for name in names:
+            self.say(f"reading the log of {name}")
+            found = read_topic(self.store, name, now_ms)
+            self.logs[name] = found
+            self.findings += found.findings
+            self.counts += found.counts
+            self.named |= found.objects | all_keys(found.files)
+        if not self.chosen:
+            self.findings += check_transactions(self.logs, self.states, self._state)
+            self.findings += check_groups(self.groups, self.states, self._state)
+        self.findings += check_siblings(self.store, self.logs)
+        sizes = {info.key: info for info in listing}
+        self._files(sizes)
+        orphans, foreign = sorted_out(
+            self.store, listing, self.named, self.logs, reading_clock_ms(self.store, self.env)
+        )
+        return Report(
+            self.store.location,
+            tuple(dict.fromkeys(self.findings)),
+            orphans,
+            foreign,
+            self.counts,
+            self.quick,
+            (self.env.boot_ms() - begun) / 1000,
+        )
+
+    # -- logs
+
+    def _root(self) -> None:
+        def decode(data: bytes) -> str:
+            fields = json_fields.decode(data, ROOT_KEY, "root")
+            fields.only(frozenset(ROOT_FIELDS))
+            fields.integer("createdMs", 0)
+            return fields.text("rootId")
+
+        try:
+            _, data, finding = read_object(self.store, ROOT_KEY, decode, ROOT)
+        except NotFound:
+            if self.store.stat(PLACE_KEY) is not None:
+                raise BadRequest(
+                    f"backups lie in {self.store.location}, and no root: restore one into another folder, which "
+                    "checks every byte, or verify that"
+                ) from None
+            if not any(is_topic_name(name) for name in self.store.list_folders("")):
+                raise NotFound(
+                    f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}; check the path"
+                ) from None
+            if not any(self._has_log(name) and self._is_topic(name) for name in self.store.list_folders("")):
+                raise NotFound(
+                    f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}, and no folder in it is a topic; "
+                    "check the path"
+                ) from None
+            message = "expected the root's id, found none beside topics"
+            self.findings.append(Finding(MISSING, ROOT_KEY, message))
+            return
+        self.counts += Counts(files=1, nbytes=len(data))
+        if finding is not None:
+            self.findings.append(finding)
+
+    def _has_log(self, name: str) -> bool:
+        return is_topic_name(name) and next(iter(self.store.list(f"{name}/_log/")), None) is not None
+
+    def _is_topic(self, name: str) -> bool:
+        """Not a group's or transactional id's log: `_groups` itself is no root, and nothing in it is damaged."""
+        for info in self.store.list(f"{name}/_log/"):
+            try:
+                return "number" not in json.loads(self.store.get(info.key))
+            except (ValueError, NotFound, Corrupt):
+                continue
+        return True
+
+    def _names(self) -> list[str]:
+        """The topics to verify, deleted ones included."""
+        there = [name for name in self.store.list_folders("") if is_topic_name(name) and self._has_log(name)]
+        for name in self.chosen:
+            check_topic_name(name)
+            if name not in there:
+                raise NotFound(
+                    f"topic '{name}' does not exist in {self.store.location}{did_you_mean(name, there)}; check --topic"
+                )
+        return list(dict.fromkeys(self.chosen)) or there
+
+    def _listing(self, names: Sequence[str]) -> list[ObjectInfo]:
+        if not self.chosen:
+            return list(self.store.list(""))
+        return [info for name in names for info in self.store.list(f"{name}/")]
+
+    def _entries(self) -> None:
+        """The logs of transactional ids and of groups."""
+        for kind, label in KINDS:
+            for folder in self.store.list_folders(f"{kind.folder}/"):
+                found: EntryChain[Any] = read_chain(self.store, kind, folder, label)
+                self.findings += found.findings
+                self.counts += found.counts
+                self.named |= found.objects
+                if label == DECISION and found.newest is not None:
+                    self.states[found.newest.id] = found.newest
+                if label == GROUP and found.newest is not None:
+                    self.groups[found.newest.id] = found.newest
+
+    def _state(self, id_: str) -> Decisions | None:
+        return read_chain(self.store, DECISIONS, id_folder(id_), DECISION).newest
+
+    # -- files
+
+    def _files(self, sizes: dict[str, ObjectInfo]) -> None:
+        """Sizes of all files first, then, unless it is to be quick, every byte."""
+        whole, owners = _once(self.logs.values())
+        gone: list[str] = []
+        by_folder: dict[str, list[DataFile]] = {}
+        for file in whole:
+            if self._measured(file, sizes, gone):
+                by_folder.setdefault(file.key.split("/", 1)[0], []).append(file)
+        works: list[VerifyWork] = []
+        for name, files in by_folder.items() if not self.quick else ():
+            log = self.logs.get(name)
+            works += pieces(self.store, name, "" if log is None or log.head is None else log.head.topic_id, files)
+        for done, (work, result) in enumerate(self.runner.run(works), 1):
+            self.say(f"{done} of {len(works)} pieces read ({work.title})")
+            if isinstance(result, SparklogError):
+                raise result
+            if isinstance(result, Verified):
+                self.findings += result.findings
+                self.counts += result.counts
+                gone += result.gone
+        if gone:
+            self._gone(gone, {name for key in gone for name in owners[key]})
+
+    def _measured(self, file: DataFile, sizes: dict[str, ObjectInfo], gone: list[str]) -> bool:
+        """Whether a file is there and as long as it should be."""
+        info = sizes.get(file.key) or self.store.stat(file.key)
+        if info is None:
+            gone.append(file.key)
+            return False
+        if info.size != file.size:
+            message = f"expected {file.size} bytes, found {info.size}"
+            self.findings.append(Finding(SIZE, file.key, message, position=min(info.size, file.size)))
+            return False
+        if self.quick:
+            self.counts += Counts(files=1, slices=len(file.claims))
+            if file.sealed:
+                self.findings += missing_indexes(self.store, file, sizes)
+        return True
+
+    def _gone(self, keys: Sequence[str], topics: set[str]) -> None:
+        """Files that are not there: is that by right now?"""
+        now, _ = _once(
+            [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in sorted(topics)]
+        )
+        wanted = {file.key: file for file in now}
+        for key in dict.fromkeys(keys):
+            file = wanted.get(key)
+            if file is None or self.store.stat(key) is not None:
+                continue
+            offset = min((claim.base for claim in file.claims), default=None)
+            message = f"expected a file of {file.size} bytes with {len(file.claims)} slices, found none"
+            self.findings.append(Finding(MISSING, key, message, offset=offset))
+
+
+def _once(logs: Iterable[TopicLog]) -> tuple[list[DataFile], dict[str, list[str]]]:
+    """Every file once, with all that topics say of it (a clone shares its source's), and the topics that name it."""
+    found: dict[str, DataFile] = {}
+    owners: dict[str, list[str]] = {}
+    for log in logs:
+        for file in log.files:
+            before = found.get(file.key)
+            owners.setdefault(file.key, []).append(log.name)
+            claims = file.claims if before is None else tuple(dict.fromkeys((*before.claims, *file.claims)))
+            found[file.key] = replace(file, claims=claims)
+    return [found[key] for key in sorted(found)], owners

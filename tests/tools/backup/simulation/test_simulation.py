@@ -1,0 +1,58 @@
+"""Many stories by seed; a few here, more by hand: `python -m tests.tools.backup.simulation.test_simulation 0 5000`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.tools.backup.simulation.workload import run
+
+SEEDS = 10
+CACHE_SEEDS = 250
+
+
+def test_whatever_the_seed_what_is_restored_is_consistent() -> None:
+    total: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        total.update(run(seed).counters)
+    wanted = ("backups", "deaths", "transactions", "vacuums that deleted", "times restored", "clones")
+    assert all(total[what] for what in wanted), total
+
+
+def test_a_seed_is_one_story() -> None:
+    for seed in (2, 4):
+        assert run(seed).world.trace == run(seed).world.trace
+
+
+@pytest.mark.parametrize(("seed", "caches"), [(16, "folders"), (19, "names")])
+def test_where_the_machine_that_makes_backups_remembers_names(seed: int, caches: str) -> None:
+    assert run(seed, caches).counters["backups"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("caches", ["names", "folders"])
+@pytest.mark.parametrize("first", range(0, CACHE_SEEDS, 25))
+def test_more_seeds_where_names_are_remembered(first: int, caches: str) -> None:
+    for seed in range(first, first + 25):
+        assert run(seed, caches).counters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(SEEDS, 400, 30))
+def test_more_seeds(first: int) -> None:
+    """In parts: each a minute or two where nothing else runs, far below pytest's timeout where much does."""
+    for seed in range(first, first + 30):
+        assert run(seed).counters
+
+
+if __name__ == "__main__":
+    counted: Counter[str] = Counter()
+    for number in range(int(sys.argv[1]), int(sys.argv[2])):
+        try:
+            counted.update(run(number).counters)
+        except BaseException as error:
+            print("seed", number, type(error).__name__, error, flush=True)
+            raise
+    print(dict(counted))

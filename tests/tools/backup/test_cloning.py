@@ -1,0 +1,458 @@
+"""Clones: what they show, what they share, and that no vacuum takes it from them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import Conflict, Corrupt, NotFound
+from sparklog.kafka.importing import import_log_dir
+from sparklog.log.state.history import History
+from sparklog.log.state.intents import DeleteIntent, LogStartIntent
+from sparklog.log.state.registry import WriterKey
+from sparklog.log.topic import cloning
+from sparklog.log.topic.cloning import Cloned, clone_topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.retention import clones, vacuum
+from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.tools.verification.run import verify_root
+from sparklog.transactions.producer import transactional
+from tests.tools.backup.lab import DAY, HOUR, Lab, batch, contents, rows_of
+
+LOG_DIR = Path(__file__).parents[3] / "examples" / "data" / "kafka-log-dir"
+CONFIGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.0", "segment.bytes": "300"}
+
+
+def filled(lab: Lab, *, configs: dict[str, str] | None = None, appends: int = 5) -> Root:
+    root = lab.root()
+    topic = root.create_topic("a", partitions=2, configs=CONFIGS if configs is None else configs)
+    for i in range(appends):
+        keys = [b"k%d" % (i % 2), b"k2", b"own%d" % i]
+        topic.append(batch([b"v%d-%d" % (i, j) for j in range(3)], keys=keys, partition=i % 2))
+    return root
+
+
+def shared(root: Root, name: str) -> set[str]:
+    """Files of other topics that a topic names."""
+    return {path for path in root.topic(name).snapshot().slices.paths() if path.startswith("/")}
+
+
+class TestWhatItShows:
+    def test_it_holds_what_the_source_holds_and_copies_nothing(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        lab.compact("a")
+        before = {info.key for info in lab.store.list("") if "/_log/" not in info.key}
+        found = clone_topic(lab.root(), "a", "b")
+        assert {info.key for info in lab.store.list("") if "/_log/" not in info.key} == before
+        root = lab.root()
+        assert rows_of(root.topic("b")) == rows_of(root.topic("a"))
+        ours, theirs = root.topic("b").head(), root.topic("a").head()
+        assert ours.topic_id == found.topic_id != theirs.topic_id
+        assert ours.configs.explicit == theirs.configs.explicit
+        assert ours.log_end.tolist() == theirs.log_end.tolist() == list(found.log_ends)
+        assert ours.cleaned_through.tolist() == theirs.cleaned_through.tolist() != [0, 0]
+        assert ours.leader_epoch == theirs.leader_epoch + 1
+        assert found.files == len(shared(root, "b")) > 0
+
+    def test_both_go_on_without_the_other(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        clone_topic(root, "a", "b")
+        was = rows_of(root.topic("a"))
+        root.topic("b").append(batch([b"mine"], keys=[b"x"]))
+        root.topic("a").append(batch([b"theirs"], keys=[b"x"]))
+        root.topic("b").alter(configs={"segment.bytes": 1000})
+        assert rows_of(root.topic("b")) == {**was, (0, 9): (b"x", b"mine", lab.now_ms)}
+        assert rows_of(root.topic("a")) == {**was, (0, 9): (b"x", b"theirs", lab.now_ms)}
+        assert root.topic("a").head().configs.explicit == CONFIGS
+
+    def test_an_older_version_and_a_time(self) -> None:
+        lab = Lab()
+        root = filled(lab, appends=2)
+        two = rows_of(root.topic("a"))
+        time_ms, version = lab.now_ms, root.topic("a").head().version
+        lab.now_ms += HOUR
+        root.topic("a").append(batch([b"later"], keys=[b"k0"]))
+        lab.compact("a")
+        clone_topic(lab.root(), "a", "by-version", version=version)
+        clone_topic(lab.root(), "a", "by-time", time_ms=time_ms)
+        assert rows_of(lab.root().topic("by-version")) == rows_of(lab.root().topic("by-time")) == two
+        assert rows_of(lab.root().topic("a")) != two
+        for wrong in ({"version": 999}, {"time_ms": 5}):
+            with pytest.raises(NotFound):
+                clone_topic(lab.root(), "a", "c", **wrong)
+
+    def test_a_deleted_topic_comes_back(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        rows, version = rows_of(root.topic("a")), root.topic("a").head().version
+        root.delete_topic("a")
+        with pytest.raises(NotFound, match="does not exist"):
+            clone_topic(lab.root(), "a", "b")
+        with pytest.raises(NotFound, match="did not exist at version"):
+            clone_topic(lab.root(), "a", "b", version=version + 1)
+        clone_topic(lab.root(), "a", "b", version=version)
+        lab.now_ms += 30 * DAY
+        lab.retain()
+        assert rows_of(lab.root().topic("b")) == rows
+        # Under its own name, too: a new topic whose files lie where the old one's do.
+        clone_topic(lab.root(), "b", "a")
+        for _ in range(3):
+            lab.now_ms += 30 * DAY
+            lab.retain()
+            assert rows_of(lab.root().topic("a")) == rows_of(lab.root().topic("b")) == rows
+
+    def test_log_starts_and_gaps_stay_where_they_are(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        topic = root.topic("a")
+        topic.commit(LogStartIntent(topic.head().topic_id, {0: 4, 1: 6}))
+        clone_topic(root, "a", "b")
+        assert root.topic("b").head().log_start.tolist() == [4, 6]
+        assert root.topic("b").head().log_end.tolist() == [9, 6]
+        assert rows_of(root.topic("b")) == rows_of(root.topic("a"))
+        assert root.topic("b").append(batch([b"x"], keys=[b"x"], partition=1)).base == {1: 6}
+
+    def test_committed_transactions_are_in_it_open_and_aborted_ones_are_not(self) -> None:
+        lab = Lab()
+        root = filled(lab, configs={})
+        for name, outcome in (("x", "commit"), ("y", "abort"), ("z", "prepare")):
+            writing = transactional(root, name).begin()
+            writing.append("a", batch([name.encode()]))
+            if name == "y":
+                writing.prepare()
+            getattr(writing, outcome)()
+        root.topic("a").append(batch([b"behind"]))
+        found = clone_topic(lab.root(), "a", "b")
+        values = [value for _, value, _ in rows_of(lab.root().topic("b")).values()]
+        assert found.left_out == 2
+        assert b"x" in values
+        assert b"behind" in values
+        assert b"y" not in values
+        assert b"z" not in values
+        assert lab.root().topic("b").head().log_end.tolist() == lab.root().topic("a").head().log_end.tolist()
+        assert not lab.root().topic("b").head().open
+
+    def test_a_writer_of_the_source_is_unknown_to_the_clone(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        key = WriterKey("query", 0)
+        root.topic("a").append(batch([b"x"], keys=[b"x"]), writer=key)
+        clone_topic(root, "a", "b")
+        assert not root.topic("b").append(batch([b"x"], keys=[b"x"]), writer=key).skipped
+        assert root.topic("a").append(batch([b"x"], keys=[b"x"]), writer=key).skipped
+
+    def test_names_that_are_taken_and_dry_runs_change_nothing(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        root.create_topic("b")
+        before = lab.store.snapshot()
+        with pytest.raises(Conflict, match="'b' already exists"):
+            clone_topic(lab.root(), "a", "b")
+        assert clone_topic(lab.root(), "a", "c", dry_run=True).files == 5
+        assert lab.store.snapshot() == before
+        with pytest.raises(Conflict, match="differs only in case"):
+            clone_topic(lab.root(), "a", "A")
+        assert not lab.root().topic("a").head().holds
+
+
+@pytest.mark.parametrize("cloned", [False, True])
+def test_topics_of_kafkas_with_transactions_and_indexes(tmp_path: Path, cloned: bool) -> None:
+    """Segments are sought through the indexes beside them, aborted records left out by `.txnindex` files."""
+    root = open_root(tmp_path / "root", create=True)
+    for name in import_log_dir(root, LOG_DIR).names:
+        clone_topic(root, name, f"{name}-2")
+        if cloned:
+            clone_topic(root, f"{name}-2", f"{name}-3")
+        copy = root.topic(f"{name}-{3 if cloned else 2}")
+        for uncommitted in (False, True):
+            assert rows_of(copy, uncommitted=uncommitted) == rows_of(root.topic(name), uncommitted=uncommitted)
+        rows = sorted(rows_of(root.topic(name)))
+        assert rows
+        for partition, offset in rows[:: max(1, len(rows) // 20)]:
+            found, right = (each.record_at(partition, offset) for each in (copy, root.topic(name)))
+            assert found.column("value").equals(right.column("value"))
+        for _, _, stamp in list(rows_of(copy).values())[:5]:
+            assert copy.offset_for_timestamp(stamp) == root.topic(name).offset_for_timestamp(stamp)
+
+
+class TestVacuums:
+    def years(self, lab: Lab, *names: str) -> None:
+        """Both topics are rewritten and vacuumed until nothing more goes."""
+        for _ in range(6):
+            lab.now_ms += 2 * DAY
+            for name in names:
+                topic = lab.root().topic(name)
+                topic.append(batch([b"more"], keys=[b"k0"]))
+                lab.compact(name)
+            lab.retain()
+
+    def test_the_source_may_be_rewritten_and_vacuumed(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        clone_topic(root, "a", "b")
+        rows = rows_of(root.topic("b"))
+        self.years(lab, "a")
+        assert rows_of(lab.root().topic("b")) == rows
+        assert {f"a/{path.split('/', 2)[2]}" for path in shared(lab.root(), "b")} <= {
+            i.key for i in lab.store.list("a/")
+        }
+
+    @pytest.mark.parametrize("end", ["rewritten", "deleted"])
+    def test_the_hold_ends_with_the_last_version_that_names_the_files(self, end: str) -> None:
+        lab = Lab()
+        root = filled(lab)
+        clone_topic(root, "a", "b")
+        files = shared(root, "b")
+        if end == "deleted":
+            lab.now_ms += 3 * DAY
+            lab.retain()
+            assert lab.root().topic("a").head().holds
+            lab.root().delete_topic("b")
+            self.years(lab, "a")
+        else:
+            self.years(lab, "a", "b")
+            assert not shared(lab.root(), "b")
+        assert not lab.root().topic("a").head().holds
+        left = {info.key for info in lab.store.list("a/")}
+        assert not {path[1:] for path in files} & left
+
+    def test_a_plan_on_the_clone_outlives_its_rewriting_by_the_delay(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        clone_topic(root, "a", "b")
+        lab.compact("a")
+        lab.now_ms += 3 * DAY
+        plan = lab.root().topic("b").snapshot()
+        lab.compact("b")
+        lab.now_ms += 12 * HOUR
+        lab.retain()
+        assert plan.slices.paths() <= {f"/{info.key}" for info in lab.store.list("a/")}
+
+    def test_the_clones_vacuum_leaves_the_source_alone(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        rows = rows_of(root.topic("a"))
+        clone_topic(root, "a", "b")
+        self.years(lab, "b")
+        lab.root().delete_topic("b")
+        lab.now_ms += 9 * DAY
+        lab.retain()
+        assert rows_of(lab.root().topic("a")) == rows
+
+    def test_a_deleted_source_keeps_what_the_clone_names_and_loses_the_rest(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        clone_topic(root, "a", "b")
+        rows = rows_of(root.topic("b"))
+        root.topic("a").append(batch([b"only in a"], keys=[b"k0"]))
+        root.delete_topic("a")
+        for _ in range(4):
+            lab.now_ms += 10 * DAY
+            lab.retain()
+        assert rows_of(lab.root().topic("b")) == rows
+        data = {f"/{info.key}" for info in lab.store.list("a/") if "/_log/" not in info.key}
+        assert data == shared(lab.root(), "b")
+
+    def test_a_clone_of_a_clone_holds_on_in_the_first_topic(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        clone_topic(root, "a", "b")
+        rows = rows_of(root.topic("b"))
+        self.years(lab, "a")
+        clone_topic(lab.root(), "b", "c")
+        lab.root().delete_topic("b")
+        self.years(lab, "a")
+        assert rows_of(lab.root().topic("c")) == rows
+        assert not [info for info in lab.store.list("b/") if "/_log/" not in info.key]
+        lab.root().delete_topic("c")
+        self.years(lab, "a")
+        assert not lab.root().topic("a").head().holds
+
+    def test_versions_below_the_floor_are_refused(self) -> None:
+        lab = Lab()
+        root = filled(lab)
+        version = root.topic("a").head().version
+        self.years(lab, "a")
+        floor = lab.root().topic("a").head().floor
+        with pytest.raises(Conflict, match=f"versions from {floor} on can be cloned"):
+            clone_topic(lab.root(), "a", "b", version=floor - 1)
+        assert version < floor
+
+    def test_the_vacuum_does_not_wait_for_a_clone_that_was_never_made(self) -> None:
+        lab = Lab()
+        filled(lab)
+
+        def decide(call: Call) -> Fault | None:
+            return Fault(FaultKind.CRASH_BEFORE) if call.verb == "create" and call.key.startswith("b/") else None
+
+        dying = FaultyStore(lab.store, decide)
+        with pytest.raises(Crash):
+            clone_topic(lab.root(dying), "a", "b")
+        assert list(lab.root().topic("a").head().holds) != []
+        lab.now_ms += 23 * HOUR
+        lab.retain()
+        assert list(lab.root().topic("a").head().holds) != []
+        lab.now_ms += 2 * HOUR
+        lab.retain()
+        assert list(lab.root().topic("a").head().holds) == []
+
+
+def requests_of_a_clone() -> int:
+    lab = Lab()
+    filled(lab)
+    count = FaultyStore(lab.store, lambda call: None)
+    clone_topic(lab.root(count), "a", "b")
+    return sum(count.calls.values())
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
+def test_killed_at_any_request_there_is_a_whole_clone_or_none(kind: FaultKind) -> None:
+    for number in range(requests_of_a_clone()):
+        lab = Lab()
+        rows = rows_of(filled(lab).topic("a"))
+        dying = FaultyStore(lab.store, lambda call, at=number: Fault(kind) if call.number == at else None)
+        # A request that finds nothing fails before the process can die of it.
+        with contextlib.suppress(Crash):
+            clone_topic(lab.root(dying), "a", "b")
+        TestVacuums().years(lab, "a")
+        there = "b" in lab.root().topics()
+        if not there:
+            assert not lab.root().topic("a").head().holds
+            clone_topic(lab.root(), "a", "b")
+        else:
+            assert rows_of(lab.root().topic("b")) == rows
+
+
+@pytest.mark.parametrize("moment", range(40))
+def test_a_vacuum_between_any_two_requests_takes_nothing_from_the_clone(moment: int) -> None:
+    """Also where the source was rewritten long ago and its vacuum is due."""
+    lab = Lab()
+    filled(lab)
+    version = lab.root().topic("a").head().version
+    rows = rows_of(lab.root().topic("a"))
+    lab.compact("a")
+    lab.now_ms += DAY + HOUR
+    lab.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+    lab.now_ms += DAY + HOUR
+    lab.root().topic("a").append(batch([b"y"], keys=[b"y"]))
+
+    def decide(call: Call) -> None:
+        if call.number == moment:
+            lab.retain()
+
+    try:
+        clone_topic(lab.root(FaultyStore(lab.store, decide)), "a", "b", version=version)
+    except (Conflict, NotFound):
+        assert "b" not in lab.root().topics()
+    else:
+        lab.retain()
+        assert rows_of(lab.root().topic("b")) == rows
+
+
+def test_the_intent_of_another_process_is_judged_anew() -> None:
+    lab = Lab()
+    root = filled(lab)
+    found: Cloned = clone_topic(root, "a", "b")
+    lab.root().topic("b").delete()
+    with pytest.raises(NotFound):
+        root.topic("b").commit(DeleteIntent(found.topic_id))
+
+
+class TestMutations:
+    """The tests above see what they are for: a protocol with one step left out fails them."""
+
+    def test_no_hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cloning, "_hold", lambda *_: [])
+        with pytest.raises(Corrupt):
+            TestVacuums().test_the_source_may_be_rewritten_and_vacuumed()
+
+    def test_the_hold_after_the_clone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hold, begin = cloning._hold, Root.begin_topic
+        late: list[Callable[[], object]] = []
+        monkeypatch.setattr(cloning, "_hold", lambda *given: late.append(lambda: hold(*given)) or [])
+
+        def begin_first(*given: object) -> object:
+            found = begin(*given)  # type: ignore[arg-type]
+            if late:
+                late.pop()()
+            return found
+
+        monkeypatch.setattr(Root, "begin_topic", begin_first)
+        failed = 0
+        for moment in range(40):
+            try:
+                test_a_vacuum_between_any_two_requests_takes_nothing_from_the_clone(moment)
+            except (AssertionError, Corrupt):
+                failed += 1
+        assert failed
+
+    def test_holds_of_clones_that_end_with_their_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(vacuum, "needed_by_clones", lambda *_: frozenset())
+        with pytest.raises(Corrupt):
+            TestVacuums().test_the_source_may_be_rewritten_and_vacuumed()
+
+    def test_a_clone_asked_for_its_newest_version_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        still = clones.still_names
+
+        def newest(history: History, topic_id: str, owner: str, since: int, held: set[int], last: int) -> bool:
+            return still(history, topic_id, owner, last, set(), last)
+
+        monkeypatch.setattr(clones, "still_names", newest)
+        with pytest.raises(AssertionError):
+            TestVacuums().test_a_plan_on_the_clone_outlives_its_rewriting_by_the_delay()
+
+
+class TestAProcessThatSleeps:
+    """Between the hold and the creation, until the vacuum has ended the hold and taken the files."""
+
+    def asleep(self, lab: Lab) -> Root:
+        """A root in which days pass, with vacuums, just before the clone's first commit."""
+        nights = [3]
+
+        def sleep(call: Call) -> None:
+            if call.verb == "create" and call.key.startswith("b/_log/0") and nights:
+                for _ in range(nights.pop()):
+                    lab.now_ms += DAY + HOUR
+                    lab.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+                    lab.compact("a")
+                    lab.retain()
+
+        return lab.root(FaultyStore(lab.store, sleep))
+
+    @pytest.mark.parametrize("was_a_topic", [False, True])
+    def test_it_creates_nothing(self, was_a_topic: bool) -> None:
+        lab = Lab()
+        filled(lab)
+        if was_a_topic:
+            lab.root().create_topic("b").delete()
+        with pytest.raises(Conflict, match=r"topic 'b' went from version .* while it was cloned; try again"):
+            clone_topic(self.asleep(lab), "a", "b")
+        assert lab.root().topics() == ["a"]
+        commits = [lab.store.get(info.key) for info in lab.store.list("b/_log/0")]
+        assert not any(b'"files":[{' in commit for commit in commits)
+        assert not any(name.startswith("clone:") for name in lab.root().topic("a").head().holds)
+        assert verify_root(lab.store, env=lab.env()).sound
+        rows = rows_of(lab.root().topic("a"))
+        clone_topic(lab.root(), "a", "b")
+        TestVacuums().years(lab, "a")
+        assert rows_of(lab.root().topic("b")) == rows
+
+    def test_a_name_that_was_given_up_is_as_free_as_any(self) -> None:
+        lab = Lab()
+        filled(lab)
+        with pytest.raises(Conflict):
+            clone_topic(self.asleep(lab), "a", "b")
+        root = lab.root()
+        assert root.topics() == ["a"]
+        with pytest.raises(NotFound):
+            root.topic("b")
+        assert list(contents(root)) == ["a"]
+        root.create_topic("b").append(batch([b"1"], keys=[b"1"]))
+        assert len(rows_of(lab.root().topic("b"))) == 1
+        lab.retain()
+        assert verify_root(lab.store, env=lab.env()).sound

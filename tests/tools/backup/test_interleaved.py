@@ -1,0 +1,390 @@
+"""A backup while others write, maintain and die, at each of its requests in turn; and the same of a restore."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.errors import Conflict, SparklogError
+from sparklog.groups import Groups
+from sparklog.log.journal.numbered_objects import SETTLE_MS
+from sparklog.log.topic.root import Root
+from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.storage.memory import MemoryStore
+from sparklog.tools.backup import backing_up, consistent_cut
+from sparklog.tools.backup import repository as place_module
+from sparklog.tools.backup.backing_up import back_up
+from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restoring import restore
+from sparklog.transactions.completion import collect
+from sparklog.transactions.producer import transactional
+from tests.support.maintaining import maintain
+from tests.support.name_caching_store import NameCachingStore
+from tests.tools.backup.lab import DAY, HOUR, Lab, batch, contents, rows_of
+
+ID = "mover"
+
+
+class Story:
+    """Two topics that are written to by transactions, a group that follows, and whoever backs up."""
+
+    def __init__(self) -> None:
+        self.lab = Lab()
+        self.place = self.lab.another("place")
+        self.moved = 0
+        self.quiet = False
+        root = self.lab.root()
+        for name in ("a", "b"):
+            root.create_topic(name, configs={"file.delete.delay.ms": str(HOUR)})
+        for _ in range(2):
+            self.move()
+
+    def move(self) -> None:
+        """One transaction over both topics, with the offsets of a group; then what reads and records it."""
+        root = self.lab.root()
+        self.moved += 1
+        value = b"move %d" % self.moved
+        with transactional(root, ID).begin() as writing:
+            writing.append("a", batch([value]))
+            writing.append("b", batch([value]))
+            writing.send_offsets("movers", {"a": {0: self.moved}})
+        ends = {name: {0: int(root.topic(name).head().log_end[0])} for name in ("a", "b")}
+        Groups(root).group("readers").join("one").commit(ends)
+
+    def begin(self) -> None:
+        """The same, prepared and not decided."""
+        root = self.lab.root()
+        self.moved += 1
+        self.open = transactional(root, ID, timeout_ms=HOUR).begin()
+        for name in ("a", "b"):
+            self.open.append(name, batch([b"move %d" % self.moved]))
+        self.open.send_offsets("movers", {"a": {0: self.moved}})
+        self.open.prepare()
+
+    def decide(self) -> None:
+        self.open.commit()
+
+    def give_up(self) -> None:
+        """A transaction that is aborted: the COMMIT before it is the newest decision no more, and can be forgotten."""
+        writing = transactional(self.lab.root(), ID).begin()
+        writing.append("a", batch([b"never"]))
+        writing.abort()
+
+    def record(self) -> None:
+        """Topics and groups record what is decided, and the COMMITs are forgotten."""
+        root = self.lab.root()
+        for name in ("b", "a"):
+            root.topic(name).append(batch([b"plain"]))
+        Groups(root).group("movers").join("two").commit({"b": {0: 0}})
+        collect(root)
+
+    def tidy(self) -> None:
+        """Files of a moment ago are replaced, hours pass, and the vacuum deletes what it may."""
+        for name in ("a", "b"):
+            self.lab.compact(name)
+        for _ in range(2):
+            self.lab.now_ms += 2 * HOUR
+            self.lab.root().topic("a").append(batch([b"plain"]))
+            self.lab.root().topic("b").append(batch([b"plain"]))
+            self.lab.retain()
+
+    def at(self, moments: Callable[[int], bool], *acts: Callable[[], None]) -> Callable[[Call], None]:
+        """Others act before these requests."""
+        seen = [0]
+
+        def decide(call: Call) -> None:
+            if self.quiet:
+                return
+            seen[0] += 1
+            if moments(seen[0] - 1):
+                self.quiet = True
+                for act in acts:
+                    act()
+                self.quiet = False
+
+        return decide
+
+    def back_up(self, decide: Callable[[Call], Fault | None] = lambda call: None) -> Root:
+        """A backup and a root made of it."""
+        source = FaultyStore(self.lab.store, decide)
+        back_up(self.lab.root(source), FaultyStore(self.place, decide), at_once=1)
+        return self.restored()
+
+    def restored(self, wanted: Wanted | None = None) -> Root:
+        target = self.lab.another("restored")
+        restore(self.place, target, wanted, at_once=1, env=self.lab.env())
+        return self.lab.root(target)
+
+    def check(self, root: Root, least: int) -> None:
+        """Whole transactions, at least those acknowledged before; groups that know of just these; it goes on."""
+        moves = {
+            name: [value for _, value, _ in rows_of(root.topic(name)).values() if value and value.startswith(b"move")]
+            for name in ("a", "b")
+        }
+        assert moves["a"] == moves["b"] == [b"move %d" % (i + 1) for i in range(len(moves["a"]))]
+        assert least <= len(moves["a"]) <= self.moved
+        committed = Groups(root).group("movers").committed()
+        assert committed["a", 0].offset == len(moves["a"])
+        for item in Groups(root).group("readers").committed().values():
+            assert item.offset <= root.topic(item.topic).head().log_end[item.partition]
+        source = contents(self.lab.root())
+        for name, rows in contents(root).items():
+            assert all(source[name][place] == row for place, row in rows.items())
+        before = contents(root)
+        self.lab.now_ms += DAY
+        self.lab.retain(root.store)
+        root = self.lab.root(root.store)
+        assert contents(root) == before
+        assert not root.topic("a").head().open
+
+
+@pytest.fixture(autouse=True)
+def long_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours pass between two requests, and no run is to take itself for dead."""
+    monkeypatch.setattr(place_module, "MARK_MS", 4 * DAY)
+
+
+def requests(make: Callable[[Callable[[Call], Fault | None]], object]) -> int:
+    count = [0]
+
+    def decide(call: Call) -> None:
+        count[0] += 1
+
+    make(decide)
+    return count[0]
+
+
+ACTS: dict[str, tuple[Callable[[Story], None], Callable[[Story], list[Callable[[], None]]]]] = {
+    "move": (lambda story: None, lambda story: [story.move]),
+    "move, all recorded": (Story.record, lambda story: [story.move]),
+    "move and record": (lambda story: None, lambda story: [story.move, story.record]),
+    "commit": (Story.begin, lambda story: [story.decide]),
+    "commit, record and forget": (Story.begin, lambda story: [story.decide, story.record, story.give_up, story.record]),
+    "tidy": (lambda story: None, lambda story: [story.move, story.tidy]),
+}
+"""What is there before a backup, and what others do in the middle of it."""
+
+
+def sweep(act: str, step: int = 1, start: int = 0) -> int:
+    """How many backups were taken and found right."""
+    before, acts = ACTS[act]
+    total = requests(Story().back_up)
+    assert total > 40
+    for moment in range(start, total, step):
+        story = Story()
+        before(story)
+        story.check(story.back_up(story.at(lambda n, moment=moment: n == moment, *acts(story))), 2)
+    return len(range(start, total, step))
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_others_act_between_any_two_requests(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backing_up, "RETRIES", 1)
+    assert sweep(act, 13, 4) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ACTS)
+def test_others_act_between_any_two_requests_all_of_them(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backing_up, "RETRIES", 1)
+    assert sweep(act) > 100
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_others_never_rest(every: int) -> None:
+    story = Story()
+    decide = story.at(lambda n: n < 40 and n % every == 0, story.move)
+    story.check(story.back_up(decide), 2)
+    assert story.moved > 8
+    story.check(story.back_up(story.at(lambda n: n < 30 and n % every == 0, story.move, story.record)), 8)
+
+
+def dying(number: int) -> Callable[[Call], Fault | None]:
+    """The process dies at its request of this number, and makes none after it."""
+    seen = [0]
+
+    def decide(call: Call) -> Fault | None:
+        seen[0] += 1
+        return Fault(FaultKind.CRASH_BEFORE) if seen[0] > number else None
+
+    return decide
+
+
+def killed(step: int, start: int = 0) -> int:
+    """How many times a backup was killed, and run again."""
+    total = requests(Story().back_up)
+    for number in range(start, total, step):
+        story = Story()
+        with contextlib.suppress(Crash):
+            story.back_up(dying(number))
+        finished = [info.key for info in story.place.list("_backups/0")]
+        if finished:
+            # It died letting go of its holds.
+            assert contents(story.restored()) == contents(story.lab.root())
+            assert number > total - 20
+        story.move()
+        story.tidy()
+        root = story.back_up()
+        story.check(root, story.moved)
+        assert contents(root) == contents(story.lab.root())
+        story.lab.now_ms += DAY + HOUR
+        story.lab.retain()
+        assert not story.lab.root().topic("a").head().holds
+    return len(range(start, total, step))
+
+
+def test_a_backup_killed_at_any_request_is_run_again() -> None:
+    assert killed(15) > 5
+
+
+@pytest.mark.slow
+def test_a_backup_killed_at_any_request_is_run_again_all_of_them() -> None:
+    assert killed(1) > 100
+
+
+def test_a_restore_killed_at_any_request_is_run_again() -> None:
+    story = Story()
+    story.back_up()
+    right = contents(story.lab.root())
+
+    def attempt(target: MemoryStore, decide: Callable[[Call], Fault | None]) -> None:
+        restore(FaultyStore(story.place, decide), FaultyStore(target, decide), at_once=1, env=story.lab.env())
+
+    total = requests(lambda decide: attempt(story.lab.another("count"), decide))
+    for number in range(0, total, 2):
+        target = story.lab.another("restored")
+        with contextlib.suppress(Crash):
+            attempt(target, dying(number))
+        if "_root.json" not in target.snapshot() or "_restore.json" in target.snapshot():
+            attempt(target, lambda call: None)
+        assert "_restore.json" not in target.snapshot()
+        assert contents(story.lab.root(target)) == right
+
+
+def test_a_backup_of_an_hour_ago_is_still_there_while_times_between_are_asked_for() -> None:
+    story = Story()
+    story.back_up()
+    story.lab.now_ms += 1
+    times = []
+    for _ in range(6):
+        story.move()
+        times.append((story.lab.now_ms, story.moved))
+        story.lab.now_ms += 1
+        story.record()
+        story.lab.now_ms += 1
+    story.back_up()
+    for time_ms, moved in times:
+        root = story.restored(Wanted(time_ms=time_ms))
+        moves = [value for _, value, _ in rows_of(root.topic("b")).values() if value and value.startswith(b"move")]
+        assert len(moves) == moved
+        story.check(root, moved)
+
+
+class TestMutations:
+    """The sweeps see what they are for."""
+
+    def test_no_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backing_up.Holds, "take", lambda self, heads: None)
+        monkeypatch.setattr(backing_up, "RETRIES", 1)
+        with pytest.raises((AssertionError, SparklogError)):
+            sweep("tidy", 1, 40)
+
+    def test_a_cut_that_is_not_settled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def as_read(self: consistent_cut._Cutter) -> consistent_cut.Cut:
+            return consistent_cut.Cut(dict(self.heads), dict(self.decisions), dict(self.groups))
+
+        monkeypatch.setattr(consistent_cut._Cutter, "settle", as_read)
+        with pytest.raises((AssertionError, SparklogError)):
+            sweep("move, all recorded", 1, 20)
+
+    @pytest.mark.parametrize(
+        ("rule", "act"), [("_record", "commit, record and forget"), ("hear_decisions", "move, all recorded")]
+    )
+    def test_a_cut_without_one_of_its_rules(self, monkeypatch: pytest.MonkeyPatch, rule: str, act: str) -> None:
+        monkeypatch.setattr(consistent_cut._Cutter, rule, lambda *_: None)
+        with pytest.raises((AssertionError, SparklogError)):
+            sweep(act, 1, 30)
+
+    def test_groups_after_topics(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without the rule for offsets, and with groups read last."""
+        now = consistent_cut.cut_now
+
+        def late(root: Root, chosen: object = None) -> consistent_cut.Cut:
+            found = now(root, None)
+            groups = {
+                name: consistent_cut.EntryChain(root.store, consistent_cut.GROUPS, name).newest()
+                for name in found.groups
+            }
+            return consistent_cut.Cut(found.topics, found.decisions, groups)
+
+        monkeypatch.setattr(backing_up, "cut_now", late)
+        with pytest.raises((AssertionError, SparklogError)):
+            sweep("move", 1, 35)
+
+    def test_the_manifest_before_the_data(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        copy = backing_up._Run._copy_files
+        late: list[Callable[[], object]] = []
+        publish = backing_up._Run._publish
+
+        def skipped(self: backing_up._Run, found: object) -> set[str]:
+            late.append(lambda: copy(self, found))  # type: ignore[arg-type]
+            return set()
+
+        def first(self: backing_up._Run, manifest: object) -> object:
+            made = publish(self, manifest)  # type: ignore[arg-type]
+            late.pop()()
+            return made
+
+        monkeypatch.setattr(backing_up._Run, "_copy_files", skipped)
+        monkeypatch.setattr(backing_up._Run, "_publish", first)
+        with pytest.raises((AssertionError, SparklogError)):
+            killed(1, 100)
+
+
+def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
+    story = Story()
+    story.back_up()
+    taken: list[int] = []
+    take = backing_up.Holds.take
+
+    def slow(self: backing_up.Holds, heads: object) -> None:
+        taken.append(1)
+        if len(taken) == 1:
+            for _ in range(3):
+                story.tidy()
+        take(self, heads)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backing_up.Holds, "take", slow)
+        root = story.back_up()
+    assert len(taken) == 2
+    assert contents(root) == contents(story.lab.root())
+    with pytest.raises(Conflict):
+        maintain(story.lab.root().topic("a"), holds={"late": backing_up.Hold(0)})
+
+
+@pytest.mark.parametrize("kind", ["name_ms", "folder_ms"])
+def test_a_backup_waits_for_what_a_cache_hides(kind: str) -> None:
+    """The machine that makes it does not see that topic a has recorded a COMMIT, which the decisions have forgotten."""
+    lab = Lab()
+    root = lab.root()
+    for name in ("a", "b"):
+        root.create_topic(name)
+    here = lab.root(NameCachingStore(lab.store, lambda: lab.now_ms, **{kind: 60_000}))
+    writing = transactional(root, ID).begin()
+    writing.append("a", batch([b"paid"]))
+    writing.prepare()
+    assert here.topic("a").head().open
+    writing.commit()
+    root.topic("a").append(batch([b"plain"]))
+    with transactional(root, ID).begin() as following:
+        following.append("b", batch([b"more"]))
+    assert len(root.decisions.log(ID).refresh().commits) == 1
+    place, restored = lab.another("place"), lab.another("restored")
+    begun = lab.now_ms
+    back_up(here, place)
+    assert lab.now_ms - begun <= SETTLE_MS
+    restore(place, restored, env=lab.env())
+    assert contents(lab.root(restored)) == contents(root)

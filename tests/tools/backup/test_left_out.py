@@ -1,0 +1,276 @@
+"""Backups of some topics beside damaged logs of ids and groups: what is left out of them, and what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.errors import BadRequest, Corrupt, SparklogError
+from sparklog.groups import Groups
+from sparklog.groups.state import GROUPS
+from sparklog.log.journal.names import commit_key, groups_prefix, transactions_prefix
+from sparklog.log.topic.root import Root
+from sparklog.storage.memory import MemoryStore
+from sparklog.tools.backup.backing_up import back_up, plan_backup
+from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restoring import plan_restore
+from sparklog.tools.verification.run import verify_root
+from sparklog.transactions.completion import collect
+from sparklog.transactions.listing import list_transactions
+from sparklog.transactions.producer import transactional
+from tests.tools.backup.lab import HOUR, batch, contents, rows_of
+from tests.tools.backup.test_restoring import House
+
+ID, GROUP = "writer of z/1", "readers of z"
+
+
+def newest_key(store: MemoryStore, prefix: str) -> str:
+    """The newest entry of a log."""
+    return max(info.key for info in store.list(f"{prefix}/_log/0"))
+
+
+def flip(store: MemoryStore, key: str, position: int = 30, bit: int = 4) -> None:
+    data = bytearray(store.get(key))
+    data[position] ^= bit
+    store.replace(key, bytes(data))
+
+
+def move(root: Root, id_: str, topics: tuple[str, ...], offsets: dict[str, dict[str, dict[int, int]]]) -> None:
+    """One committed transaction."""
+    writing = transactional(root, id_).begin()
+    for name in topics:
+        writing.append(name, batch([b"moved"]))
+    for group, of_topics in offsets.items():
+        writing.send_offsets(group, of_topics)
+    writing.commit()
+
+
+@pytest.fixture
+def house() -> House:
+    """Topics a and z; an id and a group of each."""
+    made = House()
+    for name in ("a", "z"):
+        made.fill(name, 2, {})
+    root = made.root
+    for _ in range(2):
+        move(root, "writer of a", ("a",), {"readers of a": {"a": {0: 1}}})
+        move(root, ID, ("z",), {GROUP: {"z": {0: 2}}})
+    return made
+
+
+def damaged(house: House) -> list[str]:
+    """The newest entries of the group and the id of z are; their keys."""
+    keys = [newest_key(house.lab.store, prefix) for prefix in (groups_prefix(GROUP), transactions_prefix(ID))]
+    for key in keys:
+        flip(house.lab.store, key)
+    return keys
+
+
+def check_restored(house: House, restored: Root) -> None:
+    """Topic a with its id and group, sound, and nothing of what was left out."""
+    assert contents(restored) == {"a": rows_of(house.root.topic("a"))}
+    assert Groups(restored).names() == ["readers of a"]
+    assert Groups(restored).group("readers of a").committed()["a", 0].offset == 1
+    assert [item.id for item in list_transactions(restored)] == ["writer of a"]
+    assert not verify_root(restored.store, env=house.lab.env()).findings
+    for id_ in ("writer of a", ID):
+        move(restored, id_, ("a",), {})
+
+
+def test_damage_of_others_is_left_out_and_said(house: House) -> None:
+    keys = damaged(house)
+    manifest = house.back_up(topics=["a"])
+    assert [(item.folder, item.id) for item in manifest.left_out] == [
+        (groups_prefix(GROUP), GROUP),
+        (transactions_prefix(ID), ID),
+    ]
+    assert [key in item.damage for key, item in zip(keys, manifest.left_out, strict=True)] == [True, True]
+    assert manifest.only == ("a",)
+    assert plan_backup(house.root, house.place, topics=["a"]).left_out == manifest.left_out
+    assert plan_restore(house.place, env=house.lab.env()).left_out == manifest.left_out
+    check_restored(house, house.restore())
+
+
+def test_a_backup_of_all_topics_is_strict(house: House) -> None:
+    house.back_up()
+    before = house.place.snapshot()
+    for key in reversed(damaged(house)):
+        for attempt in (house.back_up, lambda: plan_backup(house.root, house.place)):
+            with pytest.raises(Corrupt, match=key):
+                attempt()
+        assert house.place.snapshot() == before
+        # From here on it is the other one.
+        house.lab.store.replace(key, house.place.get(key))
+    assert house.back_up().left_out == ()
+
+
+def test_whatever_byte_is_damaged(house: House) -> None:
+    whole = house.lab.store.snapshot()
+    for prefix in (groups_prefix(GROUP), transactions_prefix(ID)):
+        key = newest_key(house.lab.store, prefix)
+        for position in range(0, len(whole[key]), 11):
+            house.lab.store.restore(whole)
+            flip(house.lab.store, key, position, 1 << position % 8)
+            with pytest.raises((Corrupt, BadRequest), match=key):
+                back_up(house.root, house.lab.another("whole"), at_once=1)
+            assert [item.folder for item in house.back_up(topics=["a"]).left_out] == [prefix]
+            for topics in (["z"], ["a", "z"]):
+                with pytest.raises((Corrupt, BadRequest), match="so it cannot be left out"):
+                    house.back_up(topics=topics)
+
+
+def test_an_older_entry_or_the_first_one(house: House) -> None:
+    whole = house.lab.store.snapshot()
+    for prefix in (groups_prefix(GROUP), transactions_prefix(ID)):
+        for number in (0, 1):
+            house.lab.store.restore(whole)
+            flip(house.lab.store, commit_key(prefix, number))
+            place = house.lab.another(f"place-{number}")
+            assert [item.folder for item in back_up(house.root, place, topics=["a"], at_once=1).left_out] == [prefix]
+            left = {"readers of a", GROUP} - ({GROUP} if prefix == groups_prefix(GROUP) else set())
+            assert set(Groups(house.restore(place)).names()) == left
+            with pytest.raises(Corrupt, match=commit_key(prefix, number)):
+                back_up(house.root, house.lab.another("other"), topics=["z"], at_once=1)
+
+
+def test_an_entry_of_which_nothing_is_left(house: House) -> None:
+    """What an id has to do with topics, they say themselves; of a group nobody does."""
+    store = house.lab.store
+    for left in (b"", bytes(600), store.get(newest_key(store, transactions_prefix(ID)))[:100]):
+        before = store.snapshot()
+        store.replace(newest_key(store, transactions_prefix(ID)), left)
+        assert [item.id for item in house.back_up(topics=["a"]).left_out] == [ID]
+        store.restore(before)
+        store.replace(newest_key(store, groups_prefix(GROUP)), left)
+        with pytest.raises(Corrupt, match="it cannot be read at all, and may be about 'a', so"):
+            house.back_up(topics=["a"])
+        store.restore(before)
+
+
+def prepared(root: Root) -> None:
+    writing = transactional(root, ID).begin()
+    writing.append("a", batch([b"held"]))
+    writing.prepare()
+
+
+def pending(root: Root) -> None:
+    writing = transactional(root, ID).begin()
+    writing.append("z", batch([b"held"]))
+    writing.send_offsets("readers of a", {"a": {0: 2}})
+    writing.prepare()
+
+
+def recorded_and_forgotten(root: Root) -> None:
+    """Only slices still name the id, and entries that are older than the damage."""
+    move(root, ID, ("a",), {})
+    root.topic("a").append(batch([b"records"]))
+    collect(root)
+    move(root, ID, ("z",), {})
+
+
+def collected(root: Root) -> None:
+    """Only slices still name the id: a week has gone by."""
+    recorded_and_forgotten(root)
+    for info in list(root.store.list(f"{transactions_prefix(ID)}/_log/")):
+        if b'"topic":"a"' in root.store.get(info.key):
+            root.store.delete(info.key)
+
+
+@pytest.mark.parametrize("act", [prepared, pending, recorded_and_forgotten, collected])
+def test_what_concerns_a_chosen_topic_is_not_left_out(house: House, act: Callable[[Root], None]) -> None:
+    act(house.root)
+    key = newest_key(house.lab.store, transactions_prefix(ID))
+    for damage in (lambda: flip(house.lab.store, key), lambda: house.lab.store.replace(key, b"")):
+        damage()
+        with pytest.raises(Corrupt, match=f"so it cannot be left out .*{key}"):
+            house.back_up(topics=["a"])
+    assert not list(house.place.list("_backups/0"))
+
+
+def test_what_an_id_that_is_left_out_has_pending_of_other_topics(house: House) -> None:
+    """It goes: nobody could decide it."""
+    root = house.root
+    move(root, "writer of a", ("a",), {GROUP: {"z": {0: 2}}})
+    writing = transactional(root, ID).begin()
+    writing.append("z", batch([b"held"]))
+    writing.send_offsets(GROUP, {"z": {0: 4}})
+    writing.prepare()
+    flip(house.lab.store, newest_key(house.lab.store, transactions_prefix(ID)))
+    house.back_up(topics=["a"])
+    restored = house.restore()
+    assert not verify_root(restored.store, env=house.lab.env()).findings
+    state = restored.entries(GROUPS, GROUP).refresh()
+    assert [item.offset for item in state.offsets] == [(2,)]
+    assert not state.pending
+
+
+def test_a_transaction_of_a_chosen_topic_and_a_group_that_is_left_out(house: House) -> None:
+    """It is there, and its COMMIT waits for no group that is not: whole, forgotten when the topic has recorded it."""
+    root = house.root
+    move(root, "writer of a", ("a", "z"), {GROUP: {"z": {0: 3}}})
+    flip(house.lab.store, newest_key(house.lab.store, groups_prefix(GROUP)))
+    manifest = house.back_up(topics=["a"])
+    assert [item.id for item in manifest.left_out] == [GROUP]
+    house.lab.now_ms += 1
+    house.root.topic("a").append(batch([b"later"]))
+    house.lab.now_ms += 1
+    house.back_up(topics=["a"])
+    as_of = Wanted(time_ms=house.lab.now_ms - 2)
+    for wanted in (Wanted(number=1), Wanted(), as_of, Wanted(topics=("a",), version=manifest.topics[0].version)):
+        restored = house.restore(wanted=wanted)
+        assert [value for _, value, _ in rows_of(restored.topic("a")).values()].count(b"moved") == 3
+        assert not verify_root(restored.store, env=house.lab.env()).findings
+        assert Groups(restored).names() == ["readers of a"]
+        restored.topic("a").append(batch([b"records"]))
+        collect(restored)
+        writer = next(item for item in list_transactions(restored) if item.id == "writer of a")
+        assert not writer.is_open
+
+
+def test_from_a_root_itself(house: House) -> None:
+    version, time_ms = house.root.topic("a").head().version, house.lab.now_ms
+    house.lab.now_ms += HOUR
+    damaged(house)
+    for wanted in (
+        Wanted(topics=("a",)),
+        Wanted(topics=("a",), version=version),
+        Wanted(topics=("a",), time_ms=time_ms),
+    ):
+        assert len(plan_restore(house.lab.store, wanted, env=house.lab.env()).left_out) == 2
+        check_restored(house, house.restore(house.lab.store, wanted))
+    for wanted in (Wanted(), Wanted(time_ms=time_ms), Wanted(topics=("z",)), Wanted(topics=("z",), version=1)):
+        with pytest.raises(SparklogError, match="restore it"):
+            house.restore(house.lab.store, wanted)
+
+
+class TestBackupsOfSomeTopicsAmongOthers:
+    def test_a_restore_of_all_topics_is_of_a_backup_of_all(self) -> None:
+        house = House()
+        for name in ("a", "b"):
+            house.fill(name, 2, {})
+        house.back_up()
+        house.lab.now_ms += HOUR
+        house.root.topic("a").append(batch([b"x"]))
+        time_ms = house.lab.now_ms
+        house.lab.now_ms += 1
+        house.back_up(topics=["a"])
+        house.lab.now_ms += HOUR
+        house.root.topic("b").append(batch([b"y"]))
+        assert list(contents(house.restore())) == ["a", "b"]
+        house.lab.now_ms += 1
+        house.back_up()
+        before = contents(house.root)
+        assert contents(house.restore(wanted=Wanted(number=2))) == {"a": before["a"]}
+        between = contents(house.restore(wanted=Wanted(time_ms=time_ms)))
+        assert between["a"] == before["a"]
+        assert len(before["b"]) == len(between["b"]) + 1
+        assert contents(house.restore(wanted=Wanted(topics=("b",), time_ms=time_ms))) == {"b": between["b"]}
+
+    def test_the_newest_that_has_the_topics_that_are_asked_for(self) -> None:
+        house = House()
+        for name in ("a", "b"):
+            house.fill(name, 2, {})
+            house.back_up(topics=[name])
+        assert list(contents(house.restore(wanted=Wanted(topics=("a",))))) == ["a"]
+        assert list(contents(house.restore())) == ["b"]

@@ -1,0 +1,100 @@
+"""Our lines against a run of Kafka's own tool, over files that no fixture has: segments of ours, odd contents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.compaction.run import compact_topic
+from sparklog.errors import Corrupt
+from sparklog.format.encode import EncodeOptions, encode
+from sparklog.maintenance.work import InProcess, Settings
+from sparklog.tools.inspection import dump_decoders
+from sparklog.tools.inspection.dump import DumpOptions, Line, dump
+from sparklog.tools.inspection.dump_find import find
+from sparklog.tools.inspection.dump_log import LogOptions
+from tests.kafka_tools import KafkaTools
+
+LINE_ENDS = b"\n\v\f\r\x1c\x1d\x1e\x85"
+NOW_MS = 1_800_000_000_000
+OPTIONS = {
+    (): DumpOptions(),
+    ("--deep-iteration", "--max-bytes", "3000"): DumpOptions(LogOptions(deep=True, max_bytes=3000)),
+    ("--print-data-log",): DumpOptions(LogOptions(deep=True, contents=True)),
+    ("--skip-record-metadata", "--value-decoder-class", "org.apache.kafka.tools.api.LongDecoder"): DumpOptions(
+        LogOptions(deep=True, contents=True, metadata=False, parser=dump_decoders.plain("string", "long"))
+    ),
+    ("--verify-index-only",): DumpOptions(verify_index_only=True),
+    ("--index-sanity-check",): DumpOptions(index_sanity_check=True),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sealed and cleaned segments with their indexes, and one of odd records."""
+    place = tmp_path_factory.mktemp("dump")
+    configs = {"cleanup.policy": "compact", "segment.bytes": 20000, "index.interval.bytes": 500}
+    topic = sparklog.open(place / "root", create=True).create_topic("t", configs=configs)
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        number = rng.integers(0, 300, 50)
+        keys = pa.array([f"key-{each}" for each in number.tolist()], pa.string()).cast(pa.binary())
+        values = pa.array([None if each % 17 == 0 else b"%08d" % each * 9 for each in number.tolist()])
+        topic.append(pa.table({"key": keys, "value": values}))
+    compact_topic(topic, Settings(now_ms=NOW_MS), InProcess(), roll=True)
+    odd = place / "root" / "odd-0"
+    odd.mkdir()
+    # What ends a line is left out: the tool's output is compared line by line.
+    payloads = [rng.bytes(int(size)).translate(None, LINE_ENDS) for size in rng.integers(0, 40, 300)]
+    payloads += [bytes.fromhex(text) for text in ("eda080", "eda0", "ed", "eda041", "f4908080", "e28282", "c0af", "00")]
+    values = pa.array(payloads, pa.binary())
+    names = pa.array([[{"key": each.decode("latin-1"), "value": each}] for each in payloads[:-8]] + [None] * 8)
+    times = np.arange(len(payloads)) * 7 - 1
+    (odd / "00000000000000000000.log").write_bytes(
+        encode(values, values, names, times, options=EncodeOptions(codec="lz4", batch_bytes=2000)).data + bytes(17)
+    )
+    return place
+
+
+@pytest.mark.parametrize("arguments", OPTIONS, ids=lambda each: " ".join(each) or "shallow")
+def test_lines_are_those_of_kafkas_tool(kafka_tools: KafkaTools, folder: Path, arguments: tuple[str, ...]) -> None:
+    names = [str(path) for path in sorted((folder / "root").rglob("0*.*")) if path.suffix in SUFFIXES]
+    assert len(names) > 6
+    if "--value-decoder-class" in arguments:
+        names = [name for name in names if "odd-0" not in name]
+    answer = kafka_tools.dump([Path(name) for name in names], *arguments)
+    lines: dict[str, list[str]] = {}
+    errors: list[str] = []
+    for line in dump(find(names), OPTIONS[arguments]):
+        if line.text.startswith("Dumping "):
+            current = lines.setdefault(line.text.removeprefix("Dumping "), [])
+        else:
+            (errors if line.error else current).append(line.text)
+    assert lines == answer.files
+    # Kafka's tool names the files of its findings in no order.
+    assert sorted(errors) == sorted(answer.errors)
+
+
+SUFFIXES = (".log", ".index", ".timeindex", ".txnindex")
+
+
+def test_undecodable_contents_end_the_file_as_in_kafka(kafka_tools: KafkaTools, folder: Path) -> None:
+    odd = folder / "root" / "odd-0" / "00000000000000000000.log"
+    answer = kafka_tools.dump([odd], "--value-decoder-class", "org.apache.kafka.tools.api.LongDecoder")
+    assert any("BufferUnderflowException" in line for line in answer.errors)
+    options = DumpOptions(LogOptions(deep=True, contents=True, parser=dump_decoders.plain("string", "long")))
+    found: list[str] = []
+    with pytest.raises(Corrupt, match="BufferUnderflowException"):
+        _collect(dump(find([str(odd)]), options), found)
+    assert found[1:] == answer.files[str(odd)]
+
+
+def _collect(lines: Iterable[Line], found: list[str]) -> None:
+    """Lines as they come: what came before an error counts."""
+    for line in lines:
+        found.append(line.text)  # noqa: PERF401

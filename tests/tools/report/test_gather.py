@@ -1,0 +1,318 @@
+"""What a report says is what the topics themselves, and the dry runs of the jobs, say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sparklog.compaction.run import compact_root
+from sparklog.errors import BadRequest, NotFound
+from sparklog.groups import Groups
+from sparklog.groups.lag import lag
+from sparklog.kafka.damage import log_skipped
+from sparklog.kafka.import_coordinators import kafka_groups
+from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.view import KafkaView
+from sparklog.log.journal.env import SYSTEM
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.root_view import RootView
+from sparklog.maintenance.work import InProcess, Settings
+from sparklog.retention.retain import retain_root
+from sparklog.tools.report.facts import Report, document
+from sparklog.tools.report.gather import gather
+from sparklog.tools.report.page import as_html
+from tests.fixture_data import copied
+from tests.transactions.house import START_MS, House
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+def records(first: int, count: int) -> pa.Table:
+    numbers = range(first, first + count)
+    return pa.table(
+        {
+            "key": [b"key-%d" % (n % 10) for n in numbers],
+            "value": [b"value %d" % n for n in numbers],
+            "timestamp": pa.array([START_MS + n * 1000 for n in numbers], pa.int64()),
+        }
+    )
+
+
+@pytest.fixture
+def house() -> House:
+    """Topic a with appends over two days, b compacted and dirty, c with an open transaction."""
+    house = House(partitions=2)
+    root = house.root()
+    for number in range(10):
+        house.now_ms = START_MS + number * 5 * HOUR_MS
+        root.topic("a").append(records(number * 100, 100))
+    root.topic("b").alter(configs={"cleanup.policy": "compact"})
+    for number in range(3):
+        root.topic("b").append(records(number * 100, 100))
+    compact_root(root, Settings(house.now_ms), InProcess(), topics=["b"], seal_only=True, roll=True)
+    transaction = house.producer("<script>alert(1)</script>", timeout_ms=HOUR_MS).begin()
+    transaction.append("c", records(0, 50))
+    transaction.prepare()
+    house.now_ms += HOUR_MS // 2
+    return house
+
+
+def reported(house: House, settings: Settings | None = None, topics: tuple[str, ...] = ()) -> Report:
+    return gather(RootView(house.root()), settings or Settings(house.now_ms), topics=topics)
+
+
+def contents(root: Root) -> dict[str, bytes]:
+    return {info.key: root.store.get(info.key) for info in root.store.list("")}
+
+
+def test_topics_are_as_they_describe_themselves(house: House) -> None:
+    before = contents(house.root())
+    report = reported(house)
+    assert contents(house.root()) == before
+    assert [topic.topic for topic in report.topics] == ["a", "b", "c"]
+    for topic in report.topics:
+        described = house.topic(topic.topic).describe()
+        assert topic.topic_id == described.topic_id
+        assert topic.bytes == described.bytes
+        assert [
+            (part.partition, part.log_start, part.last_stable, part.log_end, part.slices, part.bytes)
+            for part in topic.partitions
+        ] == [
+            (part.partition, part.log_start, part.last_stable, part.log_end, part.slices, part.bytes)
+            for part in described.partitions
+        ]
+    a, b, c = report.topics
+    assert (a.records, a.oldest_ms, a.newest_ms) == (1000, START_MS, START_MS + 999_000)
+    assert (a.cleanup_policy, b.cleanup_policy, b.configs) == ("delete", "compact", {"cleanup.policy": "compact"})
+    assert (a.unsealed, b.unsealed) == (20, 0)
+    assert (a.held_back, c.held_back) == (0, 50)
+    assert report.bytes == a.bytes + b.bytes + c.bytes
+    assert report.partitions == 6
+
+
+def test_skew_is_the_largest_partition_over_the_mean(house: House) -> None:
+    topic = reported(house).topics[0]
+    sizes = [part.bytes for part in topic.partitions]
+    assert topic.skew == pytest.approx(max(sizes) / (sum(sizes) / 2))
+
+
+def test_commits_of_the_last_day_and_hour_are_counted_by_the_stores_clock(house: House) -> None:
+    a = reported(house).topics[0].activity
+    assert a is not None
+    # One commit every five hours, the last one half an hour ago.
+    assert (a.last_day, a.last_hour, a.newest_ms) == (5, 1, START_MS + 45 * HOUR_MS)
+    earlier = reported(house, Settings(START_MS + 11 * HOUR_MS)).topics[0].activity
+    assert earlier is not None
+    # Creation, and the appends of hours 0, 5 and 10.
+    assert (earlier.last_day, earlier.last_hour) == (4, 0)
+
+
+def test_open_transactions_are_named_with_what_they_hold(house: House) -> None:
+    held = reported(house).held_back
+    head = house.topic("c").head()
+    assert [(each.topic, each.partition, each.owner, each.first, each.end) for each in held] == [
+        ("c", partition, "<script>alert(1)</script> #0", 0, int(head.log_end[partition])) for partition in range(2)
+    ]
+    assert {(each.age_ms, each.timeout_ms, each.overdue) for each in held} == {(HOUR_MS // 2, HOUR_MS, False)}
+    house.now_ms += HOUR_MS
+    late = reported(house)
+    assert all(each.overdue for each in late.held_back)
+    assert [note.topic for note in late.notes if "past their timeout" in note.text] == ["c"]
+
+
+def test_what_maintenance_would_do_is_what_its_dry_runs_say(house: House) -> None:
+    settings = Settings(house.now_ms + 30 * DAY_MS, defaults={"retention.ms": str(DAY_MS)})
+    report = reported(house, settings)
+    planned = [
+        (item.topic, item.partition, item.action, item.nbytes, item.why)
+        for each in compact_root(house.root(), settings, InProcess(), dry_run=True)
+        for item in each.planned
+    ]
+    assert report.doing is not None
+    found = [
+        (item.topic, item.partition, item.action, item.bytes, item.why)
+        for item in report.doing
+        if item.action != "expire"
+    ]
+    assert sorted(found) == sorted(planned)
+    assert {item.action for item in report.doing} == {"seal", "compact", "expire"}
+    assert all(item.due != item.why.startswith("not due") for item in report.doing)
+    retained = retain_root(house.root(), settings, dry_run=True)
+    expired = {(each.topic, part.partition): part.nbytes_gone for each in retained for part in each.expired}
+    assert (
+        {(item.topic, item.partition): item.bytes for item in report.doing if item.action == "expire"} == expired != {}
+    )
+    assert report.removals is not None
+    assert sum(item.files for item in report.removals) == sum(
+        each.vacuum.objects for each in retained if each.vacuum is not None
+    )
+
+
+def test_groups_are_as_far_as_their_lag_says(house: House) -> None:
+    groups = Groups(house.root())
+    groups.group("<b>readers</b>").join("one").commit({"a": {0: 10, 1: 20}, "b": {0: 5}})
+    groups.group("idle").alter({"c": {0: 0}})
+    report = reported(house)
+    assert report.groups is not None
+    assert [(group.group, group.state, group.member) for group in report.groups] == [
+        ("<b>readers</b>", "Stable", "one"),
+        ("idle", "Empty", None),
+    ]
+    found = [
+        (group.group, part.topic, part.partition, part.offset, part.log_start, part.log_end, part.lag,
+         part.seconds_behind)
+        for group in report.groups
+        for part in group.partitions
+    ]  # fmt: skip
+    assert found == [
+        (row.group, row.topic, row.partition, row.current_offset, row.log_start, row.log_end, row.lag, row.seconds)
+        for row in lag(house.root(), now_ms=house.now_ms)
+    ]
+    assert len(found) == 5
+    assert "&lt;b&gt;readers&lt;/b&gt;" in as_html(report)
+    only_c = reported(house, topics=("c",)).groups
+    assert only_c is not None
+    assert [group.group for group in only_c] == ["idle"]
+
+
+def test_a_group_that_cannot_be_read_is_a_note(house: House) -> None:
+    Groups(house.root()).group("readers").alter({"a": {0: 1}})
+    [entry] = [info.key for info in house.store.list("_groups/") if "/checkpoints/" not in info.key]
+    data = house.store.get(entry)
+    house.store.delete(entry)
+    house.store.create(entry, data.replace(b"{", b"[", 1))
+    report = reported(house)
+    assert not report.groups
+    assert any("a consumer group cannot be read" in note.text for note in report.notes)
+
+
+def test_files_of_deleted_topics_are_shown_as_going(house: House) -> None:
+    house.root().delete_topic("a")
+    house.now_ms += 8 * DAY_MS
+    report = reported(house)
+    assert [topic.topic for topic in report.topics] == ["b", "c"]
+    assert report.removals is not None
+    assert {item.topic for item in report.removals if item.bytes} >= {"a"}
+
+
+def test_some_topics_only(house: House) -> None:
+    report = reported(house, topics=("b",))
+    assert [topic.topic for topic in report.topics] == ["b"]
+    assert report.doing is not None
+    assert {item.topic for item in report.doing} <= {"b"}
+    assert not report.held_back
+    with pytest.raises(NotFound, match="topic 'bb' does not exist"):
+        reported(house, topics=("bb",))
+
+
+def test_an_empty_root_has_nothing_to_say() -> None:
+    house = House()
+    for name in ("a", "b", "c"):
+        house.root().delete_topic(name)
+    report = reported(house)
+    assert (report.topics, report.doing, report.held_back, report.notes) == ((), (), (), ())
+
+
+def test_a_topic_that_cannot_be_read_is_a_note_and_the_others_are_reported(house: House) -> None:
+    key = "b/_log/00000000000000000001.json"
+    data = house.store.get(key)
+    house.store.delete(key)
+    house.store.create(key, data.replace(b"{", b"[", 1))
+    report = reported(house)
+    assert [topic.topic for topic in report.topics] == ["a", "c"]
+    assert any(note.topic == "b" and "cannot be read" in note.text for note in report.notes)
+
+
+def test_a_kafka_directory_says_what_its_files_say(fixtures: Path, tmp_path: Path) -> None:
+    log_dir = copied(fixtures / "transactions" / "data", tmp_path / "kafka")
+    view = KafkaView(log_dir)
+    report = gather(KafkaView(log_dir), Settings(START_MS))
+    assert (report.kind, report.doing, report.removals) == ("kafka", None, None)
+    assert [topic.topic for topic in report.topics] == view.topics()
+    for topic in report.topics:
+        bounds = view.bounds(topic.topic)
+        assert [(part.partition, part.log_start, part.last_stable, part.log_end) for part in topic.partitions] == [
+            (number, bound.log_start, bound.last_stable, bound.log_end) for number, bound in sorted(bounds.items())
+        ]
+        assert topic.internal == topic.topic.startswith("__")
+        assert (topic.records, topic.activity, topic.cleanup_policy) == (None, None, None)
+        folders = [log_dir / f"{topic.topic}-{part.partition}" for part in topic.partitions]
+        assert topic.bytes == sum(file.stat().st_size for folder in folders for file in folder.glob("*.log"))
+    stopped = {(held.topic, held.partition): held.first for held in report.held_back}
+    assert stopped == {
+        (name, number): bound.last_stable
+        for name in view.topics()
+        for number, bound in view.bounds(name).items()
+        if bound.last_stable < bound.log_end
+    }
+
+
+def test_groups_of_a_kafka_directory_are_those_of_its_coordinator(fixtures: Path) -> None:
+    log_dir = fixtures / "transactions" / "data"
+    groups = kafka_groups(str(log_dir), env=SYSTEM, now_ms=START_MS, on_skipped=log_skipped)
+    report = gather(KafkaView(log_dir), Settings(START_MS))
+    assert report.groups is not None
+    assert [group.group for group in report.groups] == list(groups)
+    found = {
+        (group.group, part.topic, part.partition): part.offset for group in report.groups for part in group.partitions
+    }
+    assert found == {
+        (name, topic, partition): value.offset
+        for name, group in groups.items()
+        for (topic, partition), value in group.offsets.items()
+    } != {}  # fmt: skip
+    for group in report.groups:
+        assert (group.state, group.member) == ("Unknown", None)
+        assert all(part.lag == part.log_end - (part.offset or 0) for part in group.partitions)
+    assert gather(KafkaView(log_dir / "txn-a-0"), Settings(START_MS)).groups is None
+
+
+def test_what_kafka_left_open_in_an_import_is_named_by_its_transactional_id(fixtures: Path, house: House) -> None:
+    root = house.root()
+    import_log_dir(root, fixtures / "transactions" / "data", topics=["txn-a", "txn-b"])
+    found = gather(RootView(root), Settings(SYSTEM.wall_ms()), topics=["txn-a", "txn-b"], maintenance=False)
+    held = found.held_back
+    known = {
+        (topic, each.partition, each.first): each
+        for topic in ("txn-a", "txn-b")
+        for each in root.topic(topic).head().kafka_open
+    }
+    assert {(item.topic, item.partition, item.first) for item in held} == set(known)
+    assert known
+    for item in held:
+        each = known[item.topic, item.partition, item.first]
+        assert each.transactional_id is not None
+        assert item.owner == f"Kafka's {each.transactional_id}"
+        assert item.age_ms is not None
+        # Its timeout is Kafka's affair: nobody here aborts it for being late.
+        assert not item.overdue
+
+
+def test_damage_in_kafkas_groups_is_a_note(fixtures: Path, tmp_path: Path) -> None:
+    log_dir = copied(fixtures / "transactions" / "data", tmp_path / "kafka")
+    file = log_dir / "__consumer_offsets-0" / "00000000000000000000.log"
+    data = bytearray(file.read_bytes())
+    data[70] ^= 1
+    file.write_bytes(data)
+    report = gather(KafkaView(log_dir), Settings(START_MS))
+    assert report.groups is None
+    assert any("consumer groups cannot be read" in note.text for note in report.notes)
+
+
+def test_only_logs_can_be_reported_on(house: House) -> None:
+    with pytest.raises(BadRequest, match="expected a sparklog root or a Kafka directory"):
+        gather(object(), Settings(0))  # type: ignore[arg-type]
+
+
+def test_the_document_has_every_fact_under_its_name_in_camel_case(house: House) -> None:
+    report = reported(house)
+    found = document(report)
+    assert isinstance(found, dict)
+    assert (found["nowMs"], found["kind"], found["bytes"]) == (house.now_ms, "root", report.bytes)
+    topic = found["topics"][0]
+    assert topic["partitions"][0]["logEnd"] == report.topics[0].partitions[0].log_end
+    assert topic["activity"]["lastDay"] == 5
+    assert found["heldBack"][0]["timeoutMs"] == HOUR_MS

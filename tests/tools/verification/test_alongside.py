@@ -1,0 +1,184 @@
+"""Verify beside writers, transactions, compaction, retention and the vacuum: nothing of what they do is called damage.
+
+The simulation of maintenance with one more actor. Each request of one lets another go first, so files, commits and
+checkpoints vanish between being listed and being read; what is begun crashes and lies around.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from sparklog.compaction.run import compact_topic
+from sparklog.log.state import commit_log
+from sparklog.log.topic.root import open_root
+from sparklog.maintenance.work import InProcess, Settings
+from sparklog.retention.vacuum import vacuum
+from sparklog.storage.faulty import Call
+from sparklog.storage.memory import MemoryStore
+from sparklog.storage.store import Store
+from sparklog.tools.verification import run as run_module
+from sparklog.tools.verification import topic_log
+from sparklog.tools.verification.findings import Report
+from sparklog.tools.verification.run import verify_root
+from sparklog.tools.verification.topic_log import TopicLog
+from tests.log.simulation.model import expect
+from tests.log.simulation.world import HOUR, Actor
+from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
+from tests.maintenance.simulation.workload import TOPIC, Run
+from tests.tools.verification.whole_root import DAY, Clock, rows
+
+PROFILES = ("calm", "slow", "rush", "answers", "errors", "crashes", "stalls", "everything")
+SEEDS = 24
+MANY = int(os.environ.get("SPARKLOG_SEEDS", "600"))
+
+
+def healthy(call: Call) -> None:
+    """No request of a verifier fails."""
+
+
+def verifier(run: Run, met: Counter[str]) -> Callable[[Actor], None]:
+    """Looks at the topic again and again."""
+
+    def body(actor: Actor) -> None:
+        source = random.Random(f"{run.seed}/{actor.name}")
+        for _ in range(6):
+            actor.env.sleep(source.choice([1, HOUR, 6 * HOUR, 20 * HOUR]) / 1000)
+            report = verify_root(actor.store(healthy), topics=[TOPIC], env=actor.env)
+            expect(report.sound, f"seed {run.seed}: {'; '.join(map(str, report.findings))}")
+            met["looks"] += 1
+            met["files"] += report.counts.files
+            met["orphans"] += len(report.orphans)
+            met["gaps"] += report.counts.gaps
+
+    return body
+
+
+def check(seed: int, met: Counter[str]) -> None:
+    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
+        run = draw(seed, PROFILES[seed % len(PROFILES)])
+        for number in range(2):
+            run.world.spawn(f"verifier-{number}", verifier(run, met), start_ms=number * HOUR)
+        run.world.run()
+        report = verify_root(run.store, topics=[TOPIC], env=run.outsider("verify").env)
+        expect(report.sound, f"seed {seed}: {'; '.join(map(str, report.findings))}")
+
+
+def test_nothing_that_others_do_is_damage() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        check(seed, met)
+    assert min(met["looks"], met["files"], met["orphans"]) > SEEDS, dict(met)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 1000 + MANY, 100))
+def test_many_seeds(first: int) -> None:
+    met: Counter[str] = Counter()
+    for seed in range(first, first + 100):
+        check(seed, met)
+    assert min(met["looks"], met["files"]) > 100
+
+
+class Interrupted:
+    """A store to read from, in which something happens before one of the reader's requests."""
+
+    def __init__(self, store: MemoryStore, at: int, action: Callable[[], None]) -> None:
+        self._store = store
+        self._at = at
+        self._action = action
+        self.requests = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in ("get", "list", "list_folders", "stat", "now_ms"):
+            return found
+
+        def request(*given: Any, **named: Any) -> Any:
+            self.requests += 1
+            if self.requests == self._at:
+                self._action()
+            return found(*given, **named)
+
+        return request
+
+
+class Busy:
+    """A topic whose versions, files and checkpoints a vacuum has reason to delete, once a few days have passed."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.store = MemoryStore(self.clock)
+        root = open_root(self.store, create=True, env=self.clock.env())
+        self.topic = root.create_topic("t", configs={"file.delete.delay.ms": HOUR, "retention.ms": -1})
+        self.first = 0
+        self.append(7)
+        self.seal()
+        self.append(5)
+        self.vacuum()
+        self.append(3)
+
+    def append(self, times: int) -> None:
+        for _ in range(times):
+            self.topic.append(rows(self.first, 5, 1))
+            self.first += 5
+            self.clock.now_ms += HOUR
+
+    def seal(self) -> None:
+        assert not compact_topic(self.topic, Settings(self.clock.now_ms + 3650 * DAY), InProcess(), roll=True).failures
+
+    def vacuum(self) -> None:
+        self.clock.now_ms += 30 * DAY
+        assert not vacuum(self.topic, Settings(self.clock.now_ms)).failures
+
+    def commotion(self) -> None:
+        """All that was there is rewritten and deleted, commits and checkpoints too."""
+        self.append(6)
+        self.seal()
+        self.append(6)
+        self.vacuum()
+        self.append(2)
+        self.vacuum()
+
+    def verify(self, at: int) -> tuple[Report, int]:
+        store = Interrupted(self.store, at, self.commotion)
+        return verify_root(store, env=self.clock.env()), store.requests  # type: ignore[arg-type]
+
+
+def looks(every: int) -> list[Report]:
+    """What verify finds with the commotion before each of its requests (every so many-th), one after the other."""
+    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", 4):
+        requests = Busy().verify(0)[1]
+        assert requests > 50
+        return [Busy().verify(at)[0] for at in range(1, requests + 1, every)]
+
+
+def test_whatever_the_vacuum_deletes_at_whatever_moment() -> None:
+    for number, report in enumerate(looks(1), 1):
+        assert report.sound, f"before request {number}: {'; '.join(map(str, report.findings))}"
+
+
+def test_that_takes_looking_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_log, "TRIES", 1)
+    assert not all(report.sound for report in looks(5))
+    monkeypatch.undo()
+    _first_answers(monkeypatch)
+    assert not all(report.sound for report in looks(5))
+
+
+def _first_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic's log is read once and never again: what the first look said stands."""
+    seen: dict[str, tuple[Store, TopicLog]] = {}
+
+    def once(store: Store, name: str, now_ms: int) -> TopicLog:
+        if (known := seen.get(name)) is None or known[0] is not store:
+            seen[name] = store, topic_log.read_topic(store, name, now_ms)
+        return seen[name][1]
+
+    monkeypatch.setattr(run_module, "read_topic", once)

@@ -1,0 +1,76 @@
+"""Logs that are each whole and do not fit together: a group against the decisions of its transactions."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from sparklog.log.journal.names import ROOT_KEY, groups_prefix, transactions_prefix
+from sparklog.log.topic.root import open_root
+from sparklog.storage.memory import MemoryStore
+from sparklog.tools.verification.findings import TRANSACTION
+from sparklog.tools.verification.run import verify_root
+from sparklog.transactions import transactional
+from tests.support.read_only import read_only
+from tests.tools.verification.whole_root import Clock
+from tests.transactions.house import House, rows
+
+ID, GROUP = "mover", "readers"
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Two transactions that commit a group's offsets, and a third that is open."""
+    clock = Clock()
+    store = MemoryStore(clock)
+    root = open_root(store, create=True, env=clock.env())
+    root.create_topic("a").append(pa.table({"value": [b"1", b"2", b"3"]}))
+    for n in range(3):
+        writing = transactional(root, ID).begin()
+        writing.send_offsets(GROUP, {"a": {0: n + 1}})
+        if n < 2:
+            writing.commit()
+    assert verify_root(store, env=clock.env()).sound
+    return store
+
+
+def entries(store: MemoryStore, prefix: str) -> list[str]:
+    return sorted(info.key for info in store.list(f"{prefix}/_log/0"))
+
+
+def findings(store: MemoryStore) -> list[tuple[str, str]]:
+    return [(each.kind, each.message) for each in verify_root(store, env=Clock().env()).findings]
+
+
+def test_offsets_of_a_transaction_that_its_decisions_do_not_reach(store: MemoryStore) -> None:
+    for key in entries(store, transactions_prefix(ID))[1:]:
+        store.delete(key)
+    found = findings(store)
+    assert [kind for kind, _ in found] == [TRANSACTION]
+    assert f"offsets of transaction 2 of '{ID}' are pending" in found[0][1]
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_commit_of_a_group_that_is_behind(store: MemoryStore, left: int) -> None:
+    for key in entries(store, groups_prefix(GROUP))[left:]:
+        store.delete(key)
+    found = findings(store)
+    assert {kind for kind, _ in found} == {TRANSACTION}
+    assert f"of group '{GROUP}', which ends at {left - 1}" in found[0][1]
+
+
+def test_backups_are_no_root(store: MemoryStore) -> None:
+    from sparklog.errors import BadRequest
+    from sparklog.tools.backup.backing_up import back_up
+
+    place = MemoryStore(Clock(), "memory:place")
+    back_up(open_root(store, env=Clock().env()), place, at_once=1)
+    assert place.stat(ROOT_KEY) is None
+    with pytest.raises(BadRequest, match="backups lie in"):
+        verify_root(place, env=Clock().env())
+
+
+def test_a_root_on_a_read_only_mount_is_verified() -> None:
+    house = House()
+    house.topic("a").append(rows("1"))
+    assert verify_root(read_only(house.store), env=house.env()).sound

@@ -1,0 +1,174 @@
+"""Verify finds whatever happens to a file that somebody names, and names the file and the place."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sparklog.log.journal.names import commit_key
+from sparklog.tools.verification.findings import CHAIN, MISSING, SIZE
+from tests.tools.verification.damage import by_kind, flip, named, replaced, sampled, undone, verified
+from tests.tools.verification.whole_root import WholeRoot
+
+KINDS = (
+    *("_groups", "_groups checkpoint", "_transactions", "_transactions checkpoint", "arrow checkpoint"),
+    *("index", "json", "json checkpoint", "log"),
+    *("root", "slices", "timeindex", "txnindex"),
+)
+
+
+@pytest.fixture(scope="module")
+def whole(fixtures: Path) -> WholeRoot:
+    return WholeRoot(fixtures)
+
+
+def test_a_whole_root_is_sound_and_every_byte_is_counted(whole: WholeRoot) -> None:
+    report = verified(whole)
+    assert report.findings == ()
+    assert report.orphans == () == report.foreign
+    assert report.counts.nbytes == sum(info.size for info in whole.store.list(""))
+    counts = report.counts
+    assert min(counts.topics, counts.commits, counts.checkpoints, counts.entries, counts.slices, counts.records) > 0
+    assert tuple(by_kind(whole)) == tuple(sorted(KINDS))
+
+
+def sweep(whole: WholeRoot, seed: int, many: int) -> Counter[str]:
+    """Flip `many` bits, one after the other; how many were named to the very byte, by kind of file."""
+    rng = random.Random(seed)
+    exact: Counter[str] = Counter()
+    kinds = by_kind(whole)
+    for number in range(many):
+        kind = KINDS[number % len(KINDS)]
+        key = rng.choice(kinds[kind])
+        data = whole.store.get(key)
+        at, bit = sampled(data, rng), rng.randrange(8)
+        with replaced(whole, key, flip(data, at, bit)):
+            found = named(verified(whole, key), key)
+        assert found, f"bit {bit} of byte {at} of {key} was not found (seed {seed})"
+        exact[kind] += any(finding.position == at for finding in found)
+    return exact
+
+
+def test_any_flipped_bit_is_found_and_named(whole: WholeRoot) -> None:
+    exact = sweep(whole, 1, 130)
+    assert exact["slices"] == exact["log"] == exact["index"] == exact["timeindex"] == exact["txnindex"] == 10
+    assert exact["arrow checkpoint"] == 10
+    assert sum(exact.values()) >= 115
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_thousands_of_flipped_bits(whole: WholeRoot, seed: int) -> None:
+    exact = sweep(whole, seed, 1100)
+    assert sum(exact.values()) >= 1050
+
+
+@pytest.mark.slow
+def test_every_bit_of_the_smallest_objects(whole: WholeRoot) -> None:
+    kinds = by_kind(whole)
+    for kind in ("root", "_transactions", "timeindex", "txnindex"):
+        key = min(kinds[kind], key=lambda name: len(whole.store.get(name)))
+        data = whole.store.get(key)
+        for at in range(len(data)):
+            for bit in (0, 3, 7):
+                with replaced(whole, key, flip(data, at, bit)):
+                    assert named(verified(whole, key), key), (key, at, bit)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "root"])
+def test_cut_off_deleted_swapped_and_zeroed(whole: WholeRoot, kind: str) -> None:
+    rng = random.Random(kind)
+    keys = by_kind(whole)[kind]
+    for key in rng.sample(keys, min(3, len(keys))):
+        data = whole.store.get(key)
+        for short in (data[: len(data) // 2], data[:-1], b""):
+            with replaced(whole, key, short):
+                assert named(verified(whole, key), key), f"{key} cut off at {len(short)} was not found"
+        with replaced(whole, key, data + b"\0"):
+            assert named(verified(whole, key), key), f"{key} with one byte more was not found"
+        start = rng.randrange(len(data))
+        zeroed = data[:start] + bytes(min(64, len(data) - start)) + data[start + 64 :]
+        with replaced(whole, key, zeroed):
+            assert zeroed == data or named(verified(whole, key), key), f"{key} with zeros at {start} was not found"
+        other = next((each for each in keys if each != key and whole.store.get(each) != data), None)
+        if other is not None:
+            with replaced(whole, key, whole.store.get(other)):
+                assert named(verified(whole, key), key), f"{other} in the place of {key} was not found"
+
+
+@pytest.mark.parametrize("kind", ["slices", "log", "index", "timeindex", "txnindex", "arrow checkpoint"])
+def test_a_deleted_file_is_missed(whole: WholeRoot, kind: str) -> None:
+    for key in by_kind(whole)[kind][:4]:
+        with undone(whole):
+            whole.store.delete(key)
+            assert [finding.kind for finding in named(verified(whole, key), key)] == [MISSING], key
+
+
+def test_commits_missing_in_the_middle_and_entries(whole: WholeRoot) -> None:
+    for key in (commit_key("plain", 3), commit_key("old", 16), commit_key("_transactions/job", 3)):
+        with undone(whole):
+            whole.store.delete(key)
+            assert MISSING in [finding.kind for finding in named(verified(whole, key), key)], key
+
+
+def test_commits_that_nobody_needs_are_left_over(whole: WholeRoot) -> None:
+    """Below the second newest checkpoint the vacuum may delete, the oldest first: what is left there is no damage."""
+    with undone(whole):
+        whole.store.delete(commit_key("old", 13))
+        report = verified(whole, "old")
+    assert report.sound
+    assert [each.file for each in report.orphans] == [commit_key("old", 11), commit_key("old", 12)]
+
+
+def test_a_commit_that_another_one_replaced_breaks_the_chain(whole: WholeRoot) -> None:
+    """Whole in itself, in the place of the one that was made."""
+    from dataclasses import replace
+
+    from sparklog.log.state.commit import decode_commit, encode_commit
+
+    key = commit_key("plain", 5)
+    commit = decode_commit(whole.store.get(key), key, 5)
+    with replaced(whole, key, encode_commit(replace(commit, time_ms=commit.time_ms + 1))):
+        assert CHAIN in [finding.kind for finding in named(verified(whole, key), key)]
+
+
+def test_quick_looks_at_logs_and_sizes(whole: WholeRoot) -> None:
+    assert verified(whole, quick=True).sound
+    key = by_kind(whole)["slices"][0]
+    data = whole.store.get(key)
+    with replaced(whole, key, flip(data, 50, 1)):
+        assert verified(whole, key, quick=True).sound
+    with replaced(whole, key, data[:-1]):
+        assert [finding.kind for finding in verified(whole, key, quick=True).findings] == [SIZE]
+    for kind in ("slices", "log", "index", "timeindex", "txnindex"):
+        with undone(whole):
+            gone = by_kind(whole)[kind][0]
+            whole.store.delete(gone)
+            assert [finding.kind for finding in named(verified(whole, gone, quick=True), gone)] == [MISSING], gone
+    commit = commit_key("plain", 2)
+    with replaced(whole, commit, flip(whole.store.get(commit), 50, 1)):
+        assert named(verified(whole, commit, quick=True), commit)
+
+
+def test_orphans_and_foreign_files_are_no_damage(whole: WholeRoot) -> None:
+    orphans = (
+        "plain/append/00000000000000000003-abc.slices",
+        "plain/sealed/0/00000000000000000003-abc/00000000000000000000.log",
+        "plain/_log/checkpoints/00000000000000000003-abc.arrow",
+        "old/append/00000000000000000001-abc.slices",
+        "gone/append/00000000000000000001-abc.slices",
+    )
+    foreign = ("plain/append/notes.txt", "readme.txt", "_other/x", "plain/_log/x.tmp")
+    with undone(whole):
+        for key in (*orphans, *foreign):
+            whole.store.create(key, b"12345")
+        whole.clock.now_ms += 5000
+        report = verified(whole)
+    whole.clock.now_ms -= 5000
+    assert report.sound
+    assert sorted(each.file for each in report.orphans) == sorted(orphans)
+    assert {(each.size, each.age_ms) for each in report.orphans} == {(5, 5000)}
+    assert sorted(each.file for each in report.foreign) == sorted(foreign)

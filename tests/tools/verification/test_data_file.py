@@ -1,0 +1,81 @@
+"""One file, checked by itself: slices that only its footer names, footers that lie, long slices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from sparklog.maintenance.work import silent
+from sparklog.tools.verification import append_file, reading
+from sparklog.tools.verification.data_file import check_file
+from sparklog.tools.verification.findings import CHECKSUM, CONTENT, FOOTER, SIZE
+from sparklog.tools.verification.reading import DataFile
+from sparklog.tools.verification.topic_log import read_topic
+from tests.tools.verification.damage import flip, replaced
+from tests.tools.verification.whole_root import WholeRoot
+
+
+@pytest.fixture(scope="module")
+def whole(fixtures: Path) -> WholeRoot:
+    return WholeRoot(fixtures)
+
+
+def files(whole: WholeRoot, topic: str, *, sealed: bool = False) -> list[DataFile]:
+    found = read_topic(whole.store, topic, whole.clock.now_ms).files
+    return [file for file in found if file.sealed == sealed]
+
+
+def test_slices_that_only_the_footer_names(whole: WholeRoot) -> None:
+    file = files(whole, "plain")[0]
+    first, *others = sorted(file.claims, key=lambda claim: claim.position)
+    kept = replace(file, claims=tuple(others))
+    assert check_file(whole.store, kept, silent).findings == []
+    data = whole.store.get(file.key)
+    with replaced(whole, file.key, flip(data, first.position + 40, 3)):
+        (found,) = check_file(whole.store, kept, silent).findings
+    assert (found.kind, found.position, found.bit) == (CHECKSUM, first.position + 40, 3)
+
+
+def test_what_the_commit_says_must_be_what_is_there(whole: WholeRoot) -> None:
+    file = files(whole, "plain")[0]
+    claim = file.claims[0]
+    for wrong, kinds in (
+        ({"records": claim.records + 1}, {FOOTER, CONTENT}),
+        ({"end": claim.end + 1}, {FOOTER, CONTENT}),
+        ({"max_ts": claim.max_ts + 1}, {FOOTER, CONTENT}),
+        ({"min_ts": claim.min_ts + 1}, {FOOTER, CONTENT}),
+        ({"partition": claim.partition + 1}, {FOOTER}),
+        ({"flags": claim.flags | 8}, {FOOTER}),
+        ({"crc": claim.crc ^ 1}, {FOOTER, CHECKSUM}),
+    ):
+        lying = replace(file, claims=(replace(claim, **wrong), *file.claims[1:]))  # type: ignore[arg-type]
+        found = check_file(whole.store, lying, silent).findings
+        assert {each.kind for each in found} == kinds, wrong
+        assert {each.file for each in found} == {file.key}
+
+
+def test_a_file_that_goes_on_or_ends_early(whole: WholeRoot) -> None:
+    for file in (files(whole, "plain")[0], files(whole, "latest", sealed=True)[0]):
+        data = whole.store.get(file.key)
+        for wrong in (data + b"x", data[:-3], data[:10], b""):
+            with replaced(whole, file.key, wrong):
+                found = check_file(whole.store, file, silent).findings
+            assert SIZE in {each.kind for each in found}, (file.key, len(wrong))
+
+
+@pytest.mark.parametrize("topic", ["plain", "latest", "merged", "txn-a", "stamped"])
+def test_slices_longer_than_a_window_are_the_same(whole: WholeRoot, topic: str) -> None:
+    """A window of 300 bytes holds few batches, or less than one."""
+    for file in [*files(whole, topic), *files(whole, topic, sealed=True)]:
+        usual = check_file(whole.store, file, silent)
+        with mock.patch.object(reading, "SPAN_BYTES", 300), mock.patch.object(append_file, "SPAN_BYTES", 300):
+            assert check_file(whole.store, file, silent) == usual
+            assert usual.findings == []
+            data = whole.store.get(file.key)
+            for at in range(7, len(data) - file.footer_length, max(len(data) // 12, 1)):
+                with replaced(whole, file.key, flip(data, at, at % 8)):
+                    found = check_file(whole.store, file, silent).findings
+                assert [(each.kind, each.position, each.bit) for each in found] == [(CHECKSUM, at, at % 8)]
