@@ -12,7 +12,7 @@ from sparklog.cli.tables import print_table
 from sparklog.cli.terminal import printable
 
 if TYPE_CHECKING:
-    from sparklog.export import ExportedTopic
+    from sparklog.kafka.exporting import ExportedTopic
 
 HELP = """Write topics as Kafka log directories: segments, indexes, checkpoints, topic ids, leader epochs, configs.
 
@@ -140,7 +140,7 @@ def export(
 ) -> None:
     from sparklog.cli.places import open_root
     from sparklog.cli.times import parse_as_of, parse_time
-    from sparklog.export import export_topics
+    from sparklog.kafka.exporting import export_topics
 
     version, time_ms = parse_as_of(as_of)
     chosen = _partitions(partitions)
@@ -176,7 +176,7 @@ def export(
 
 def _show(topic: ExportedTopic) -> None:
     """The first line as `topics describe` has it, then a table."""
-    from sparklog.export.properties import broker_configs
+    from sparklog.kafka.exporting.properties import broker_configs
     from sparklog.log.state.configs import TopicConfigs
 
     taken, refused = broker_configs(TopicConfigs(topic.configs))

@@ -250,8 +250,8 @@ class _InRoot:
 
 def _found(root: str) -> _Found:
     from sparklog.cli.places import open_place
-    from sparklog.kafka.group_lag import KafkaGroups
-    from sparklog.kafka.view import KafkaView
+    from sparklog.kafka.importing.group_lag import KafkaGroups
+    from sparklog.kafka.in_place.view import KafkaView
 
     view = open_place(root).view
     return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups(root))

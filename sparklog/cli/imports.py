@@ -21,7 +21,7 @@ from sparklog.cli.tables import print_table
 from sparklog.cli.terminal import say
 
 if TYPE_CHECKING:
-    from sparklog.kafka.importing import ImportedTopic, ImportReport, OnProgress
+    from sparklog.kafka.importing.importing import ImportedTopic, ImportReport, OnProgress
 
 HELP = """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
 
@@ -67,7 +67,7 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     from sparklog.cli.places import open_root, root_if_there
-    from sparklog.kafka.importing import AUTO, NEVER, import_log_dir, unwatched
+    from sparklog.kafka.importing.importing import AUTO, NEVER, import_log_dir, unwatched
 
     log = root_if_there(root)
     if log is None and not dry_run:

@@ -56,7 +56,7 @@ def resolve(path: str | None) -> Location:
     if os.path.isfile(os.path.join(parent, ROOT_FILE)) and is_topic_name(name):
         return Location(TOPIC, location, parent, name)
     if os.path.isdir(location):
-        from sparklog.kafka.directory import kafka_layout
+        from sparklog.kafka.in_place.directory import kafka_layout
 
         layout = kafka_layout(location)
         if layout is not None and not _SEALED_RUN.fullmatch(name):
@@ -99,8 +99,8 @@ def open_view(
 
         return RootView(open_log(location))
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
-        from sparklog.kafka.damage import log_skipped
-        from sparklog.kafka.view import KafkaView
+        from sparklog.kafka.in_place.damage import log_skipped
+        from sparklog.kafka.in_place.view import KafkaView
 
         return KafkaView(
             location.path,
@@ -146,7 +146,7 @@ def _refuse_inside(location: Location) -> None:
     """A root inside a topic's folder would lie among files that maintenance takes for its own, one among backups would
     be taken for a part of them, and no broker starts with a folder in its log directory that is no partition's. Raises
     BadRequest."""
-    from sparklog.kafka.directory import kafka_layout
+    from sparklog.kafka.in_place.directory import kafka_layout
 
     above = os.path.dirname(location.root)
     while above and above != os.path.dirname(above):

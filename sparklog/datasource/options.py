@@ -24,7 +24,7 @@ from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 CORRUPT_RECORDS = ("fail", "skip", "truncate")
-"""What damage in a Kafka directory does: see `sparklog.kafka.damage`, which option parsing does not import."""
+"""What damage in a Kafka directory does: see `sparklog.kafka.in_place.damage`, which option parsing does not import."""
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
 DEFAULT_METADATA_MAX_AGE_MS = 5 * 60 * 1000
 DEFAULT_WRITE_BUFFER_BYTES = 64 << 20

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import sparklog as package
-from sparklog.export.group_offsets import group_partition
 from sparklog.groups import Groups
-from sparklog.kafka import KafkaView
+from sparklog.kafka.exporting.group_offsets import group_partition
+from sparklog.kafka.in_place import KafkaView
 from tests.cli.conftest import Sparklog
 from tests.compaction.test_kafka_tools import some_rows
 from tests.kafka.logs import read

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sparklog as package
-from sparklog.kafka import KafkaView
+from sparklog.kafka.in_place import KafkaView
 from tests.cli.conftest import Sparklog
 from tests.kafka.logs import batch as kafka_batch
 from tests.kafka.logs import segment, write_partition

@@ -10,7 +10,7 @@ import pyarrow as pa
 import sparklog as library
 from sparklog.compaction.run import compact_topic
 from sparklog.datasource.location import open_view, resolve
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.maintenance.work import InProcess, Settings
 from tests.cli.conftest import REPOSITORY, Sparklog
 

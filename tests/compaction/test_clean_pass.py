@@ -21,7 +21,7 @@ from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.key_hash import HashKey
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.journal.names import file_key
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.intents import RewriteIntent

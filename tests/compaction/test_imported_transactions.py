@@ -11,8 +11,8 @@ import pytest
 
 from sparklog.compaction.run import compact_topic
 from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.kafka import KafkaView, is_internal
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.journal.names import file_key
 from sparklog.log.read import fetch
 from sparklog.log.read.tail import Tail

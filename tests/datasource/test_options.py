@@ -7,7 +7,7 @@ import pytest
 from sparklog.datasource.option_names import ALL, KAFKA_IGNORED, canonical
 from sparklog.datasource.options import CORRUPT_RECORDS, Bound, Subscription, parse_options
 from sparklog.errors import BadRequest
-from sparklog.kafka.damage import FAIL, POLICIES, SKIP
+from sparklog.kafka.in_place.damage import FAIL, POLICIES, SKIP
 from sparklog.log.write.append_writer import MAX_BUFFER_BYTES
 
 

@@ -14,8 +14,8 @@ from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.tasks import plan_tasks
-from sparklog.kafka import KafkaView
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place import KafkaView
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange, ReadPart
 from sparklog.log.topic.root import open_root

@@ -99,7 +99,7 @@ def test_an_error_nobody_meant_keeps_its_kind() -> None:
 def test_importing_the_source_pulls_no_heavy_module() -> None:
     program = (
         "import sys, pyspark_sparklog, sparklog.datasource.stream_reader, sparklog.datasource.batch_reader, "
-        "sparklog.datasource.writer, sparklog.log.topic.root_view, sparklog.kafka.view\n"
+        "sparklog.datasource.writer, sparklog.log.topic.root_view, sparklog.kafka.in_place.view\n"
         "print([name for name in ('numba', 'pandas', 'zstandard', 'lz4', 'snappy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

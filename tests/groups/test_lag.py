@@ -12,7 +12,7 @@ import sparklog
 from sparklog.groups import Group, Groups
 from sparklog.groups.lag import Lag, lag
 from sparklog.groups.state import GroupState
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.topic.root_view import RootView
 from sparklog.storage.counting import CountingStore
 from tests.transactions.house import START_MS, House

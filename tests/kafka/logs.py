@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import TRANSACTIONAL_BIT, BatchHeader
-from sparklog.kafka import KafkaView
+from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED, OffsetRange, ReadPart
 from tests.fixture_data import ExpectedRecord
 

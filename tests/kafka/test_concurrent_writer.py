@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from sparklog.kafka import KafkaView
+from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import batch, marker, offsets, read, segment, write_partition

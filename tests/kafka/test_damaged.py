@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.kafka import KafkaView
-from sparklog.kafka.segment_file import SegmentFile, seek
+from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from tests.fixture_data import copied, expected_offsets, expected_records
 from tests.kafka.logs import batch, marker, offsets, read, segment, without_epochs, write_partition

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.kafka import KafkaView, kafka_layout
-from sparklog.kafka.directory import partition_folders, split_folder_name
+from sparklog.kafka.in_place import KafkaView, kafka_layout
+from sparklog.kafka.in_place.directory import partition_folders, split_folder_name
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from tests.kafka.logs import batch, write_partition
 
@@ -98,7 +98,7 @@ def test_a_topic_without_metadata_has_an_id_that_stays(tmp_path: Path) -> None:
 
 def test_planning_needs_no_kernels(fixtures: Path) -> None:
     program = (
-        "import sys; from sparklog.kafka import KafkaView; from sparklog.log.state.view import OffsetRange;"
+        "import sys; from sparklog.kafka.in_place import KafkaView; from sparklog.log.state.view import OffsetRange;"
         f"view = KafkaView({str(fixtures / 'transactions/data')!r}); bounds = view.bounds('txn-b')[0];"
         "view.plan([OffsetRange('txn-b', 0, 0, bounds.last_stable)], 'read_committed');"
         "print([name for name in ('numba', 'pandas', 'pyspark', 'zstandard') if name in sys.modules])"

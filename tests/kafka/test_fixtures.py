@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.kafka import KafkaView, is_internal
+from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.state.view import (
     COLUMNS,
     READ_COMMITTED,

@@ -16,9 +16,9 @@ from sparklog.cli.app import app
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.groups import Groups
 from sparklog.groups.lag import Lag, lag
-from sparklog.kafka.group_lag import UNKNOWN, KafkaGroups, has_groups
-from sparklog.kafka.importing import import_log_dir
-from sparklog.kafka.view import KafkaView
+from sparklog.kafka.importing.group_lag import UNKNOWN, KafkaGroups, has_groups
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.root_view import RootView
 from sparklog.maintenance.work import Settings

@@ -15,10 +15,10 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, SparklogError
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, offsets_to_bytes
-from sparklog.kafka import import_partition, importing
-from sparklog.kafka.importing import import_log_dir
-from sparklog.kafka.segment_file import SegmentFile
-from sparklog.kafka.view import KafkaView
+from sparklog.kafka.importing import importing, partition
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place.segment_file import SegmentFile
+from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
@@ -369,7 +369,7 @@ PLACES = (("t", 0), ("t", 1), ("u", 0))
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit for each segment."""
-    monkeypatch.setattr(import_partition, "PIECE_BYTES", 1)
+    monkeypatch.setattr(partition, "PIECE_BYTES", 1)
     monkeypatch.setattr(importing, "BYTES_PER_COMMIT", 1)
 
 
@@ -483,14 +483,14 @@ def test_two_imports_at_once_copy_for_one(root: Root, tmp_path: Path, monkeypatc
     import_log_dir(root, tmp_path)
     write_partition(tmp_path, "t-0", {3: SECOND})
     other = open_root(root.store, env=Clock().env(7))
-    whole = import_partition.copy_segment
+    whole = partition.copy_segment
 
     def overtaken(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(import_partition, "copy_segment", whole)
+        monkeypatch.setattr(partition, "copy_segment", whole)
         import_log_dir(other, tmp_path)
         return whole(*args, **options)
 
-    monkeypatch.setattr(import_partition, "copy_segment", overtaken)
+    monkeypatch.setattr(partition, "copy_segment", overtaken)
     import_log_dir(root, tmp_path)
     assert [record.offset for record in read(root.topic("t"))] == list(range(6))
 

@@ -31,9 +31,9 @@ from sparklog.format.transaction_messages import (
     encode_transaction_value,
 )
 from sparklog.groups import CommittedOffset, Groups
-from sparklog.kafka import importing
-from sparklog.kafka.damage import Skipped
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing import importing
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place.damage import Skipped
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore

@@ -15,9 +15,10 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, offsets_to_bytes, parse_offsets
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader
-from sparklog.kafka import KafkaView, importing, is_internal
-from sparklog.kafka.directory import SegmentName
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing import importing
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place import KafkaView, is_internal
+from sparklog.kafka.in_place.directory import SegmentName
 from sparklog.log.read import fetch
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.imports import ImportedPartition, ImportIntent
@@ -577,7 +578,7 @@ def test_a_segment_that_goes_while_it_is_imported_is_said(
     folder = write_partition(tmp_path, "t-0", {0: FIRST})
     gone = SegmentName(3, str(segment(folder, 3)), 1)
     monkeypatch.setattr(
-        "sparklog.kafka.import_partition.settled_segments",
+        "sparklog.kafka.importing.partition.settled_segments",
         lambda folder, env: (SegmentName(0, str(segment(tmp_path / "t-0", 0)), 1), gone),
     )
     with pytest.raises(Unavailable, match=r"00000000000000000003\.log is gone: .* stop the broker"):

@@ -11,8 +11,8 @@ from crc32c import crc32c
 
 from sparklog.compaction.run import compact_topic
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.kafka import KafkaView
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView

@@ -10,10 +10,10 @@ import pytest
 
 from sparklog.compaction.run import compact_topic
 from sparklog.errors import Corrupt
-from sparklog.kafka import KafkaView
-from sparklog.kafka.damage import Skipped
-from sparklog.kafka.importing import import_log_dir
-from sparklog.kafka.segment_file import SegmentFile, seek
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.damage import Skipped
+from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.log.read import fetch
 from sparklog.log.read.max_timestamp import offsets_of_max_timestamp
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange

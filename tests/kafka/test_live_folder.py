@@ -9,8 +9,8 @@ import pytest
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.record_batch import BatchHeader
-from sparklog.kafka import KafkaView
-from sparklog.kafka.segment_file import SegmentFile
+from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.log.journal.env import Env
 from sparklog.log.state.view import READ_COMMITTED
 from tests.fixture_data import expected_records

@@ -9,10 +9,10 @@ import pytest
 
 from sparklog.compaction.run import compact_topic
 from sparklog.errors import Corrupt
-from sparklog.export import export_topics
-from sparklog.kafka import KafkaView
-from sparklog.kafka.damage import SKIP, Skipped
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.exporting import export_topics
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.damage import SKIP, Skipped
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings

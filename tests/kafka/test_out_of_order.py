@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.kafka import KafkaView
-from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE, Skipped
-from sparklog.kafka.importing import import_log_dir
-from sparklog.kafka.offset_order import Span, first_is_wrong
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, Skipped
+from sparklog.kafka.in_place.offset_order import Span, first_is_wrong
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import open_root
 from sparklog.storage.memory import MemoryStore

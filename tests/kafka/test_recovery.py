@@ -10,10 +10,10 @@ import pytest
 
 from sparklog.compaction.run import compact_topic
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.kafka import KafkaView
-from sparklog.kafka.damage import FAIL, SKIP, TRUNCATE, Skipped
-from sparklog.kafka.importing import import_log_dir
-from sparklog.kafka.read_part import KafkaReadPart, WindowBudget
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, Skipped
+from sparklog.kafka.in_place.read_part import KafkaReadPart, WindowBudget
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, open_root

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import NotFound, Unavailable
-from sparklog.kafka import KafkaView, directory
-from sparklog.kafka.segment_file import SegmentFile
+from sparklog.kafka.in_place import KafkaView, directory
+from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.log.journal.env import Env
 from sparklog.log.state.view import READ_COMMITTED
 from tests.kafka.logs import (

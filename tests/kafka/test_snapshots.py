@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt, NotFound
-from sparklog.kafka import KafkaView
+from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from tests.fixture_data import copied, expected_records
 from tests.kafka.logs import (

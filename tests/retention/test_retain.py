@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.history import History
 from sparklog.log.topic.root import Root, open_root

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.kafka.view import KafkaView
+from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root_view import RootView
 from sparklog.tools.inspection import batches as batches_

@@ -14,10 +14,10 @@ from sparklog.errors import BadRequest, SparklogError
 from sparklog.groups.group import DEAD
 from sparklog.groups.groups import Groups
 from sparklog.groups.lag import Lag, lag
-from sparklog.kafka.directory import is_internal
-from sparklog.kafka.group_lag import UNKNOWN, KafkaGroups, has_groups
-from sparklog.kafka.internal_topics import CONSUMER_OFFSETS
-from sparklog.kafka.view import KafkaView
+from sparklog.kafka.importing.group_lag import UNKNOWN, KafkaGroups, has_groups
+from sparklog.kafka.in_place.directory import is_internal
+from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS
+from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.decisions.decision_logs import timeout_of
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.history import History

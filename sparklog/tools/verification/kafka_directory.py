@@ -24,8 +24,8 @@ from sparklog.format.checkpoint_files import (
     offsets_to_bytes,
     parse_offsets,
 )
-from sparklog.kafka.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
-from sparklog.kafka.file_names import CLEANED, DELETED, SWAP
+from sparklog.kafka.in_place.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
+from sparklog.kafka.in_place.file_names import CLEANED, DELETED, SWAP
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import did_you_mean
 from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Orphan, Report

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import NO_LEADER_EPOCH
-from sparklog.kafka.segment_file import Window
+from sparklog.kafka.in_place.segment_file import Window
 
 __all__ = ["Gap", "Gaps"]
 

@@ -28,12 +28,12 @@ from sparklog.format.checkpoint_files import (
 from sparklog.format.control import ABORT
 from sparklog.format.index_crc import SUFFIXES
 from sparklog.format.producer_snapshot import parse_snapshot
-from sparklog.kafka.directory import SegmentName, file_bytes, settled_segments
-from sparklog.kafka.file_names import SWAP, companion
-from sparklog.kafka.import_segment import WINDOW_BYTES
-from sparklog.kafka.segment_file import BatchWalk, SegmentFile, Window
-from sparklog.kafka.sound_batches import Damage, sound_windows
-from sparklog.kafka.transaction_state import TransactionEvents, TransactionState
+from sparklog.kafka.importing.segment import WINDOW_BYTES
+from sparklog.kafka.in_place.directory import SegmentName, file_bytes, settled_segments
+from sparklog.kafka.in_place.file_names import SWAP, companion
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.in_place.sound_batches import Damage, sound_windows
+from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.env import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
 from sparklog.tools.verification.index_files import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Conflict, Corrupt, NotFound
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.state.history import History
 from sparklog.log.state.intents import DeleteIntent, LogStartIntent
 from sparklog.log.state.registry import WriterKey

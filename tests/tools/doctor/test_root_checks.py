@@ -169,7 +169,7 @@ def test_merging_ends_the_warning_that_nobody_merges(log: Root, monkeypatch: pyt
 
 
 def test_transactions_that_kafka_left_open(tmp_path: Path) -> None:
-    from sparklog.kafka.importing import import_log_dir
+    from sparklog.kafka.importing.importing import import_log_dir
 
     log = library.open(tmp_path / "root", create=True)
     import_log_dir(log, KAFKA)

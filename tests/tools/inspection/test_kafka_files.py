@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.kafka.view import KafkaView
+from sparklog.kafka.in_place.view import KafkaView
 from sparklog.tools.inspection.inspect import Inspected, inspect_file, inspect_topic
 from tests.fixture_data import ExpectedRecord, copied, expected_dump, expected_records, partitions, split_partition
 

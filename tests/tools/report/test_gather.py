@@ -11,10 +11,10 @@ from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, NotFound
 from sparklog.groups import Groups
 from sparklog.groups.lag import lag
-from sparklog.kafka.damage import log_skipped
-from sparklog.kafka.import_coordinators import kafka_groups
-from sparklog.kafka.importing import import_log_dir
-from sparklog.kafka.view import KafkaView
+from sparklog.kafka.importing.coordinators import kafka_groups
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place.damage import log_skipped
+from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView

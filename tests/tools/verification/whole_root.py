@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sparklog.compaction.run import compact_topic
 from sparklog.groups import Groups
-from sparklog.kafka.importing import import_log_dir
+from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.env import Env
 from sparklog.log.state import commit_log

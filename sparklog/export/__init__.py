@@ -1,5 +1,0 @@
-"""Topics become directories that a Kafka broker opens as its own."""
-
-from sparklog.export.exporting import ExportedPartition, ExportedTopic, export_topics
-
-__all__ = ["ExportedPartition", "ExportedTopic", "export_topics"]

@@ -1,0 +1,399 @@
+"""Topics of a root become a directory with the files that a Kafka broker keeps in a log dir.
+
+    <path>/orders-0/00000000000000000000.log .index .timeindex [.txnindex]     segments, the last one active
+                    <log end, 20 digits>.snapshot                               what producers did up to there
+                    leader-epoch-checkpoint, partition.metadata
+    <path>/orders.properties                                                    the topic's configs
+    <path>/__consumer_offsets-0 ..., consumer-groups.csv                        where groups stand, if asked for
+    <path>/recovery-point-, replication-, log-start-, cleaner-offset-checkpoint
+
+The directory is there whole or not at all: all is written, durably, into a folder beside it, which takes its name in
+the end, and only if nothing has come to lie there meanwhile. `.kafka_cleanshutdown` and `meta.properties` are not
+written: they belong to a broker, and without the first one it looks at the files before it believes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sparklog.errors import BadRequest, Conflict, Corrupt
+from sparklog.format.checkpoint_files import (
+    CLEANER_OFFSETS_FILE,
+    HIGH_WATERMARKS_FILE,
+    LEADER_EPOCHS_FILE,
+    LOG_STARTS_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINTS_FILE,
+    TopicPartition,
+    leader_epochs_to_bytes,
+    offsets_to_bytes,
+    parse_partition_metadata,
+    partition_metadata_to_bytes,
+)
+from sparklog.kafka.exporting.group_offsets import (
+    DEFAULT_OFFSETS_PARTITIONS,
+    GROUPS_FILE,
+    OFFSETS_TOPIC,
+    GroupOffsets,
+    committed_offsets,
+    groups_csv,
+    offsets_topic,
+    with_epoch_0,
+    within,
+)
+from sparklog.kafka.exporting.plan import CopyRules, ExportRange, PartitionPlan, plan_export, stable_ends
+from sparklog.kafka.exporting.properties import properties_file, properties_name
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.names import check_topic_name
+from sparklog.log.state.history import History
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head
+from sparklog.log.state.view import READ_UNCOMMITTED
+from sparklog.log.topic.root import Root
+from sparklog.maintenance.work import Progress, silent
+from sparklog.storage import local_path
+from sparklog.storage.local import LocalStore, sync_folder
+from sparklog.storage.local_errors import store_error
+
+__all__ = ["ExportedPartition", "ExportedTopic", "export_topics"]
+
+PARTITIONS_AT_ONCE = 128
+"""Each may have a file open."""
+
+Checkpoint = dict[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedPartition:
+    """One partition as it was exported.
+
+    * `log_start`, `log_end`: as the broker will show them; `last_stable`: below the log end where a transaction of
+      Kafka's is open
+    * `segments`: how many, empty ones included; `nbytes`: bytes of their `.log` files; `linked`: those of them that are
+      hard links to files of the root
+    """
+
+    partition: int
+    log_start: int
+    log_end: int
+    last_stable: int
+    segments: int
+    nbytes: int
+    linked: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedTopic:
+    """One topic as it was exported: `version` of its log, `topic_id` in its files, `configs` that were set on it.
+
+    `__consumer_offsets`, which is made for an export, has no `version`; `groups` are those whose offsets are in it.
+    """
+
+    topic: str
+    version: int | None
+    topic_id: str
+    partition_count: int
+    configs: Mapping[str, str]
+    partitions: tuple[ExportedPartition, ...]
+    groups: tuple[str, ...] = ()
+
+
+def export_topics(
+    root: Root,
+    path: str | os.PathLike[str],
+    topics: Sequence[str],
+    *,
+    partitions: Sequence[int] | None = None,
+    starts: Mapping[int, int] | None = None,
+    ends: Mapping[int, int] | None = None,
+    start_ms: int | None = None,
+    end_ms: int | None = None,
+    version: int | None = None,
+    time_ms: int | None = None,
+    topic_id: str | Mapping[str, str] | None = None,
+    groups: Sequence[str] | str | None = None,
+    offsets_partitions: int = DEFAULT_OFFSETS_PARTITIONS,
+    link: bool = False,
+    keep_leader_epochs: bool = False,
+    durable: bool = True,
+    progress: Progress = silent,
+) -> list[ExportedTopic]:
+    """Export topics to the directory `path`, which must be empty or not there; what was exported, in the order given.
+
+    * `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes
+      out whole): apply to each topic
+    * `start_ms`, `end_ms`: the same by time: each partition from the first record on that is not older, and up to the
+      first one that is not older
+    * `version` or `time_ms` (since the epoch): export the topics as they were then
+    * `topic_id`: the id under which the broker knows the topic, by topic if there are several; default: the id that
+      Kafka gave an imported topic, else its own
+    * `groups` (names, or "all"): offsets that these have committed by now for the exported partitions go out as the
+      topic `__consumer_offsets` with `offsets_partitions` partitions, which comes last in the answer, and as
+      `consumer-groups.csv` (`sparklog.kafka.exporting.group_offsets`)
+    * `link`: sealed segments become hard links to the root's files where both are on one disk
+    * `keep_leader_epochs`: leave the epochs in batches and committed offsets what they are, for the cluster that gave
+      them. Default: they become 0, as a cluster that never saw the topic begins to count
+    * `durable`: False skips every fsync; `progress`: told records and bytes
+
+    `NotFound` for a topic, partition, offset, version, time or group that is not there; `Conflict` if the directory is
+    not empty or a file was replaced meanwhile; `BadRequest` for a place or an id that cannot be; `Corrupt` for damage.
+    Nothing is left at `path` then.
+    """
+    if version is not None and time_ms is not None:
+        raise BadRequest("an export is of a version or of a time: give one of both")
+    _check_times(starts, ends, start_ms, end_ms)
+    if not topics or len(set(topics)) < len(topics):
+        raise BadRequest(f"expected one or more different topics to export, found {', '.join(topics) or 'none'}")
+    given_ids = _topic_ids(topic_id, topics, groups is not None)
+    place = _checked_place(root, local_path(path))
+    wanted = ExportRange(None if partitions is None else tuple(partitions), starts or {}, ends or {})
+    offsets: list[GroupOffsets] | None = None
+    if groups is not None:
+        # Before the snapshots: what is committed after one would lie beyond the end of what goes out.
+        ids = {name: root.topic(name).head(refresh=False).topic_id for name in topics}
+        offsets = committed_offsets(root, groups, ids)
+    snapshots = [_snapshot(root, name, version, time_ms) for name in topics]
+    plans = [plan_export(each, _by_time(root, each, wanted, start_ms, end_ms)) for each in snapshots]
+    stage = _Stage(place, root.env, durable)
+    try:
+        older = version is not None or time_ms is not None
+        run = _Export(root, stage.store, given_ids, CopyRules(link, keep_leader_epochs), older, progress)
+        found = [run.topic(*each) for each in zip(snapshots, plans, strict=True)]
+        if offsets is not None:
+            found.append(run.groups(offsets, offsets_partitions))
+        run.finish()
+        stage.publish()
+    except BaseException:
+        stage.discard()
+        raise
+    return found
+
+
+def topic_id_for_brokers(head: Head) -> str:
+    """The id under which a broker may know the topic: Kafka's own where it was imported and had one."""
+    return head.kafka_source.topic_id if head.kafka_source and head.kafka_source.topic_id else head.topic_id
+
+
+def _check_times(
+    starts: Mapping[int, int] | None, ends: Mapping[int, int] | None, start_ms: int | None, end_ms: int | None
+) -> None:
+    if (starts and start_ms is not None) or (ends and end_ms is not None):
+        raise BadRequest("an export begins, and ends, at offsets or at a time: give one of both")
+    if start_ms is not None and end_ms is not None and end_ms < start_ms:
+        raise BadRequest(f"an export from {start_ms} ms to {end_ms} ms ends before it begins: exchange them")
+
+
+def _by_time(
+    root: Root, snapshot: Snapshot, wanted: ExportRange, start_ms: int | None, end_ms: int | None
+) -> ExportRange:
+    """What is wanted of this topic, times as offsets. Behind the last record of a partition is its end."""
+    if start_ms is None and end_ms is None:
+        return wanted
+    from sparklog.log.read.time_lookup import offsets_for_timestamps
+
+    stable = stable_ends(snapshot)
+    chosen = [p for p in wanted.partitions or range(len(stable)) if p < len(stable)]
+
+    def offsets(time_ms: int) -> dict[int, int]:
+        newer = root.topic_handle(snapshot.topic).read_snapshot
+        found = offsets_for_timestamps(snapshot, dict.fromkeys(chosen, time_ms), READ_UNCOMMITTED, newer=newer)
+        return {p: stable[p] if at is None else min(at.offset, stable[p]) for p, at in found.items()}
+
+    starts = wanted.starts if start_ms is None else offsets(start_ms)
+    return replace(wanted, starts=starts, ends=wanted.ends if end_ms is None else offsets(end_ms))
+
+
+def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], groups: bool) -> Mapping[str, str]:
+    """Topic to the id that was given for it."""
+    if groups and OFFSETS_TOPIC in topics:
+        raise BadRequest(f"{OFFSETS_TOPIC} is exported as a topic or made from groups: give one of both")
+    if isinstance(given, str):
+        if len(topics) > 1:
+            raise BadRequest(f"a topic id is of one topic, found {len(topics)}: give them by topic")
+        given = {topics[0]: given}
+    for topic, each in (given or {}).items():
+        if topic not in topics and not (groups and topic == OFFSETS_TOPIC):
+            raise BadRequest(f"a topic id is given for '{topic}', which is not among those to export")
+        try:
+            parse_partition_metadata(partition_metadata_to_bytes(each))
+        except Corrupt as error:
+            raise BadRequest(f"{error.message}: give the id that kafka-topics.sh --describe shows") from None
+    return given or {}
+
+
+def _checked_place(root: Root, path: str) -> str:
+    """The real path to export to. `BadRequest` for a file, or within or around the root; `Conflict` if not empty."""
+    real = os.path.realpath(path)
+    store = root.store
+    if isinstance(store, LocalStore):
+        inside = os.path.realpath(store.location)
+        if os.path.commonpath([real, inside]) in (inside, real):
+            raise BadRequest(f"{path} lies within the root {store.location} or around it: choose another directory")
+    if os.path.lexists(real) and not os.path.isdir(real):
+        raise BadRequest(f"{path} is a file; expected a directory that is empty or not there")
+    if os.path.isdir(real) and os.listdir(real):
+        raise _not_empty(path)
+    return real
+
+
+def _not_empty(path: str) -> Conflict:
+    return Conflict(f"{path} is not empty: an export goes to a directory of its own; choose another or empty it")
+
+
+def _snapshot(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:
+    if version is None and time_ms is None:
+        return root.topic(name).snapshot()
+    check_topic_name(name)
+    history = History(root.store, name)
+    if not len(history.commits):
+        root.topic(name)
+    at = version if version is not None else history.version_at(time_ms or 0)
+    newest = int(history.commits.version[-1]) if len(history.commits) else -1
+    if not 0 <= at <= newest:
+        raise BadRequest(f"topic '{name}' has versions up to {newest}, found {at}")
+    found = history.at(at)
+    if not found.head.exists:
+        raise BadRequest(f"topic '{name}' was deleted at version {at}: name an earlier one")
+    return found
+
+
+class _Export:
+    """Writes topics into a stage, and what they add up to."""
+
+    def __init__(
+        self,
+        root: Root,
+        target: LocalStore,
+        topic_ids: Mapping[str, str],
+        rules: CopyRules,
+        older: bool,
+        progress: Progress,
+    ) -> None:
+        """`topic_ids`: to write instead of topics' own; `older`: topics are as they were at some time before."""
+        self._root = root
+        self._target = target
+        self._topic_ids = topic_ids
+        self._rules = rules
+        self._older = older
+        self._progress = progress
+        self._log_ends: Checkpoint = {}
+        self._log_starts: Checkpoint = {}
+        self._cleaned: Checkpoint = {}
+        self._ends: dict[TopicPartition, int | None] = {}
+        """Where partitions end that went out in part, None for whole ones."""
+
+    def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:
+        """Write one topic's partitions and its configs."""
+        head = snapshot.head
+        topic_id = self._topic_ids.get(snapshot.topic) or topic_id_for_brokers(head)
+        exported = [
+            partition
+            for at in range(0, len(plans), PARTITIONS_AT_ONCE)
+            for partition in self._partitions(snapshot, plans[at : at + PARTITIONS_AT_ONCE], topic_id)
+        ]
+        self._target.create(
+            properties_name(snapshot.topic), properties_file(snapshot.topic, head.partitions, head.configs)
+        )
+        return ExportedTopic(
+            topic=snapshot.topic,
+            version=snapshot.version,
+            topic_id=topic_id,
+            partition_count=head.partitions,
+            configs=dict(head.configs.explicit),
+            partitions=tuple(exported),
+        )
+
+    def groups(self, offsets: Sequence[GroupOffsets], partitions: int) -> ExportedTopic:
+        """Write where groups stand, after all topics."""
+        kept = within(offsets if self._rules.keep_epochs else with_epoch_0(offsets), self._ends)
+        topic = offsets_topic(kept, partitions, self._root.env)
+        snapshot = topic.snapshot()
+        found = self.topic(snapshot, plan_export(snapshot, ExportRange(None, {}, {})))
+        self._target.create(GROUPS_FILE, groups_csv(kept))
+        return replace(found, version=None, groups=tuple(each.group for each in kept))
+
+    def finish(self) -> None:
+        """The checkpoints, last of all."""
+        for name, offsets in (
+            (LOG_STARTS_FILE, self._log_starts),
+            (CLEANER_OFFSETS_FILE, self._cleaned),
+            (RECOVERY_POINTS_FILE, self._log_ends),
+            (HIGH_WATERMARKS_FILE, self._log_ends),
+        ):
+            self._target.create(name, offsets_to_bytes(offsets))
+
+    def _partitions(
+        self, snapshot: Snapshot, plans: Sequence[PartitionPlan], topic_id: str
+    ) -> Iterator[ExportedPartition]:
+        from sparklog.compaction.segment_output import write_segments
+        from sparklog.kafka.exporting.partition_files import PartitionFiles
+
+        topic, configs = snapshot.topic, snapshot.head.configs
+        files = [
+            PartitionFiles(plan, snapshot.store, topic, configs, self._target, f"{topic}-{plan.partition}", self._rules)
+            for plan in plans
+        ]
+        written = write_segments([each.output() for each in files], self._progress)
+        for each, segments in zip(files, written, strict=True):
+            plan = each.plan
+            each.copy(self._progress)
+            log_end = each.finish(segments)
+            self._target.create(f"{each.folder}/{LEADER_EPOCHS_FILE}", leader_epochs_to_bytes(each.epochs()))
+            self._target.create(f"{each.folder}/{PARTITION_METADATA_FILE}", partition_metadata_to_bytes(topic_id))
+            key = (topic, plan.partition)
+            self._log_ends[key] = log_end
+            whole = log_end >= snapshot.head.log_end[plan.partition] and not self._older
+            self._ends[key] = None if whole else log_end
+            if plan.log_start > each.first_base:
+                self._log_starts[key] = plan.log_start
+            if plan.cleaned_through is not None:
+                self._cleaned[key] = plan.cleaned_through
+            yield ExportedPartition(
+                partition=plan.partition,
+                log_start=plan.log_start,
+                log_end=log_end,
+                last_stable=each.last_stable(log_end),
+                segments=each.segments,
+                nbytes=each.nbytes,
+                linked=each.linked,
+            )
+
+
+class _Stage:
+    """The folder beside `place` in which the export comes to be."""
+
+    def __init__(self, place: str, env: Env, durable: bool) -> None:
+        self._place = place
+        self._parent, name = os.path.split(place)
+        self._path = os.path.join(self._parent, f".{name}.partial-{env.new_id()}")
+        try:
+            os.makedirs(self._path)
+        except OSError as error:
+            raise store_error(error, "create", "", self._path) from None
+        self.store = LocalStore(self._path, durable=durable)
+        self._durable = durable
+
+    def publish(self) -> None:
+        """Give it its name, at once; `Conflict` if something lies there by now."""
+        try:
+            # Onto an empty directory this is atomic, too; one that is not empty stays as it is.
+            os.rename(self._path, self._place)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise _not_empty(self._place) from None
+            if error.errno in (errno.EBUSY, errno.EXDEV, errno.EPERM):
+                raise BadRequest(
+                    f"{self._place} cannot be replaced, it is a mount point or kept otherwise: name a new directory"
+                    " below it"
+                ) from None
+            raise store_error(error, "create", "", self._place) from None
+        if self._durable:
+            sync_folder(self._parent)
+
+    def discard(self) -> None:
+        """Leave nothing."""
+        shutil.rmtree(self._path, ignore_errors=True)

@@ -1,0 +1,368 @@
+"""The files of one exported partition: segments copied and written, the empty ones that say where the log ends.
+
+Every batch that goes out is looked at: copies are checked against the slice's CRC-32C, and their headers say which
+leader epochs there were. Indexes are copied where each entry is right and built anew where not: they have no checksum,
+and a broker believes them.
+
+Leader epochs become 0: those of another cluster may lie above the ones that a broker gives here, and Kafka's consumers
+believe no leader whose epoch is below what they have seen in a batch or in a committed offset. They lie outside of the
+batches' checksums.
+
+The last segment is the one that a broker appends to, so it is never a copy that may be a link to a file of the root:
+behind a copy comes an empty segment at the log end, as a broker leaves it when it rolls. So does one where the log
+ends behind its last batch.
+
+Where the first batch lies above the log start, the first segment is named by the log start. If it is too far above, an
+empty segment lies there, its `.log` changed before all time: Kafka takes that for the time of what has no batches, and
+asks for a time only the first segment that reaches it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from sparklog.compaction.producer_state import PartitionProducers, replay
+from sparklog.compaction.segment_output import SegmentOutput
+from sparklog.compaction.segment_writer import SegmentWriter
+from sparklog.errors import Conflict, Corrupt, NotFound
+from sparklog.format import transaction_index
+from sparklog.format.batch_scan import crc_failures
+from sparklog.format.checkpoint_files import LeaderEpoch
+from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
+from sparklog.format.producer_snapshot import snapshot_to_bytes
+from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike
+from sparklog.format.rewrite_headers import rewrite_headers
+from sparklog.format.transaction_index import none
+from sparklog.kafka.exporting.plan import CopyRules, PartitionPlan
+from sparklog.kafka.importing.segment import offset_index_of, time_index_of
+from sparklog.kafka.importing.totals import Batches
+from sparklog.kafka.in_place.view import KafkaView
+from sparklog.log.read.fetch import MissingFile, read_window
+from sparklog.log.read.source_slices import SourceSlice
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.slices import FileSlices
+from sparklog.maintenance.work import Progress
+from sparklog.storage.local import LocalStore
+from sparklog.storage.store import Store
+
+__all__ = ["PartitionFiles", "leader_epochs"]
+
+SUFFIXES = ("log", "index", "timeindex")
+BEFORE_ALL_TIMES = -1
+"""Seconds since the epoch: no record is looked up by an earlier time than 0."""
+
+
+@dataclass(slots=True)
+class PartitionFiles:
+    """Writes the partition of `plan` into `folder` of `target`; `source` and `topic` are where it comes from.
+
+    In this order: `output` (whose slices `write_segments` brings), `copy`, `finish`.
+    """
+
+    plan: PartitionPlan
+    source: Store
+    topic: str
+    configs: TopicConfigs
+    target: LocalStore
+    folder: str
+    rules: CopyRules
+    segments: int = 0
+    nbytes: int = 0
+    linked: int = 0
+    _epochs: list[tuple[int, int]] = field(default_factory=list)
+    _producers: PartitionProducers | None = None
+    _bases: list[int] = field(default_factory=list)
+    _copied_end: int = 0
+    _lowest: int | None = None
+
+    def output(self) -> SegmentOutput:
+        """What takes the slices that are written."""
+        plan = self.plan
+        writer = _OutgoingWriter(
+            self.target, self.folder, plan.partition, 0, "", self.configs, place=lambda base: f"{base:020d}.log"
+        )
+        writer.files = self
+        return SegmentOutput(
+            self.source,
+            self.topic,
+            plan.written,
+            writer,
+            self.configs.segment_bytes,
+            lambda: self.producers().aborted,
+            plan.log_end if plan.cut else None,
+        )
+
+    def copy(self, progress: Progress) -> None:
+        """Copy or link the sealed segments."""
+        for row in self.plan.copied:
+            self._copy(row)
+            progress(row.records, row.size)
+
+    def finish(self, written: Iterable[FileSlices]) -> int:
+        """After all else: the empty segments and the producers' snapshot; the log end offset."""
+        plan, log_end, active = self.plan, max(self.plan.log_end, self._copied_end), False
+        for file in written:
+            end = file.base[0] + file.offsets[0]
+            log_end = max(log_end, end)
+            active = end == log_end
+            self._bases.append(file.base[0])
+            self.segments += 1
+            self.nbytes += file.size
+        if not active:
+            self._empty(log_end)
+        if min(self._bases) > plan.log_start:
+            self._empty(plan.log_start)
+            path = os.path.join(self.target.location, self.folder, f"{plan.log_start:020d}.log")
+            os.utime(path, (BEFORE_ALL_TIMES, BEFORE_ALL_TIMES))
+        if not plan.cut and log_end > plan.log_start:
+            entries = [each.entry(producer_id) for producer_id, each in self.producers().producers.items()]
+            self.target.create(f"{self.folder}/{log_end:020d}.snapshot", snapshot_to_bytes(entries))
+        return log_end
+
+    def epochs(self) -> list[LeaderEpoch]:
+        """What `leader-epoch-checkpoint` says."""
+        return leader_epochs(self._epochs, self.plan.log_start)
+
+    @property
+    def first_base(self) -> int:
+        """Base offset of the first segment."""
+        return min(self._bases)
+
+    def last_stable(self, log_end: int) -> int:
+        """The last stable offset of what was exported: below its log end where a transaction of Kafka's is open."""
+        plan = self.plan
+        if plan.history is None:
+            return log_end
+        if not plan.cut:
+            return min(max(self.producers().last_stable, plan.log_start), log_end)
+        # The slice that was cut is not in the replay as it went out: what was written tells.
+        view = KafkaView(os.path.join(self.target.location, self.folder))
+        return max(view.bounds(self.topic)[plan.partition].last_stable, plan.log_start)
+
+    def producers(self) -> PartitionProducers:
+        """What Kafka's producers did up to the log end: nothing, where none of them wrote."""
+        if self._producers is None:
+            history, end = self.plan.history, self.plan.log_end
+            if history is None:
+                self._producers = PartitionProducers(end, none(), {})
+            else:
+                self._producers = replay(self.source, self.topic, history, end)
+        return self._producers
+
+    def base_for(self, base: int, last: int) -> int:
+        """The base offset that names a segment with batches from `base` to `last`: the log start for the first one."""
+        if self._lowest is None:
+            copied = [int(_stem(row.path)) for row in self.plan.copied]
+            self._lowest = min(copied + [int(each.base[0]) for each in self.plan.written.segments])
+        start = self.plan.log_start
+        return start if start < base == self._lowest and last - start <= MAX_RELATIVE_OFFSET else base
+
+    def _empty(self, base: int) -> None:
+        for suffix in SUFFIXES:
+            self.target.create(f"{self.folder}/{base:020d}.{suffix}", b"")
+        self._bases.append(base)
+        self.segments += 1
+
+    def _copy(self, row: SourceSlice) -> None:
+        named = int(_stem(row.path))
+        base = self.base_for(named, row.end - 1)
+        stem = f"{self.folder}/{base:020d}"
+        whole = row.end <= self.plan.log_end
+        linked = self.rules.link and whole and _linked(self.source, row.file, self.target, f"{stem}.log")
+        try:
+            try:
+                copied = self._copy_log(row, whole, None if linked else f"{stem}.log")
+            except _EpochsToReset:
+                self.target.delete(f"{stem}.log")
+                linked = False
+                copied = self._copy_log(row, whole, f"{stem}.log")
+        except MissingFile as missing:
+            raise Conflict(f"{missing.file} is gone: it was replaced since this was planned; export again") from None
+        if copied is None:
+            return
+        interval, batches = self.configs.index_interval_bytes, copied.batches
+        raw = {suffix: self._beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
+        if not whole or base != named:
+            # Of a part the time index would end with a time that may not be in it; offsets count from the base.
+            raw["index"] = raw["timeindex"] = None
+        self.target.create(f"{stem}.index", offset_index_of(raw["index"], base, batches, interval))
+        self.target.create(f"{stem}.timeindex", time_index_of(raw["timeindex"], base, batches, interval))
+        aborted = raw["txnindex"]
+        if aborted and not whole:
+            found = transaction_index.parse(aborted, base, file=row.file)
+            aborted = found.select(found.last_offsets <= batches.last_offset[-1]).to_bytes()
+        if aborted:
+            self.target.create(f"{stem}.txnindex", aborted)
+        self._bases.append(base)
+        self._copied_end = int(batches.last_offset[-1]) + 1
+        self.segments += 1
+        self.nbytes += copied.nbytes
+        self.linked += copied.nbytes if linked else 0
+
+    def _copy_log(self, row: SourceSlice, whole: bool, key: str | None) -> _Copied | None:
+        """Read and check a sealed segment, or the wanted part of it, and write it to `key` if it is no link already.
+
+        None: nothing of it is wanted. `_EpochsToReset` for a link to batches that must not go out as they are.
+        """
+        found = row.planned(self.topic, self.plan.partition)
+        writer = self.target.writer(key) if key is not None else None
+        columns: list[tuple[npt.NDArray[np.int64], ...]] = []
+        low = crc = 0
+        try:
+            while low < row.size:
+                data, headers = read_window(self.source, found, low, row.size)
+                kept = headers if whole else headers[: _wanted(headers, self.plan.log_end)]
+                if len(kept) < len(headers):
+                    data = data[: int(kept.position[-1] + kept.size[-1]) if len(kept) else 0]
+                if not whole:
+                    _check_batches(data, kept, row, low)
+                columns.append((kept.position + low, kept.base_offset, kept.last_offset, kept.max_timestamp))
+                crc = crc32c(data, crc)
+                low += len(data)
+                outgoing = self.outgoing(data, kept)
+                if writer is not None:
+                    writer.write(outgoing)
+                elif outgoing is not data:
+                    raise _EpochsToReset
+                if len(kept) < len(headers):
+                    break
+            if whole and crc != row.crc:
+                raise Corrupt("the segment's CRC-32C is wrong: restore it", file=row.file, position=0, offset=row.base)
+        except BaseException:
+            if writer is not None:
+                writer.discard()
+            raise
+        if writer is not None:
+            if low:
+                writer.close()
+            else:
+                writer.discard()
+        return (
+            _Copied(Batches(*(np.concatenate(column) for column in zip(*columns, strict=True))), low) if low else None
+        )
+
+    def outgoing(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
+        """The bytes of these batches as they go out, and note their leader epochs: the same bytes if these stay, or
+        are 0. A bytearray is changed in place."""
+        high = headers.leader_epoch > 0
+        if headers.magic is not None:
+            high &= ~headers.is_legacy
+        if not self.rules.keep_epochs and high.any():
+            data = data if isinstance(data, bytearray) else bytearray(data)
+            headers = rewrite_headers(data, headers, leader_epoch=np.where(high, 0, NO_LEADER_EPOCH))
+        note_epochs(self._epochs, headers)
+        return data
+
+    def _beside(self, row: SourceSlice, suffix: str) -> bytes | None:
+        try:
+            return self.source.get(f"{row.file.removesuffix('log')}{suffix}")
+        except NotFound:
+            return None
+
+
+class _EpochsToReset(Exception):  # noqa: N818
+    """A segment that is linked has leader epochs above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What was copied of a sealed segment: its batches, and their bytes."""
+
+    batches: Batches
+    nbytes: int
+
+
+class _OutgoingWriter(SegmentWriter):
+    """Writes segments as they go out."""
+
+    files: PartitionFiles
+
+    def begin(self, base: int) -> None:
+        ends = (int(each.end[-1]) for each in self.files.plan.written.segments if each.base[0] == base)
+        super().begin(self.files.base_for(base, next(ends, base) - 1))
+
+    def append(
+        self,
+        data: BytesLike,
+        headers: BatchHeaders,
+        *,
+        records: int,
+        min_ts: int,
+        flags: int = 0,
+        modified_ms: int = NO_TIMESTAMP,
+    ) -> None:
+        data = self.files.outgoing(data, headers)
+        super().append(data, headers, records=records, min_ts=min_ts, flags=flags, modified_ms=modified_ms)
+
+
+def note_epochs(noted: list[tuple[int, int]], headers: BatchHeaders) -> None:
+    """Add (base offset, leader epoch) of each batch whose epoch is not that of the one before."""
+    changes = np.flatnonzero(np.diff(headers.leader_epoch, prepend=NO_LEADER_EPOCH - 1))
+    noted += zip(headers.base_offset[changes].tolist(), headers.leader_epoch[changes].tolist(), strict=True)
+
+
+def leader_epochs(noted: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:
+    """The entries of a `leader-epoch-checkpoint` from (base offset, epoch) of batches, in any order.
+
+    Kafka's rules: a batch of another epoch begins an entry and drops those that are not below it; the first entry
+    begins at the log start, also where the batches that began it are gone. Messages of formats v0 and v1 have no epoch.
+    """
+    found: list[LeaderEpoch] = []
+    batches = sorted(noted)
+    for offset, epoch in batches:
+        if epoch <= NO_LEADER_EPOCH or (found and found[-1].epoch == epoch):
+            continue
+        while found and (found[-1].epoch >= epoch or found[-1].start_offset >= offset):
+            found.pop()
+        found.append(LeaderEpoch(epoch, offset))
+    below = [entry for entry in found if entry.start_offset <= log_start]
+    if not below and batches and batches[0][1] > NO_LEADER_EPOCH:
+        below = found[:1]
+    return [LeaderEpoch(entry.epoch, log_start) for entry in below[-1:]] + found[len(below) :]
+
+
+def _wanted(headers: BatchHeaders, end: int) -> int:
+    """How many of these batches, from the first on, may hold offsets below `end`.
+
+    Where a wrapper of message format v0 or v1 begins only its messages tell: behind the batch before it, at least.
+    """
+    begins = np.where(
+        headers.is_legacy, np.append(headers.base_offset[:1], headers.next_offset[:-1]), headers.base_offset
+    )
+    return int(np.searchsorted(begins, end))
+
+
+def _check_batches(data: memoryview, headers: BatchHeaders, row: SourceSlice, low: int) -> None:
+    """`Corrupt` unless each batch's checksum is right; `data` begins at byte `low` of the segment."""
+    wrong = crc_failures(data, headers)
+    if len(wrong):
+        position, offset = int(headers.position[wrong[0]]), int(headers.base_offset[wrong[0]])
+        raise Corrupt(
+            "the batch's checksum does not match its bytes: restore it",
+            file=row.file,
+            position=low + position,
+            offset=offset,
+        )
+
+
+def _stem(path: str) -> str:
+    return path.rsplit("/", 1)[-1].removesuffix(".log")
+
+
+def _linked(source: Store, file: str, target: LocalStore, key: str) -> bool:
+    """Whether the file is there now as a second name of the source's; not where they are on different disks."""
+    if not isinstance(source, LocalStore):
+        return False
+    path = os.path.join(target.location, key)
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.link(os.path.join(source.location, file), path)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Kafka's directories taken into a root: partitions, consumer groups, open transactions."""

@@ -1,0 +1,235 @@
+"""What Kafka's coordinators know comes along with an import: offsets of consumer groups, states of transactions.
+
+**Groups** (`__consumer_offsets`): the committed offsets of each group in the topics that were imported, with their
+times, leader epochs and metadata, and the group's generation. Left out are offsets that have expired by their own date
+(as commands of old clients gave them), those of topics that were not imported or are the predecessor of one, and groups
+without any. An offset replaces an older one only, so an import that is run again brings groups up to date; a group that
+has been read with in the root since is left alone, because its members go on from their own offsets.
+
+**Transactions** (`__transaction_state`): whose an open transaction is, since when, with which timeout, and what was
+decided where the marker has not reached the partition yet (`sparklog.log.state.kafka_open`). A broker at work goes on
+to the next transaction meanwhile, so a decision counts only if the same record of it is the newest before the logs are
+copied and after: an id begins nothing new before the markers of what was decided are everywhere and that is written
+down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from sparklog.errors import Corrupt
+from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.format.group_messages import (
+    GroupKey,
+    OffsetKey,
+    OffsetValue,
+    OtherKey,
+    decode_group_key,
+    decode_group_value,
+    decode_offset_value,
+    decode_other_value,
+)
+from sparklog.format.transaction_messages import (
+    Status,
+    TransactionKey,
+    TransactionValue,
+    decode_transaction_key,
+    decode_transaction_value,
+)
+from sparklog.kafka.importing.partition import CoordinatorEntry
+from sparklog.kafka.in_place.damage import FAIL, OnSkipped, Skipped
+from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE, Kept, newest_values
+from sparklog.log.journal.env import Env
+from sparklog.log.state.imports import ImportedPartition, ImportIntent
+from sparklog.log.state.kafka_open import ABORT, COMMIT, KafkaOpen
+
+if TYPE_CHECKING:
+    from sparklog.log.topic.root import Root
+    from sparklog.log.topic.topic import Topic
+
+__all__ = ["ImportedGroup", "KafkaGroup", "import_groups", "kafka_groups", "kafka_transactions", "note_decisions"]
+
+CONSUMER_GROUP_METADATA = 3
+"""The key type of a group of the new protocol (KIP-848)."""
+MAX_GENERATION = 2**31 - 1
+_DECIDED = {Status.PREPARE_COMMIT: COMMIT, Status.PREPARE_ABORT: ABORT}
+_BEGUN = (Status.ONGOING, Status.PREPARE_COMMIT, Status.PREPARE_ABORT, Status.PREPARE_EPOCH_FENCE)
+
+
+@dataclass(slots=True)
+class KafkaGroup:
+    """A group as its coordinator keeps it: (topic, partition) -> committed offset; `generation` 0: none is known."""
+
+    id: str
+    generation: int = 0
+    offsets: dict[TopicPartition, OffsetValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedGroup:
+    """What became of a group: how many of its `offsets` the root has now, how many it `left_out` with their topics.
+
+    `in_use`: the group has had a member in the root, and was left alone.
+    """
+
+    group: str
+    offsets: int
+    left_out: int
+    in_use: bool = False
+
+
+def kafka_groups(
+    path: str, *, env: Env, now_ms: int, policy: str = FAIL, on_skipped: OnSkipped
+) -> dict[str, KafkaGroup]:
+    """The groups in the log dir at `path`, by id; offsets that have expired by `now_ms` (ms) are left out."""
+    groups: dict[str, KafkaGroup] = {}
+
+    def take(key: bytes, kept: Kept) -> None:
+        found = decode_group_key(key)
+        if isinstance(found, OffsetKey):
+            value = decode_offset_value(kept.value)
+            if value is not None and (value.expire_timestamp is None or value.expire_timestamp > now_ms):
+                group = groups.setdefault(found.group, KafkaGroup(found.group))
+                group.offsets[found.topic, found.partition] = value
+        elif isinstance(found, GroupKey):
+            classic = decode_group_value(kept.value)
+            _note_generation(groups, found.group, 0 if classic is None else classic.generation)
+        elif isinstance(found, OtherKey) and found.type == CONSUMER_GROUP_METADATA:
+            fields = decode_other_value(found, kept.value)
+            group_id, epoch = found.fields.get("groupId"), None if fields is None else fields.get("epoch")
+            if isinstance(group_id, str) and isinstance(epoch, int):
+                _note_generation(groups, group_id, epoch)
+
+    _each(path, CONSUMER_OFFSETS, take, env, policy, on_skipped)
+    return dict(sorted(groups.items()))
+
+
+def _note_generation(groups: dict[str, KafkaGroup], group_id: str, generation: int) -> None:
+    group = groups.setdefault(group_id, KafkaGroup(group_id))
+    group.generation = min(max(group.generation, generation), MAX_GENERATION)
+
+
+def import_groups(
+    root: Root, groups: Mapping[str, KafkaGroup], topics: Mapping[str, tuple[str, str, int]]
+) -> tuple[ImportedGroup, ...]:
+    """Bring the groups' offsets in `topics` into the root: name -> (topic id, Kafka's topic id or "", partitions).
+
+    Idempotent.
+    """
+    from sparklog.groups import CommittedOffset, Groups
+
+    found = []
+    known = Groups(root)
+    for group_id, each in groups.items():
+        offsets = []
+        for (topic, partition), value in sorted(each.offsets.items()):
+            topic_id, kafka_id, count = topics.get(topic, ("", "", 0))
+            same = value.topic_id is None or not kafka_id or value.topic_id == kafka_id
+            if partition < count and same and value.offset >= 0:
+                offsets.append(
+                    CommittedOffset(
+                        topic,
+                        topic_id,
+                        partition,
+                        value.offset,
+                        value.leader_epoch,
+                        value.metadata,
+                        max(value.commit_timestamp, 0),
+                    )
+                )
+        if not offsets:
+            continue
+        group = known.group(group_id)
+        # Also if its member has left or only sleeps: Kafka's offsets would pass over what it has not read here.
+        in_use = group.description().session_timeout_ms is not None
+        if not in_use:
+            group.restore(offsets, generation=each.generation)
+        found.append(ImportedGroup(group_id, len(offsets), len(each.offsets) - len(offsets), in_use))
+    return tuple(found)
+
+
+def kafka_transactions(
+    path: str, *, env: Env, policy: str = FAIL, on_skipped: OnSkipped
+) -> dict[int, CoordinatorEntry]:
+    """Producer id -> what the log dir at `path` says of its transaction."""
+    found: dict[int, CoordinatorEntry] = {}
+
+    def take(key: bytes, kept: Kept) -> None:
+        owner = decode_transaction_key(key)
+        value = decode_transaction_value(kept.value)
+        if isinstance(owner, TransactionKey) and value is not None:
+            # While an id moves to another producer id, the one before writes the markers.
+            for producer in {value.producer_id, value.previous_producer_id} - {-1}:
+                found[producer] = _entry(owner.transactional_id, value, (kept.partition, kept.offset))
+
+    _each(path, TRANSACTION_STATE, take, env, policy, on_skipped)
+    return found
+
+
+def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: Mapping[int, CoordinatorEntry]) -> None:
+    """Write down what was decided of the topic's open transactions, by two looks at the coordinators' state."""
+    head = topic.head(refresh=False)
+    source = head.kafka_source
+    decided = {
+        producer: entry
+        for producer, entry in after.items()
+        if entry.decided is not None and before.get(producer) == entry
+    }
+    parts = []
+    for partition in sorted({each.partition for each in head.kafka_open}):
+        own = [each for each in head.kafka_open if each.partition == partition]
+        told = [_told(topic.name, each, decided.get(each.producer)) for each in own]
+        if told != own and source is not None and partition in source.ends:
+            end = int(head.log_end[partition])
+            parts.append(
+                ImportedPartition(
+                    partition=partition,
+                    log_start=int(head.log_start[partition]),
+                    log_end=end,
+                    cleaned_through=None,
+                    leader_epoch=-1,
+                    files=(),
+                    open=tuple(told),
+                    since=end,
+                    imported=source.ends[partition],
+                )
+            )
+    if parts and source is not None:
+        topic.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
+
+
+def _told(topic: str, open_: KafkaOpen, entry: CoordinatorEntry | None) -> KafkaOpen:
+    here = entry is not None and (topic, open_.partition) in entry.partitions
+    return replace(open_, decided=entry.decided) if entry is not None and here else open_
+
+
+def _entry(transactional_id: str, value: TransactionValue, record: tuple[int, int]) -> CoordinatorEntry:
+    begun = value.status in _BEGUN
+    return CoordinatorEntry(
+        transactional_id=transactional_id,
+        timeout_ms=max(value.timeout_ms, 0),
+        start_ms=value.start_ms if begun and value.start_ms is not None and value.start_ms >= 0 else None,
+        decided=_DECIDED.get(value.status),
+        partitions=frozenset(value.partitions or ()) if begun else frozenset(),
+        record=record,
+    )
+
+
+def _each(
+    path: str, topic: str, take: Callable[[bytes, Kept], None], env: Env, policy: str, on_skipped: OnSkipped
+) -> None:
+    """Hand on the newest record of each key; one that no version of Kafka writes is damage."""
+    for key, kept in newest_values(path, topic, env=env, policy=policy, on_skipped=on_skipped).items():
+        try:
+            take(key, kept)
+        except Corrupt as error:
+            if policy == FAIL:
+                raise Corrupt(
+                    f"the record at offset {kept.offset} of {topic}-{kept.partition} cannot be read: {error.message};"
+                    " import without groups and transactions, or with corrupt_records skip",
+                    offset=kept.offset,
+                ) from None
+            why = f"its key or value cannot be read: {error.message}"
+            on_skipped(Skipped(topic, kept.partition, path, None, 0, kept.offset, kept.offset + 1, why))

@@ -1,0 +1,287 @@
+"""What an import is about to take: which topics of a log dir, and from which offset on.
+
+A topic that the root has already goes on where its last import ended, if it is the same topic of Kafka's and nothing
+else was written to it since. It is the same if
+
+* the topic ids are, where both sides know one,
+* the log in Kafka reaches at least as far as what was taken: one that ends before it was cut, as after an unclean
+  leader election, and what was taken beyond is no longer Kafka's,
+* the last batch that was taken is still there with the same checksum and leader epoch (which lies outside of it: after
+  a change of leader producers send again what was not acknowledged, maybe in another order). Where the cleaner may
+  have removed or rewritten it (below its checkpoint) the leader epoch of that offset must be the same, by
+  `leader-epoch-checkpoint`; where retention has removed it the topic id alone decides.
+
+All topics are looked at before anything is done for the first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.format.checkpoint_files import (
+    CLEANER_OFFSETS_FILE,
+    HIGH_WATERMARKS_FILE,
+    LOG_STARTS_FILE,
+    PARTITION_METADATA_FILE,
+    TopicPartition,
+    parse_partition_metadata,
+)
+from sparklog.kafka.importing.partition import FRESH, Known, PartitionSource
+from sparklog.kafka.in_place import directory
+from sparklog.kafka.in_place.damage import SKIP
+from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, settled_segments
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
+from sparklog.kafka.in_place.start_up import next_offset_of
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.names import check_topic_name, did_you_mean
+from sparklog.log.state.commit import MAX_PARTITIONS
+from sparklog.log.state.kafka_source import ImportedEnd, KafkaSource
+from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.root import Root
+
+__all__ = ["TopicPlan", "TopicSource", "foreseen", "plan_import", "topic_sources"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSource:
+    """A topic of a log dir: `topic_id` by `partition.metadata`, empty where there is none."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[PartitionSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """What to import of a topic. `known`: per partition, what the root has already; `exists`: the root has the topic.
+
+    `finished`: the root has all of it and has ended Kafka's open transactions since, so there is nothing to import.
+    """
+
+    source: TopicSource
+    known: tuple[Known, ...]
+    exists: bool
+    finished: bool = False
+
+
+def plan_import(
+    root: Root | None, sources: Sequence[TopicSource], policy: str, *, last: bool = False
+) -> list[TopicPlan]:
+    """What to import of each source, checked against the root (None: there is none yet). Changes nothing.
+
+    `last`: this import will end Kafka's open transactions, after which no other can go on. If one was killed while it
+    ended them, its topics have been written to; they count as `finished` if the log dir has nothing new for them.
+
+    `BadRequest` for a name that no topic may have; `Conflict` if a topic of that name exists and cannot go on.
+    """
+    plans = []
+    for source in sources:
+        check_topic_name(source.name)
+        head = root.topic_handle(source.name).log.refresh().head if root else None
+        if root is None or head is None or not head.exists:
+            plans.append(TopicPlan(source, (FRESH,) * len(source.partitions), exists=False))
+            continue
+        finished = _check_topic(root, source, head, last)
+        known = tuple(_known(head, part.number) for part in source.partitions)
+        for part, before in zip(source.partitions, known, strict=True):
+            _check_goes_on(source, part, before.imported, policy, root.env)
+        plans.append(TopicPlan(source, known, exists=True, finished=finished))
+    return plans
+
+
+def _known(head: Head, partition: int) -> Known:
+    ends = head.kafka_source.ends if head.kafka_source else {}
+    opened = tuple(each for each in head.kafka_open if each.partition == partition)
+    return Known(ends.get(partition, FRESH.imported), opened)
+
+
+def _check_topic(root: Root, source: TopicSource, head: Head, last: bool) -> bool:
+    """`Conflict` unless the topic was imported from this topic of Kafka's and was not written to since.
+
+    With `last` one that was written to is accepted if there is nothing new to import; True then, else False.
+    """
+    name, before = source.name, head.kafka_source
+    if before is None:
+        raise Conflict(
+            f"topic '{name}' exists in {root.location} and was not imported; delete it first, or import into another"
+            " root"
+        )
+    if before.topic_id and source.topic_id and before.topic_id != source.topic_id:
+        raise Conflict(
+            f"topic '{name}' in {root.location} was imported from a topic with id {before.topic_id}, found one with id"
+            f" {source.topic_id}: it was created anew; delete the topic here first, or import into another root"
+        )
+    if head.partitions > len(source.partitions):
+        raise Conflict(
+            f"topic '{name}' in {root.location} has {head.partitions} partitions, found {len(source.partitions)} of it:"
+            " expected at least as many; bring the folders of all partitions together first"
+        )
+    for partition, end in enumerate(head.log_end.tolist()):
+        taken = before.ends[partition].end if partition in before.ends else 0
+        if end != taken and last and all(_is_taken(part, before, root.env) for part in source.partitions):
+            return True
+        if end != taken:
+            raise Conflict(
+                f"topic '{name}' in {root.location} was written to since it was imported: partition {partition} ends at"
+                f" {end}, the import ended at {taken}; Kafka's offsets cannot go on there, import into another root"
+            )
+    return False
+
+
+def _is_taken(part: PartitionSource, before: KafkaSource, env: Env) -> bool:
+    taken = before.ends[part.number].end if part.number in before.ends else 0
+    return _bounds(part, settled_segments(part.folder, env=env))[1] <= taken
+
+
+def _bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
+    """Log start and log end, the latter as far as a walk over the last segment gets."""
+    log_start = max(names[0].base if names else 0, part.log_start or 0)
+    return log_start, max(log_start, next_offset_of(names[-1]) if names else 0)
+
+
+def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEnd, policy: str, env: Env) -> None:
+    """`Conflict` unless the partition still has the log that was imported, up to `taken`."""
+    if taken.end == 0:
+        return
+    where = f"{source.name}-{part.number}"
+    names = settled_segments(part.folder, env=env)
+    try:
+        log_start, log_end = _bounds(part, names)
+        # Where damage is skipped, the log goes on behind what looks like its end.
+        if log_end < taken.end and policy != SKIP:
+            raise Conflict(
+                f"{where} ends at {log_end}, below {taken.end}, up to where it was imported: its log was cut, as after"
+                " an unclean leader election; delete the topic here and import it again"
+            )
+        if taken.last < 0 or (taken.last < log_start and source.topic_id):
+            return
+        found = _batch_at(names, taken.last) if taken.last >= log_start else None
+    except FileNotFoundError:
+        found = None
+    if found == (taken.crc, taken.epoch):
+        return
+    if part.cleaned_through is not None and taken.last < part.cleaned_through:
+        epoch = _epoch_of(part.folder, taken.last)
+        if epoch is None or taken.epoch < 0 or epoch == taken.epoch:
+            return
+    raise Conflict(
+        f"the last batch that was imported of {where}, up to offset {taken.last}, is not the one that lies there now:"
+        " expected the same log (with its cleaner-offset-checkpoint, if it is compacted); delete the topic here and"
+        " import it again, or import into another root"
+    )
+
+
+def foreseen(part: PartitionSource, known: Known, env: Env) -> tuple[int, int, int]:
+    """Log start and log end of a partition, and how many bytes an import of it reads at most."""
+    names = settled_segments(part.folder, env=env)
+    log_start, log_end = _bounds(part, names)
+    nbytes = 0
+    for name, after in zip(names, [*names[1:], None], strict=True):
+        if log_end > known.end and (after is None or after.base > max(log_start, known.end)):
+            with SegmentFile(name.path) as file:
+                nbytes += file.size - (seek(file, name.base, known.end) if name.base < known.end else 0)
+    return log_start, log_end, nbytes
+
+
+def _batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
+    """Checksum and leader epoch of the batch that ends with offset `last`; None if there is no such batch."""
+    name = next((each for each in reversed(names) if each.base <= last), None)
+    if name is None:
+        return None
+    with SegmentFile(name.path) as file:
+        for window in BatchWalk(file, seek(file, name.base, last)):
+            ends = window.headers.last_offset
+            rows = (ends == last).nonzero()[0]
+            if len(rows):
+                return int(window.headers.crc[rows[0]]), int(window.headers.leader_epoch[rows[0]])
+            if len(ends) and ends[-1] > last:
+                return None
+    return None
+
+
+def _epoch_of(folder: str, offset: int) -> int | None:
+    """The leader epoch of an offset by `leader-epoch-checkpoint`; None if it does not tell."""
+    return next((each.epoch for each in reversed(leader_epochs(folder)) if each.start_offset <= offset), None)
+
+
+def topic_sources(path: str, topics: Sequence[str] | None) -> list[TopicSource]:
+    """Topics of the log dir at `path` (None: all but Kafka's internal ones), by name.
+
+    `NotFound` if there is no log dir or no such topic; `BadRequest` for partitions that are missing in it.
+    """
+    layout = directory.kafka_layout(path)
+    if layout is None:
+        raise NotFound(
+            f"{path} is no Kafka log dir: expected folders like orders-0 with files like 00000000000000000000.log"
+        )
+    if layout == "partition":
+        raise BadRequest(f"{path} is one partition: give the log dir it lies in, {os.path.dirname(path)}")
+    folders = directory.partition_folders(path)
+    names = sorted({topic for topic, _ in folders})
+    chosen = sorted(set(topics)) if topics is not None else [name for name in names if not directory.is_internal(name)]
+    unknown = next((name for name in chosen if name not in names), None)
+    if unknown is not None:
+        raise NotFound(f"there is no topic '{unknown}' in {path}{did_you_mean(unknown, names)}")
+    if not chosen:
+        raise NotFound(f"there are only Kafka's internal topics in {path}: name those to import, of {', '.join(names)}")
+    starts = directory.offset_checkpoint(path, LOG_STARTS_FILE)
+    cleaned = directory.offset_checkpoint(path, CLEANER_OFFSETS_FILE)
+    watermarks = _watermarks(path, folders)
+    return [_topic_source(path, name, folders, starts, cleaned, watermarks) for name in chosen]
+
+
+def _watermarks(path: str, folders: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
+    """High watermark of each partition: 0 where the checkpoint is damaged or lacks it. Empty without a checkpoint."""
+    try:
+        found = directory.offset_checkpoint(path, HIGH_WATERMARKS_FILE)
+    except Corrupt:
+        return dict.fromkeys(folders, 0)
+    return {key: found.get(key, 0) for key in folders} if found else {}
+
+
+def _topic_source(
+    path: str,
+    name: str,
+    folders: Mapping[TopicPartition, str],
+    starts: Mapping[TopicPartition, int],
+    cleaned: Mapping[TopicPartition, int],
+    watermarks: Mapping[TopicPartition, int],
+) -> TopicSource:
+    mine = {number: folder for (topic, number), folder in folders.items() if topic == name}
+    numbers = sorted(mine)
+    missing = next((at for at, number in enumerate(numbers) if at != number), None)
+    if missing is not None:
+        raise BadRequest(
+            f"expected partitions 0 to {numbers[-1]} of {name} in {path}, found no {name}-{missing}: bring the folders"
+            " of all partitions together first, from the brokers that hold them"
+        )
+    if len(numbers) > MAX_PARTITIONS:
+        raise BadRequest(f"a topic has at most {MAX_PARTITIONS} partitions, found {len(numbers)} of {name} in {path}")
+    ids = {found for number in numbers if (found := _topic_id(mine[number]))}
+    if len(ids) > 1:
+        raise BadRequest(
+            f"the folders of {name} in {path} belong to topics of different ids, {' and '.join(sorted(ids))}: bring"
+            " those of one topic together"
+        )
+    partitions = (
+        PartitionSource(
+            number,
+            mine[number],
+            starts.get((name, number)),
+            cleaned.get((name, number)),
+            watermarks.get((name, number)),
+        )
+        for number in numbers
+    )
+    return TopicSource(name, next(iter(ids), ""), tuple(partitions))
+
+
+def _topic_id(folder: str) -> str:
+    file = os.path.join(folder, PARTITION_METADATA_FILE)
+    try:
+        return parse_partition_metadata(directory.partition_metadata(folder), file=file)
+    except Corrupt:
+        return ""

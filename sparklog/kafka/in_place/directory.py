@@ -1,0 +1,248 @@
+"""What lies in a Kafka log dir or partition folder: names, listings that can be trusted, checkpoints, topic ids.
+
+A log dir holds one folder `<topic>-<partition>` for each partition (split at the last dash) and small text files. A
+partition folder holds segments: `<base offset, 20 digits>.log` with `.index`, `.timeindex` and, where transactions were
+aborted, `.txnindex`. Suffixes behind the extension say what a file is while it changes: `.cleaned` (the log cleaner is
+writing it), `.swap` (about to take its name), `.deleted` (replaced or expired, removed later). Folders that end in
+`-delete`, `-future` or `-stray` are no partitions.
+
+Between "rename the old segment to .deleted" and "rename the new one from .swap" a listing shows a hole. So a listing
+counts when two in a row agree and show no `.swap`. Swaps last milliseconds; where one stays, the broker died in it,
+and the listing is read as its next start-up would leave it (`sparklog.kafka.in_place.start_up`). (`.cleaned` files
+alone do no harm: all that they are made from is still in place until the first of them becomes a `.swap`. A cleaner
+writes them for minutes, and one that crashed leaves them behind; a tail that waited for them would stand still.)
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Container
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sparklog.errors import Corrupt, NotFound, Unavailable
+from sparklog.format import checkpoint_files
+from sparklog.format.checkpoint_files import LeaderEpoch, TopicPartition
+from sparklog.kafka.in_place.file_names import CLEANED, SWAP
+from sparklog.kafka.in_place.start_up import after_start_up, next_offset_of
+from sparklog.log.journal.env import SYSTEM, Env
+
+INTERNAL_TOPICS = frozenset(
+    {
+        "__consumer_offsets",
+        "__transaction_state",
+        "__share_group_state",
+        "__cluster_metadata",
+        "__remote_log_metadata",
+    }
+)
+_SEGMENT = re.compile(r"^(\d{20})\.log$")
+_SWAPPED_SEGMENT = re.compile(r"^(\d{20})\.log\.swap$")
+_CLEANED_FILE = re.compile(r"^(\d{20})\..*\.cleaned$")
+_PARTITION = re.compile(r"^([a-zA-Z0-9._-]{1,249})-(\d{1,10})$")
+SETTLE_TRIES = 20
+SETTLE_PAUSE_SECONDS = 0.05
+ABANDONED_MS = 10_000
+"""A swap in a folder that did not change for so long is not waited for: nobody is at it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentName:
+    """A `.log` file in a listing; the inode tells a replaced file from its namesake.
+
+    `size` (bytes) and `modified` (ns) are what they were then: files that grow between two listings are still equal.
+    """
+
+    base: int
+    path: str
+    inode: int
+    size: int = field(default=0, compare=False)
+    modified: int = field(default=0, compare=False)
+
+
+def is_internal(topic: str) -> bool:
+    """Is this one of Kafka's own topics, which nobody means by "all topics"?"""
+    return topic in INTERNAL_TOPICS
+
+
+def kafka_layout(path: str | os.PathLike[str]) -> Literal["log-dir", "partition"] | None:
+    """What a local folder is: one partition (it holds 20-digit `.log` files), a log dir (it holds such folders), or
+    neither.
+    """
+    folder = os.fspath(path)
+    if not os.path.isdir(folder):
+        return None
+    if _holds_segments(folder):
+        return "partition"
+    return "log-dir" if partition_folders(folder) else None
+
+
+def partition_folders(log_dir: str, known: Container[str] = ()) -> dict[TopicPartition, str]:
+    """`(topic, partition) -> folder` of all partition folders of a log dir; those `known` are not looked into again."""
+    found: dict[TopicPartition, str] = {}
+    try:
+        with os.scandir(log_dir) as entries:
+            for entry in entries:
+                match = _PARTITION.match(entry.name)
+                if match and (entry.path in known or _holds_segments(entry.path)):
+                    found[match[1], int(match[2])] = entry.path
+    except FileNotFoundError:
+        raise NotFound(f"there is no folder {log_dir}: check the path") from None
+    return found
+
+
+def split_folder_name(folder: str) -> TopicPartition:
+    """Topic and partition of a partition folder; a folder of another name is partition 0 of a topic of that name."""
+    name = Path(folder).resolve().name
+    match = _PARTITION.match(name)
+    return (match[1], int(match[2])) if match else (name, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """One look at a folder: its segments and those of a swap, both in offset order.
+
+    `swapping`: there are `.swap` files, of indexes perhaps; `lowest_cleaned`: the lowest offset of a `.cleaned` file.
+    """
+
+    segments: tuple[SegmentName, ...]
+    swaps: tuple[SegmentName, ...]
+    swapping: bool
+    lowest_cleaned: int | None
+
+
+def settled_segments(folder: str, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
+    """The segments of a partition folder in offset order, from a listing that counts (see above).
+
+    `NotFound` if the folder is gone, `Unavailable` if it never holds still.
+    """
+    for tries_left in reversed(range(SETTLE_TRIES)):
+        listing = _agreed(folder)
+        if listing is not None and not listing.swapping:
+            return listing.segments
+        if listing is not None and (not tries_left or _abandoned(folder, env)):
+            try:
+                found = after_start_up(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
+            except FileNotFoundError:
+                listing = None  # Somebody is at it after all.
+            else:
+                return tuple(found)
+        env.sleep(SETTLE_PAUSE_SECONDS)
+    raise Unavailable(f"{folder} keeps changing: expected two listings in a row that agree; try again")
+
+
+def settled_now(folder: str) -> tuple[SegmentName, ...] | None:
+    """As `settled_segments`, without waiting: None if no listing counts at this moment."""
+    listing = _agreed(folder)
+    return None if listing is None or listing.swapping else listing.segments
+
+
+def never_there(error: FileNotFoundError) -> Unavailable:
+    """Of a segment that every listing shows, and that is gone whenever it is opened."""
+    path = str(error.filename).removesuffix(".deleted")
+    return Unavailable(f"expected to open {path}, which its folder lists, found it gone each time: try again")
+
+
+def _agreed(folder: str) -> _Listing | None:
+    """A listing that the next one confirms."""
+    before = _listing(folder)
+    return before if before == _listing(folder) else None
+
+
+def _abandoned(folder: str, env: Env) -> bool:
+    try:
+        changed_ms = os.stat(folder).st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return False
+    return env.wall_ms() - changed_ms > ABANDONED_MS
+
+
+def _listing(folder: str) -> _Listing:
+    segments: list[SegmentName] = []
+    swaps: list[SegmentName] = []
+    cleaned: list[int] = []
+    swapping = False
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                swapping |= entry.name.endswith(SWAP)
+                if match := _SEGMENT.match(entry.name):
+                    segments.append(_segment(int(match[1]), entry))
+                elif match := _SWAPPED_SEGMENT.match(entry.name):
+                    swaps.append(_segment(int(match[1]), entry))
+                elif entry.name.endswith(CLEANED) and (match := _CLEANED_FILE.match(entry.name)):
+                    cleaned.append(int(match[1]))
+    except FileNotFoundError:
+        raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
+    return _Listing(tuple(sorted(segments)), tuple(sorted(swaps)), swapping, min(cleaned, default=None))
+
+
+def _segment(base: int, entry: os.DirEntry[str]) -> SegmentName:
+    # Not the directory entry's inode: on overlay file systems it can differ from the file's.
+    try:
+        stat = entry.stat()
+    except FileNotFoundError:
+        return SegmentName(base, entry.path, -1)
+    return SegmentName(base, entry.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+def _holds_segments(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(_SEGMENT.match(entry.name) or _SWAPPED_SEGMENT.match(entry.name) for entry in entries)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
+
+
+def offset_checkpoint(log_dir: str, name: str) -> dict[TopicPartition, int]:
+    """A `*-offset-checkpoint` of a log dir; empty if there is none.
+
+    Kafka replaces these files by rename, so that a reader sees the old or the new one, never half of one.
+    """
+    file = os.path.join(log_dir, name)
+    try:
+        with open(file, "rb") as source:
+            return checkpoint_files.parse_offsets(source.read(), file=file)
+    except FileNotFoundError:
+        return {}
+
+
+def topic_id(folder: str, topic: str) -> str:
+    """The topic's id by `partition.metadata` in one of its partition folders.
+
+    Where that file is missing or damaged (brokers before 2.8 wrote none) it is derived from the folder's place and so
+    stays the same as long as the folder does, but does not tell a re-created topic from its predecessor.
+    """
+    file = os.path.join(folder, checkpoint_files.PARTITION_METADATA_FILE)
+    try:
+        return checkpoint_files.parse_partition_metadata(partition_metadata(folder), file=file)
+    except Corrupt:
+        place = f"{Path(folder).resolve().parent}\n{topic}".encode()
+        return base64.urlsafe_b64encode(hashlib.sha256(place).digest()[:16]).decode().rstrip("=")
+
+
+def file_bytes(path: str) -> bytes | None:
+    """A small file, whole; None if there is none."""
+    try:
+        with open(path, "rb") as source:
+            return source.read()
+    except FileNotFoundError:
+        return None
+
+
+def leader_epochs(folder: str) -> tuple[LeaderEpoch, ...]:
+    """The entries of `leader-epoch-checkpoint`; none where there is no such file or it is damaged."""
+    data = file_bytes(os.path.join(folder, checkpoint_files.LEADER_EPOCHS_FILE))
+    try:
+        return () if data is None else tuple(checkpoint_files.parse_leader_epochs(data))
+    except Corrupt:
+        return ()
+
+
+def partition_metadata(folder: str) -> bytes:
+    """The bytes of `partition.metadata`, empty if there is none."""
+    return file_bytes(os.path.join(folder, checkpoint_files.PARTITION_METADATA_FILE)) or b""

@@ -1,0 +1,331 @@
+"""Reading a range of offsets of a Kafka partition, in whatever files it lies when the task gets to it.
+
+A part names offsets and the partition's folder, never positions or files: between planning and reading the log
+cleaner may have put other files under the same names. It carries the aborted transactions of its range, because their
+markers may lie behind the range's end.
+
+Every batch of the range is checked (`sparklog.kafka.in_place.sound_batches`); what damage does is the part's policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
+from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
+from sparklog.kafka.in_place.sound_batches import Damage, Resumed, resume, sound_windows
+from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
+from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, OffsetRange
+
+if TYPE_CHECKING:
+    from sparklog.format.decode import RecordColumns
+
+MIN_WINDOW_BYTES = 64 * 1024
+FIRST_WINDOW_BYTES = 256 * 1024
+REPLAN_TRIES = 10
+GO_ON = "restore the file, read other offsets, or read on behind it with corruptRecords=skip"
+_DECODED = frozenset({"key", "value", "headers", "timestampType"})
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaReadPart:
+    """Implements `ReadPart` for a partition folder. `records` and `nbytes` are estimates.
+
+    `aborted` is None for read_uncommitted. `corrupt_records`: see `sparklog.kafka.in_place.damage`; `on_skipped` is
+    told in the process that reads, so it must pickle where that is another one.
+    """
+
+    folder: str
+    range: OffsetRange
+    records: int
+    nbytes: int
+    aborted: AbortedTransactions | None
+    corrupt_records: str = FAIL
+    on_skipped: OnSkipped = log_skipped
+
+    def read(self, columns: Sequence[str], *, batch_bytes: int = 4 << 20) -> Iterator[pa.RecordBatch]:
+        """The part's records in offset order, as batches of about `batch_bytes` with exactly `columns`.
+
+        Raises `Corrupt` with file, position and offset, unless damage is skipped; `NotFound` if the log no longer holds
+        the range: its start was deleted, or its end was taken back.
+        """
+        unknown = [name for name in columns if name not in COLUMNS]
+        if unknown:
+            raise BadRequest(f"unknown columns {unknown}: expected some of {list(COLUMNS)}")
+        yield from _coalesced(self._pieces(list(columns), batch_bytes), batch_bytes)
+
+    def _pieces(self, columns: list[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
+        """One RecordBatch per window, window sizes following how much records grow when they are decoded."""
+        wanted = _DECODED & set(columns) | {"offset", "timestamp"}
+        budget = WindowBudget(batch_bytes)
+        for file, window in self.windows(budget):
+            for decoded in self._decoded(file, window, wanted):
+                piece = _record_batch(decoded, columns, self.range)
+                budget.learn(len(window.data), piece.nbytes)
+                if piece.num_rows:
+                    yield piece
+
+    def _decoded(self, file: SegmentFile, window: Window, wanted: Set[str]) -> Iterator[RecordColumns]:
+        """The visible records of a window; where damage is skipped, those of each batch that can be decoded."""
+        from sparklog.format.decode import decode
+
+        try:
+            yield decode(
+                window.data,
+                window.headers,
+                columns=wanted,
+                start_offset=self.range.start,
+                end_offset=self.range.end,
+                select=self._visible(window.headers),
+                check_crc=False,
+                file=file.path,
+                file_position=window.start,
+            )
+        except Corrupt as error:
+            if self.corrupt_records != SKIP:
+                raise
+            rows = len(window.headers)
+            for row in range(rows if rows > 1 else 0):
+                single = Window(window.data, window.start, window.headers[row : row + 1])
+                yield from self._decoded(file, single, wanted)
+            if rows == 1:
+                header = window.headers.row(0)
+                position = window.start + int(window.headers.position[0])
+                end = header.base_offset + header.last_offset_delta + 1
+                self._skipped(file, position, header.size, header.base_offset, end, error.message)
+
+    def _skipped(self, file: SegmentFile, position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
+        """Report what of this part is left out."""
+        mine = self.range
+        first, last = max(start, mine.start), mine.end if end is None else min(end, mine.end)
+        if first < last:
+            self.on_skipped(Skipped(mine.topic, mine.partition, file.path, position, nbytes, first, last, reason))
+
+    def _visible(self, headers: BatchHeaders) -> npt.NDArray[np.bool_]:
+        """Which batches have records for this reader: no control batches, no aborted ones."""
+        visible: npt.NDArray[np.bool_] = ~headers.is_control & (headers.count != 0)
+        if self.aborted is not None and len(self.aborted):
+            rows = np.flatnonzero(headers.is_transactional & (headers.producer_id != NO_PRODUCER_ID) & visible)
+            visible[rows] = ~self.aborted.covers(headers.producer_id[rows], headers.base_offset[rows])
+        return visible
+
+    def windows(self, budget: WindowBudget) -> Iterator[tuple[SegmentFile, Window]]:
+        """Windows of whole and sound batches that cover the range, from one segment after the other."""
+        position, end = self.range.start, self.range.end
+        names = settled_segments(self.folder)
+        after, tries = -1, 0
+        while position < end:
+            name = _segment_for(names, position, after)
+            if name is None:
+                raise self._gone(names, position, after)
+            if name.base >= end:
+                return  # Nothing was kept between here and there.
+            try:
+                file = SegmentFile(name.path)
+            except FileNotFoundError as error:
+                # The cleaner or retention was here: what matters is where the offsets lie now.
+                tries += 1
+                if tries > REPLAN_TRIES:
+                    raise never_there(error) from None
+                names, after = settled_segments(self.folder), -1
+                continue
+            passed: list[int] = []
+            with file:
+                for window in self._segment_windows(file, name, position, names, budget, passed):
+                    if not len(window.headers):
+                        return  # The log goes on behind the range: nothing was kept up to its end.
+                    yield file, window
+                    position = max(position, int(window.headers.next_offset[-1]))
+                    budget.apply()
+            position, after = max(position, *passed, 0), name.base
+
+    def _segment_windows(
+        self,
+        file: SegmentFile,
+        name: SegmentName,
+        position: int,
+        names: Sequence[SegmentName],
+        budget: WindowBudget,
+        passed: list[int],
+    ) -> Iterator[Window]:
+        """Windows of one segment from the first batch that ends at or behind `position` to the last of the range.
+
+        `Corrupt` if the range goes on behind what is no sound batch, unless that is skipped: then `passed` gets the
+        offset behind it.
+        """
+        skipping = self.corrupt_records == SKIP
+        limit = _limit(names, name, file)
+
+        def decide(damage: Damage) -> bool:
+            if skipping:
+                return True
+            if self.corrupt_records == TRUNCATE and damage.offset >= self.range.end:
+                return False  # It is what ended the log.
+            message, offset = damage.reason, damage.offset
+            if damage.structural:
+                message, offset = (
+                    f"expected batches up to offset {self.range.end - 1}: {message}",
+                    max(offset, position),
+                )
+            raise Corrupt(f"{message}; {GO_ON}", file=file.path, position=damage.position, offset=offset)
+
+        def resumed(damage: Damage, following: Resumed | None) -> None:
+            until = file.size if following is None else following.position
+            end = limit if following is None else following.offset
+            self._skipped(file, damage.position, until - damage.position, damage.offset, end, damage.reason)
+            if end is None and name == names[-1]:
+                end = self.range.end
+            passed.append(position if end is None else end)
+
+        start = _first_position(file, name, position, limit, skipping=skipping)
+        return sound_windows(
+            file,
+            start,
+            name.base,
+            walk=lambda at: budget.walk(file, at),
+            decide=decide,
+            resumed=resumed,
+            end=self.range.end,
+            limit=limit,
+        )
+
+    def _gone(self, names: Sequence[SegmentName], position: int, after: int) -> NotFound:
+        """Offsets may be missing inside a cleaned log, but not at its ends."""
+        if after < 0:
+            place = f"the log starts at {names[0].base} now" if names else "the log is empty now"
+        else:
+            place = "the log ends before them now"
+        return NotFound(
+            f"offsets {position} to {self.range.end - 1} of {self.range.topic}-{self.range.partition} are gone: {place}"
+        )
+
+
+class WindowBudget:
+    """How many stored bytes to read at once so that decoding gives about `target` bytes."""
+
+    def __init__(self, target: int) -> None:
+        self.target = max(target, 1)
+        self.window = FIRST_WINDOW_BYTES
+        self._walk: BatchWalk | None = None
+
+    def walk(self, file: SegmentFile, start: int) -> BatchWalk:
+        self._walk = BatchWalk(file, start, window=self.window, bodies=True)
+        return self._walk
+
+    def learn(self, stored: int, decoded: int) -> None:
+        """A window of `stored` bytes became `decoded` bytes."""
+        growth = max(decoded, 1) / max(stored, 1)
+        most = max(min(self.target, self.window * 4), MIN_WINDOW_BYTES)
+        self.window = int(min(max(self.target / growth, MIN_WINDOW_BYTES), most))
+
+    def apply(self) -> None:
+        """Use what was learnt for the current walk's next window."""
+        if self._walk is not None:
+            self._walk.window = self.window
+
+
+def _segment_for(names: Sequence[SegmentName], position: int, after: int) -> SegmentName | None:
+    """The next segment to read: the one that can hold `position`, or the first behind the one read last."""
+    later = [name for name in names if name.base > after]
+    if after >= 0:
+        return later[0] if later else None
+    below = [name for name in names if name.base <= position]
+    return below[-1] if below else None
+
+
+def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -> int | None:
+    """The base of the segment behind `name`, which no offset of it reaches; None if it is the last one.
+
+    None, too, if the file is not the one that was listed: the cleaner may have merged others into it since.
+    """
+    later = [other.base for other in names if other.base > name.base]
+    return later[0] if later and file.inode == name.inode else None
+
+
+def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: int | None, *, skipping: bool) -> int:
+    """Where the first batch stands that ends at or behind `offset`, or the damage that may have held it.
+
+    Headers alone are looked at. With `skipping`, also behind damage; else behind a batch of an unknown format alone.
+    """
+    start = seek(file, name.base, offset)
+    while True:
+        walk = BatchWalk(file, start)
+        for window in walk:
+            ahead = np.flatnonzero(window.headers.last_offset >= offset)
+            if len(ahead):
+                return window.start + int(window.headers.position[ahead[0]])
+        unknown = None if walk.stop == "end" else file.unknown_format_at(walk.end)
+        if unknown is not None and int(unknown.last_offset[0]) < offset:
+            start = walk.end + int(unknown.size[0])
+            continue
+        following = None
+        if skipping and walk.stop != "end":
+            following = resume(file, walk.end, name.base, limit)
+        if following is None or following.offset > offset:
+            return walk.end
+        start = following.position
+
+
+def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange) -> pa.RecordBatch:
+    """The asked-for columns with exactly the types of `RECORD_SCHEMA`."""
+    rows = len(decoded.offset)
+    arrays = []
+    for name in columns:
+        if name == "topic":
+            array = repeated_text(part.topic, rows)
+        elif name == "partition":
+            array = fixed_array(np.full(rows, part.partition, np.int32), pa.int32())
+        elif name == "offset":
+            array = fixed_array(decoded.offset, pa.int64())
+        elif name == "timestamp":
+            array = fixed_array(decoded.timestamp, RECORD_SCHEMA.field("timestamp").type)
+        elif name == "timestampType":
+            array = fixed_array(decoded.timestamp_type.astype(np.int32), pa.int32())
+        else:
+            array = getattr(decoded, name)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([RECORD_SCHEMA.field(name) for name in columns]))
+
+
+def _coalesced(pieces: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Small neighbours joined, large pieces cut by rows, so that batches have about `batch_bytes`. What came before an
+    error comes before it.
+    """
+    held: list[pa.RecordBatch] = []
+    size = 0
+    try:
+        for piece in pieces:
+            held.append(piece)
+            size += piece.nbytes
+            if size * 2 < batch_bytes:
+                continue
+            whole, held = _joined(held), []
+            yield from _cut(whole, size, batch_bytes)
+            size = 0
+    except Corrupt:
+        if held:
+            yield _joined(held)
+        raise
+    if held:
+        yield _joined(held)
+
+
+def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+
+
+def _cut(batch: pa.RecordBatch, size: int, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    parts = max(round(size / max(batch_bytes, 1)), 1)
+    rows = max(-(-batch.num_rows // parts), 1)
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)

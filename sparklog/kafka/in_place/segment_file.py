@@ -1,0 +1,208 @@
+"""One `.log` file of a Kafka partition, read in bounded windows.
+
+Plain positioned reads, no memory map: a broker cuts a preallocated file to its length when it rolls, and touching a
+mapped page behind the new end would kill the process. What the file held when it was opened counts; what is appended
+later is for the next look. A file that is gone was replaced or has expired: for `file.delete.delay.ms` it is still
+there as `.deleted`, with the same records.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
+from sparklog.format.offset_index import OffsetIndex
+from sparklog.format.offset_index import parse as parse_offset_index
+from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader, BatchHeaders
+from sparklog.kafka.in_place.file_names import companion
+
+HEADER_WINDOW_BYTES = 256 * 1024
+MAX_MAGIC = 127
+"""Kafka reads the byte as signed: less than 0 is no batch."""
+HUGE_BATCH_BYTES = 64 * 1024 * 1024
+"""A batch that claims more is read only after its checksum has been computed in pieces: its length may be damaged."""
+_CRC_PIECE_BYTES = 1024 * 1024
+
+
+class SegmentFile:
+    """An open `.log` file: `size` is what it had when it was opened."""
+
+    def __init__(self, path: str) -> None:
+        """Open `path`, or its `.deleted` namesake. `FileNotFoundError` if there is neither."""
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            self.path = f"{path}.deleted"
+            self._descriptor = os.open(self.path, os.O_RDONLY)
+        stat = os.fstat(self._descriptor)
+        self.size = stat.st_size
+        self.modified = stat.st_mtime_ns
+        self.inode = stat.st_ino
+
+    def __enter__(self) -> SegmentFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def read(self, position: int, length: int) -> bytes:
+        """Bytes from `position`; fewer than `length` only at the end of the file."""
+        data = os.pread(self._descriptor, length, position)
+        while 0 < len(data) < length:
+            more = os.pread(self._descriptor, length - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def header_at(self, position: int) -> BatchHeader | None:
+        """The header of a batch that claims to start at `position` and to end inside the file, or None."""
+        data = self.read(position, HEADER_BYTES) if position >= 0 else b""
+        if not begins_with_header(data):
+            return None
+        header = single_header(data)
+        size = int(header.size[0])
+        return header.row(0) if least_size(data[MAGIC_POSITION]) <= size <= self.size - position else None
+
+    def holds_at(self, position: int) -> bool:
+        """Does a whole batch stand at `position` whose checksum matches?"""
+        header = self.header_at(position)
+        return header is not None and self.crc_holds(position, header)
+
+    def unknown_format_at(self, position: int) -> BatchHeaders | None:
+        """The header of a whole batch whose magic is above any that is known, and whose checksum holds, or None.
+
+        The magic lies outside the checksum. Kafka takes such a batch for one of its newest format.
+        """
+        data = bytearray(self.read(position, HEADER_BYTES))
+        if len(data) < HEADER_BYTES or not MAGIC < data[MAGIC_POSITION] <= MAX_MAGIC:
+            return None
+        data[MAGIC_POSITION] = MAGIC
+        headers = single_header(bytes(data))
+        header = headers.row(0)
+        whole = HEADER_BYTES <= header.size <= self.size - position and header.last_offset_delta >= 0
+        return headers if whole and self.crc_holds(position, header) else None
+
+    def crc_holds(self, position: int, header: BatchHeader) -> bool:
+        """Does the checksum of the batch at `position` match? Read in pieces."""
+        import zlib
+
+        from crc32c import crc32c
+
+        old = header.magic < MAGIC
+        start, checksum = (MAGIC_POSITION, zlib.crc32) if old else (CRC_START, crc32c)
+        crc, at, end = 0, position + start, position + header.size
+        while at < end:
+            piece = self.read(at, min(_CRC_PIECE_BYTES, end - at))
+            if not piece:
+                return False
+            crc = checksum(piece, crc)
+            at += len(piece)
+        return crc == header.crc
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Bytes of a file from `start` and the headers of the whole batches in them (positions count from `start`)."""
+
+    data: bytes
+    start: int
+    headers: BatchHeaders
+
+
+class BatchWalk:
+    """Iterates over the batches of a file from a batch start, window by window.
+
+    With `bodies`, each window holds its batches whole; without, a batch that does not fit a window comes as its
+    header alone. After the iteration `end` is where it stopped and `stop` why: "end" (of the file), "partial" (the
+    last batch is cut off), "zeros" (the tail of a preallocated file) or "corrupt" (`reason` says what was found).
+    """
+
+    def __init__(
+        self, file: SegmentFile, start: int, *, window: int = HEADER_WINDOW_BYTES, bodies: bool = False
+    ) -> None:
+        self.file = file
+        self.end = start
+        self.stop = "end"
+        self.reason = ""
+        self.window = max(window, 4 * HEADER_BYTES)
+        self._bodies = bodies
+
+    def __iter__(self) -> Iterator[Window]:
+        size = self.file.size
+        while self.end < size:
+            data = self.file.read(self.end, min(self.window, size - self.end))
+            headers = scan_headers(data, whole=False, contents=self._bodies)
+            if len(headers):
+                yield Window(data, self.end, headers)
+            self.end += headers.end
+            if headers.stop == "end" and headers.end:
+                continue
+            last = self.end + len(data) - headers.end >= size
+            if headers.stop in ("partial", "zeros") and not last and headers.end:
+                continue  # Cut off by the window, not by the file: it begins the next window.
+            if headers.stop == "partial" and not last:
+                single = self._batch_beyond_window(data)
+                if single is not None:
+                    yield single
+                    self.end += int(single.headers.size[0])
+                    continue
+            self.stop, self.reason = headers.stop, headers.reason
+            return
+
+    def _batch_beyond_window(self, data: bytes) -> Window | None:
+        """The batch at `end`, which is longer than the window; None if it is no batch or longer than the file."""
+        headers = single_header(data)
+        size = int(headers.size[0])
+        if size > self.file.size - self.end:
+            return None
+        if data[MAGIC_POSITION] > MAGIC:
+            return None
+        if not self._bodies:
+            return Window(data[:HEADER_BYTES], self.end, headers)
+        header = headers.row(0)
+        if size > HUGE_BATCH_BYTES and not self.file.crc_holds(self.end, header):
+            raise Corrupt(
+                f"a batch of {size} bytes does not match its checksum",
+                file=self.file.path,
+                position=self.end,
+                offset=header.base_offset,
+            )
+        body = self.file.read(self.end, size)
+        return Window(body, self.end, scan_headers(body, whole=False))
+
+
+def seek(file: SegmentFile, base: int, offset: int) -> int:
+    """Position of a batch of the file from which a reader of `offset` can start: by the `.index` beside it where that
+    is right, else 0.
+
+    An index has no checksum and may belong to another file of the same name, so its entry counts only if a batch starts
+    there, ends with the entry's offset and matches its checksum.
+    """
+    index = load_offset_index(file, base)
+    if index is None:
+        return 0
+    last, position = index.lookup(offset)
+    if position == 0:
+        return 0
+    header = file.header_at(position)
+    if header is None or header.base_offset + header.last_offset_delta != last or header.base_offset < base:
+        return 0
+    return position if file.crc_holds(position, header) else 0
+
+
+def load_offset_index(file: SegmentFile, base: int) -> OffsetIndex | None:
+    """The `.index` of a `.log`, or None if there is none that can be right."""
+    path = companion(file.path, "index")
+    try:
+        with open(path, "rb") as source:
+            return parse_offset_index(source.read(), base, file=path)
+    except (FileNotFoundError, Corrupt):
+        return None

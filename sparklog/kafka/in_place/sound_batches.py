@@ -1,0 +1,290 @@
+"""The batches of a segment that are what their writer wrote, and where the next one begins behind damage.
+
+A batch is sound if its checksum holds, its header is one that a writer writes, and its offsets lie behind those of the
+batch before it and below the next segment. The last matters because base offset and length lie outside the checksum:
+a flipped bit there would move records to other offsets, or hide all that follow. Of two batches out of order one is
+blamed (`sparklog.kafka.in_place.offset_order`).
+
+Behind damage the next sound batch is where the damaged one's length says, or else the first place where one of magic 2
+can be read: a possible header, fitting offsets, a checksum that holds. Messages of formats v0 and v1 are so small and
+loosely made that they are not searched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import Corrupt
+from sparklog.format.batch_checks import MAX_OFFSET, beyond_offsets, crc_message
+from sparklog.format.batch_scan import crc_failures
+from sparklog.format.record_batch import (
+    CODECS,
+    CRC_START,
+    HEADER_BYTES,
+    HEADER_DTYPE,
+    LOG_OVERHEAD,
+    MAGIC,
+    MAGIC_POSITION,
+    BatchHeader,
+    BatchHeaders,
+)
+from sparklog.kafka.in_place.offset_order import Span, first_is_wrong
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
+
+_SEARCH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Where a walk met something that is no sound batch.
+
+    * `position`; `size`: of the batch there, 0 if nothing there can be framed
+    * `offset`: the first offset that is missing as far as can be told
+    * `final`: nothing that looks like a batch follows
+    * `stop`: why the walk stopped (see `BatchWalk`), empty for a batch that is framed; `wrong_crc`: it is its checksum
+    """
+
+    position: int
+    size: int
+    offset: int
+    reason: str
+    final: bool
+    stop: str = ""
+    wrong_crc: bool = False
+
+    @property
+    def structural(self) -> bool:
+        """Is it no batch at all, in contrast to one with wrong contents?"""
+        return not self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where reading goes on behind damage: position and base offset of the next sound batch."""
+
+    position: int
+    offset: int
+
+
+Decide: TypeAlias = Callable[[Damage], bool]
+"""What to do about damage: True to go on behind it, False to end there, or raise."""
+
+
+def sound_windows(
+    file: SegmentFile,
+    start: int,
+    expected: int,
+    *,
+    walk: Callable[[int], BatchWalk],
+    decide: Decide,
+    resumed: Callable[[Damage, Resumed | None], None] | None = None,
+    end: int | None = None,
+    limit: int | None = None,
+) -> Iterator[Window]:
+    """Windows of sound batches from position `start`, in file order, up to the first that begins at offset `end`.
+
+    `expected`: no offset lies below it; `limit`: none reaches it (the next segment's base), None if nobody knows;
+    `walk` makes a walk with bodies from a position. A window without batches comes last if the next batch begins at or
+    behind `end`. `resumed` is told where reading goes on, None: nowhere.
+    """
+    position, offset = start, expected
+    while True:
+        walking = walk(position)
+        damage: Damage | None = None
+        windows = iter(walking)
+        while damage is None:
+            try:
+                window = next(windows, None)
+            except Corrupt:
+                damage = _huge(file, walking.end, offset)
+                break
+            if window is None:
+                if walking.stop == "end":
+                    return
+                damage = _no_batch(file, walking, offset)
+                break
+            count, damage = _sound(window, file, offset, end, limit)
+            if count:
+                offset = int(window.headers.next_offset[count - 1])
+                yield window if count == len(window.headers) else _first(window, count)
+            if damage is None and count < len(window.headers):
+                yield _first(window, 0)
+                return
+            if damage is None and end is not None and offset >= end:
+                return
+        if not decide(damage):
+            return
+        following = resume(file, damage.position, offset, limit, size=damage.size)
+        if resumed is not None:
+            resumed(damage, following)
+        if following is None:
+            return
+        position = following.position
+
+
+def _no_batch(file: SegmentFile, walking: BatchWalk, offset: int) -> Damage:
+    """Where a walk stopped in front of what is no batch that is known."""
+    headers = file.unknown_format_at(walking.end)
+    if headers is None:
+        return Damage(walking.end, 0, offset, walking.reason, True, walking.stop)
+    size = int(headers.size[0])
+    final = file.header_at(walking.end + size) is None
+    return Damage(walking.end, size, offset, walking.reason, final)
+
+
+def _huge(file: SegmentFile, position: int, offset: int) -> Damage:
+    """A batch whose checksum was wrong before it was read."""
+    header = file.header_at(position)
+    size = 0 if header is None else header.size
+    final = file.header_at(position + size) is None
+    return Damage(position, size, offset, "the checksum of a long batch does not match", final, wrong_crc=True)
+
+
+def _first(window: Window, count: int) -> Window:
+    return Window(window.data, window.start, window.headers[:count])
+
+
+def _sound(
+    window: Window, file: SegmentFile, expected: int, end: int | None, limit: int | None
+) -> tuple[int, Damage | None]:
+    """How many of a window's batches to take: all that begin below `end`, or those in front of the damage."""
+    headers = window.headers
+    row, reason = _disordered(window, file, expected, limit)
+    inside = len(headers)
+    if end is not None:
+        beyond = np.flatnonzero(headers.base_offset >= end)
+        inside = int(beyond[0]) if len(beyond) else inside
+    if row is not None and row >= inside:
+        # Out of order at the range's end: it matters only if something of the range follows.
+        follows = _behind(window, file, row) if row == inside else None
+        row = row if follows and end is not None and follows.start < end else None
+    stop = inside if row is None else min(row, inside)
+    wrong = crc_failures(window.data, headers[:stop] if row is None else headers[: row + 1])
+    if len(wrong):
+        row = int(wrong[0])
+        reason = crc_message(headers, row)
+    if row is None:
+        return inside, None
+    base = int(headers.base_offset[row])
+    before = int(headers.next_offset[row - 1]) if row else expected
+    plausible = bool(len(wrong)) and base >= before and (limit is None or base < limit)
+    position = window.start + int(headers.position[row])
+    size = int(headers.size[row])
+    final = file.header_at(position + size) is None
+    return row, Damage(position, size, base if plausible else before, reason, final, wrong_crc=bool(len(wrong)))
+
+
+def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | None) -> tuple[int | None, str]:
+    """The first batch of a window whose header or offsets cannot be right, and why."""
+    headers = window.headers
+    base, following = headers.base_offset, headers.next_offset
+    before = np.concatenate(([expected], following[:-1]))
+    odd = _odd(headers)
+    beyond = following > limit if limit is not None else np.zeros(len(base), np.bool_)
+    back = base < before
+    last = len(base) - 1
+    after = _behind(window, file, last)
+    behind = after is not None and after.start < following[last]
+    wrong = odd | beyond | back
+    if not wrong.any() and not behind:
+        return None, ""
+    row = int(np.argmax(wrong)) if wrong.any() else last + 1
+    if row <= last and odd[row]:
+        if headers.base_offset[row] >= 0 and beyond_offsets(headers)[row]:
+            return row, f"the batch's offsets go beyond {MAX_OFFSET}, the greatest that a log can hold"
+        return row, "the batch's header has values that no writer writes"
+    if row <= last and beyond[row]:
+        return row, f"expected offsets below {limit}, where the next segment begins; found {int(following[row]) - 1}"
+    second = after if row > last else Span(int(base[row]), int(following[row]))
+    if row and second is not None:
+        first = Span(int(base[row - 1]), int(following[row - 1]))
+        third = _behind(window, file, row)
+        if first_is_wrong(int(before[row - 1]), first, second, limit if third is None else third.start):
+            wanted = f"expected a batch below offset {second.start}, where the next one begins"
+            return row - 1, f"{wanted}; found offset {first.start}"
+    if row > last:
+        return None, ""
+    return row, f"expected a batch at offset {int(before[row])} or above; found offset {int(base[row])}"
+
+
+def _odd(headers: BatchHeaders) -> npt.NDArray[np.bool_]:
+    wrong: npt.NDArray[np.bool_] = (
+        (headers.base_offset < 0)
+        | beyond_offsets(headers)
+        | (headers.last_offset_delta < 0)
+        | (headers.count < 0)
+        | (headers.count > headers.last_offset_delta + 1)
+        | (headers.codec >= len(CODECS))
+    )
+    return wrong
+
+
+def _behind(window: Window, file: SegmentFile, row: int) -> Span | None:
+    """The offsets of the batch behind a row, if there is one of magic 2; `row` may be the one behind the window."""
+    headers = window.headers
+    if row + 1 < len(headers):
+        return Span(int(headers.base_offset[row + 1]), int(headers.next_offset[row + 1]))
+    last = len(headers) - 1
+    position = window.start + int(headers.position[last] + headers.size[last])
+    header = file.header_at(position)
+    if header is not None and row > last:
+        header = file.header_at(position + header.size)
+    if header is None or header.magic != MAGIC:
+        return None
+    return Span(header.base_offset, header.base_offset + header.last_offset_delta + 1)
+
+
+def resume(file: SegmentFile, position: int, expected: int, limit: int | None, *, size: int = 0) -> Resumed | None:
+    """The next sound batch behind damage at `position`, whose offsets are at least `expected`; None: there is none.
+
+    `size`: of the damaged batch by its own length field, 0 if that cannot be.
+    """
+    header = file.header_at(position + size) if size else None
+    if header is not None and _fits(header, expected, limit) and file.crc_holds(position + size, header):
+        return Resumed(position + size, max(header.base_offset, expected))
+    at = position + 1
+    while at + HEADER_BYTES <= file.size:
+        data = file.read(at, _SEARCH_BYTES)
+        if len(data) < HEADER_BYTES:
+            return None
+        for candidate in _candidates(data, file.size - at, expected, limit):
+            header = file.header_at(at + candidate)
+            if header is not None and file.crc_holds(at + candidate, header):
+                return Resumed(at + candidate, header.base_offset)
+        at += len(data) - HEADER_BYTES + 1
+    return None
+
+
+def _fits(header: BatchHeader, expected: int, limit: int | None) -> bool:
+    last = header.base_offset + header.last_offset_delta
+    # Of compressed messages of old formats the header tells the last offset only.
+    first = header.base_offset if header.magic == MAGIC else last
+    return header.last_offset_delta >= 0 and first >= expected and last < (MAX_OFFSET + 1 if limit is None else limit)
+
+
+def _candidates(data: bytes, left: int, expected: int, limit: int | None) -> list[int]:
+    """Positions in `data` where a header stands that a writer may have written; `left`: bytes to the file's end."""
+    raw = np.frombuffer(data, np.uint8)
+    count = len(raw) - HEADER_BYTES + 1
+    likely = np.flatnonzero(
+        (raw[MAGIC_POSITION : MAGIC_POSITION + count] == MAGIC)
+        & (raw[CRC_START : CRC_START + count] == 0)
+        & (raw[CRC_START + 1 : CRC_START + 1 + count] < 0x80)
+    )
+    if not len(likely):
+        return []
+    rows = np.lib.stride_tricks.sliding_window_view(raw, HEADER_BYTES)[likely].view(HEADER_DTYPE)[:, 0]
+    size = rows["length"].astype(np.int64) + LOG_OVERHEAD
+    base, delta = rows["base_offset"].astype(np.int64), rows["last_offset_delta"].astype(np.int64)
+    records = rows["count"].astype(np.int64)
+    possible = (size >= HEADER_BYTES) & (size <= left - likely) & (base >= expected) & (delta >= 0)
+    possible &= (records >= 0) & (records <= delta + 1) & ((rows["attributes"].astype(np.int64) & 7) < len(CODECS))
+    # Without a sum, which could overflow: what stands there may be no batch.
+    possible &= base <= (MAX_OFFSET if limit is None else limit - 1) - np.maximum(delta, 0)
+    found: list[int] = likely[possible].tolist()
+    return found

@@ -1,0 +1,148 @@
+"""Which transactions of a partition are open and which were aborted, from the headers of its batches.
+
+Kafka keeps this in producer snapshots and `.txnindex` files. Headers and markers say the same and are always there:
+the first transactional batch of a producer after its last marker opens a transaction, its next marker ends it. (Under
+transaction.version 2 the marker's epoch is one above the data's, so only the producer id counts.) A marker whose
+record the cleaner has removed ends nothing.
+
+What a segment contributes is kept as events, so that a segment which the cleaner replaces is read again alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import crc_failures
+from sparklog.format.control import ABORT, COMMIT, control_types
+from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
+from sparklog.format.transaction_index import AbortedTransactions, concatenate
+from sparklog.kafka.in_place.lost_markers import ANYBODY, lost_producer, may_be_markers
+from sparklog.kafka.in_place.segment_file import Window
+
+DATA = 100
+LOST = 101
+"""Event kinds beside ABORT and COMMIT: a producer's first data since its last marker; damage that may hide markers, of
+that producer or of `ANYBODY`."""
+
+
+@dataclass
+class TransactionEvents:
+    """Events of one segment in offset order, as flat triples (kind, producer id, offset)."""
+
+    triples: array[int] = field(default_factory=lambda: array("q"))
+    _writing: set[int] = field(default_factory=set)
+
+    def add(self, window: Window) -> None:
+        """Append what the batches of a window (the next in the segment) contribute."""
+        headers = window.headers
+        control = headers.is_control
+        rows = np.flatnonzero((headers.is_transactional | control) & (headers.producer_id != NO_PRODUCER_ID))
+        if not len(rows):
+            return
+        chosen = headers[rows]
+        kinds = np.full(len(rows), DATA, np.int64)
+        markers = np.flatnonzero(control[rows])
+        if len(markers):
+            kinds[markers] = _marker_kinds(window, chosen[markers])
+        for at in np.flatnonzero(~control[rows] & may_be_markers(chosen)).tolist():
+            kinds[at] = LOST if _damaged(window, int(rows[at])) else DATA
+        producers, offsets = chosen.producer_id.tolist(), chosen.base_offset.tolist()
+        for row, kind, producer, offset in zip(rows.tolist(), kinds.tolist(), producers, offsets, strict=True):
+            if kind == LOST:
+                owner = lost_producer(_bytes_of(window, row))
+                if owner is not None:
+                    self.lost(offset, owner)
+            elif kind == DATA:
+                if producer not in self._writing and not _damaged(window, row):
+                    self._writing.add(producer)
+                    self.triples.extend((kind, producer, offset))
+            elif kind in (ABORT, COMMIT):
+                self._writing.discard(producer)
+                self.triples.extend((kind, producer, offset))
+
+    def lost(self, offset: int, producer: int = ANYBODY) -> None:
+        """What the marker at `offset`, or all that follows it in the segment, said cannot be known."""
+        if producer == ANYBODY:
+            self._writing.clear()
+        else:
+            self._writing.discard(producer)
+        self.triples.extend((LOST, producer, offset))
+
+
+@dataclass
+class TransactionState:
+    """Transactions of a partition after the events applied so far.
+
+    `open`: producer id -> first offset; `aborted`: (producer id, first offset, offset of the marker), by marker;
+    `unknown`: (producer id, first offset, where reading stopped): open when damage hid what came next.
+    """
+
+    open: dict[int, int] = field(default_factory=dict)
+    aborted: list[tuple[int, int, int]] = field(default_factory=list)
+    unknown: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def apply(self, triples: array[int], start: int = 0) -> None:
+        """Apply events from index `start` of a segment's triples on."""
+        for at in range(start, len(triples), 3):
+            kind, producer, offset = triples[at : at + 3]
+            if kind == DATA:
+                self.open.setdefault(producer, offset)
+            elif kind == LOST:
+                for writer in list(self.open) if producer == ANYBODY else [producer] if producer in self.open else []:
+                    self.unknown.append((writer, self.open.pop(writer), offset))
+            else:
+                first = self.open.pop(producer, None)
+                if kind == ABORT and first is not None:
+                    self.aborted.append((producer, first, offset))
+
+    def first_open(self) -> int | None:
+        """Where the earliest open transaction begins: no read_committed reader gets past it."""
+        return min(self.open.values(), default=None)
+
+
+def merged(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> AbortedTransactions:
+    """All aborted transactions: those seen in headers and those of `.txnindex` files.
+
+    The index of the segment that is being written lags behind the log, and indexes get lost; headers are lost only to
+    damage. Whatever either calls aborted is aborted.
+    """
+    seen = np.array(state.aborted, np.int64).reshape(-1, 3)
+    every = concatenate([AbortedTransactions(seen[:, 0], seen[:, 1], seen[:, 2], seen[:, 2] + 1), *indexed])
+    # By marker; of two entries for one marker the one that begins earlier comes first and stays.
+    order = np.lexsort((every.first_offsets, every.producer_ids, every.last_offsets))
+    producers, last = every.producer_ids[order], every.last_offsets[order]
+    again = np.zeros(len(order), np.bool_)
+    again[1:] = (producers[1:] == producers[:-1]) & (last[1:] == last[:-1])
+    return every.select(order[~again])
+
+
+def _bytes_of(window: Window, row: int) -> bytes:
+    position = int(window.headers.position[row])
+    return window.data[position : position + int(window.headers.size[row])]
+
+
+def _damaged(window: Window, row: int) -> bool:
+    """Is the checksum of a whole batch wrong? Its producer id then may be anybody's, and would open a transaction that
+    nobody ends."""
+    header = window.headers[row : row + 1]
+    # A batch longer than its window comes without its body: it is believed.
+    whole = int(header.position[0] + header.size[0]) <= len(window.data)
+    return whole and bool(len(crc_failures(window.data, header)))
+
+
+def _marker_kinds(window: Window, markers: BatchHeaders) -> npt.NDArray[np.int64]:
+    """ABORT, COMMIT, another control type or, for a damaged marker, LOST."""
+    kinds = np.empty(len(markers), np.int64)
+    damaged = set(crc_failures(window.data, markers).tolist())
+    for row in range(len(markers)):
+        try:
+            kinds[row] = LOST if row in damaged else control_types(window.data, markers[row : row + 1])[0]
+        except Corrupt:
+            kinds[row] = LOST
+    return kinds

@@ -1,0 +1,278 @@
+"""A Kafka log dir, or one partition folder of it, as a `LogView`: read where it lies, also under a live broker.
+
+Nothing is written. Batch readers see whole batches up to the end of the log; a tail (`tailing=True`) goes no further
+than the broker's last high watermark in `replication-offset-checkpoint`, because what lies above it can still be
+replaced.
+
+What is damaged is read as Kafka's start-up would leave it after an unclean shutdown with the recovery point in the
+last segment: the log ends behind its last whole batch, damage before that is an error for its reader. Two things are
+better than there: indexes are never believed, and a wrong checksum in the middle of the last segment is an error and
+does not cut off what follows. `corrupt_records` (see `sparklog.kafka.in_place.damage`) gives the other two ways: on
+past damage, or the log cut in front of it as with recovery point 0.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
+from sparklog.kafka.in_place import directory
+from sparklog.kafka.in_place.damage import FAIL, OnSkipped, Skipped, check_policy, log_skipped, warn_once
+from sparklog.kafka.in_place.partition_state import PartitionState
+from sparklog.kafka.in_place.read_part import KafkaReadPart
+from sparklog.kafka.in_place.time_lookup import first_at_or_after
+from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.state.stored import Stored
+from sparklog.log.state.view import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    Bounds,
+    OffsetRange,
+    PartitionSize,
+    ReadPart,
+    TimestampOffset,
+)
+
+POLL_INTERVAL_MS = 10
+
+
+@dataclass
+class _Partition:
+    state: PartitionState
+    identity: tuple[int, int]
+    bounds: Bounds
+
+
+class KafkaView:
+    """Implements `sparklog.log.state.view.LogView` over local files.
+
+    `path` is a log dir or one partition folder; `tailing` says that what is read must never be taken back (see above).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tailing: bool = False,
+        corrupt_records: str = FAIL,
+        on_skipped: OnSkipped = log_skipped,
+        env: Env = SYSTEM,
+    ) -> None:
+        """`corrupt_records` says what damage does: `fail`, `skip` or `truncate`; `on_skipped` is told what was left out
+        (by default a warning is logged), where it is planned or read.
+
+        `NotFound` if `path` is neither a Kafka log dir nor a partition folder.
+        """
+        self._corrupt_records = check_policy(corrupt_records)
+        self._on_skipped = on_skipped
+        self._said: set[Skipped] = set()
+        self._path = os.path.abspath(os.fspath(path))
+        self._tailing = tailing
+        self._env = env
+        layout = directory.kafka_layout(self._path)
+        if layout is None:
+            raise NotFound(
+                f"{self._path} is no Kafka directory: expected folders like orders-0 with files like"
+                " 00000000000000000000.log, or one such folder"
+            )
+        self._single = directory.split_folder_name(self._path) if layout == "partition" else None
+        self._log_dir = os.path.dirname(os.path.realpath(self._path)) if self._single else self._path
+        self._partitions: dict[str, dict[int, _Partition]] = {}
+
+    @property
+    def location(self) -> str:
+        return self._path
+
+    @property
+    def poll_interval_ms(self) -> int:
+        return POLL_INTERVAL_MS
+
+    @staticmethod
+    def is_internal(topic: str) -> bool:
+        """Is this one of Kafka's own topics? `topics` lists them, too; "all topics" should leave them out."""
+        return directory.is_internal(topic)
+
+    def topics(self) -> list[str]:
+        """Names of all topics that have a partition here, Kafka's internal ones included, sorted."""
+        return sorted({topic for topic, _ in self._folders()})
+
+    def topic_id(self, topic: str) -> str:
+        """By `partition.metadata`; see `directory.topic_id` where there is none."""
+        folders = self._of_topic(self._folders(), topic)
+        return directory.topic_id(folders[min(folders)], topic)
+
+    def refresh(self, topics: Sequence[str]) -> None:
+        """Take a new snapshot of these topics.
+
+        The headers of all batches are walked at first, later only those of what was appended.
+        """
+        starts = self._checkpoint(LOG_STARTS_FILE)
+        watermarks = self._checkpoint(HIGH_WATERMARKS_FILE) if self._tailing else {}
+        folders = self._folders()
+        for topic in topics:
+            before = self._partitions.get(topic, {})
+            after: dict[int, _Partition] = {}
+            for number, folder in sorted(self._of_topic(folders, topic).items()):
+                key = (topic, number)
+                found = self._refreshed(before.get(number), folder, starts.get(key), watermarks.get(key))
+                for cut in found.state.cut:
+                    self._say(Skipped(topic, number, cut.file, cut.position, cut.nbytes, cut.start, None, cut.reason))
+                if found.state.segments:
+                    after[number] = found
+            self._partitions[topic] = after
+
+    def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        """Of every partition that has a folder here, from the snapshot."""
+        return {number: partition.bounds for number, partition in self._snapshot(topic).items()}
+
+    def earlier_partitions(self, topic: str) -> Sequence[int]:
+        """Nothing in a directory tells."""
+        return ()
+
+    def partition_states(self, topic: str) -> dict[int, PartitionState]:
+        """What the snapshot knows of each partition's files: for who looks into them."""
+        return {number: partition.state for number, partition in self._snapshot(topic).items()}
+
+    def offsets_for_timestamps(
+        self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
+    ) -> dict[int, TimestampOffset | None]:
+        """Per partition the first record with timestamp >= target (ms) below the isolation bound, None without one."""
+        found: dict[int, TimestampOffset | None] = {}
+        for number, target in targets.items():
+            partition = self._partition(topic, number)
+            answer = first_at_or_after(partition.state, target, partition.bounds.log_start)
+            below = answer is not None and answer.offset < partition.bounds.end(isolation)
+            found[number] = answer if below else None
+        return found
+
+    def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
+        """What each range holds: in memory since the headers were walked."""
+        return [self._partition(part.topic, part.partition).state.stored(part.start, part.end) for part in ranges]
+
+    def partition_sizes(self, topic: str) -> list[PartitionSize]:
+        """Of every partition that has a folder here, from the snapshot: what its segments hold in whole batches."""
+        found = []
+        for number, partition in self._snapshot(topic).items():
+            segments = partition.state.segments
+            found.append(
+                PartitionSize(
+                    topic=topic,
+                    partition=number,
+                    append_bytes=segments[-1].end,
+                    sealed_bytes=sum(segment.end for segment in segments[:-1]),
+                    records=sum(segment.records for segment in segments),
+                    slices=len(segments),
+                )
+            )
+        return found
+
+    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
+        """One part per non-empty range, in the order given.
+
+        `NotFound` for offsets outside the snapshot's log; `Corrupt` if damage hides which records were aborted.
+        """
+        if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
+            raise BadRequest(f"unknown isolation level {isolation!r}: expected {READ_COMMITTED} or {READ_UNCOMMITTED}")
+        filled = [part for part in ranges if part.end > part.start]
+        parts: list[ReadPart] = []
+        for part, stored in zip(filled, self.stored(filled), strict=True):
+            partition = self._partition(part.topic, part.partition)
+            bounds = partition.bounds
+            if part.start < bounds.log_start or part.end > bounds.log_end:
+                raise NotFound(
+                    f"offsets {part.start} to {part.end - 1} of {part.topic}-{part.partition} are out of range: the log"
+                    f" has {bounds.log_start} to {bounds.log_end - 1}"
+                )
+            committed = isolation == READ_COMMITTED
+            aborted = partition.state.aborted(part.start, part.end) if committed else None
+            if committed:
+                self._say_unknown(part, partition.state)
+            parts.append(
+                KafkaReadPart(
+                    partition.state.folder,
+                    part,
+                    stored.records,
+                    stored.nbytes,
+                    aborted,
+                    self._corrupt_records,
+                    self._on_skipped,
+                )
+            )
+        return parts
+
+    def _say_unknown(self, part: OffsetRange, state: PartitionState) -> None:
+        """Transactions that are left out because nothing says how they ended."""
+        for entry in state.unknown(part.start, part.end):
+            reason = f"records of producer {entry.producer}, the marker that ended its transaction is damaged"
+            self._say(
+                Skipped(part.topic, part.partition, entry.file, None, 0, entry.first, entry.last + 1, reason),
+            )
+
+    def _say(self, skipped: Skipped) -> None:
+        """Once in the life of this view."""
+        if skipped not in self._said:
+            self._said.add(skipped)
+            self._on_skipped(skipped)
+
+    def _refreshed(self, known: _Partition | None, folder: str, start: int | None, watermark: int | None) -> _Partition:
+        try:
+            stat = os.stat(folder)
+        except FileNotFoundError:
+            raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
+        identity = (stat.st_dev, stat.st_ino)
+        same = known is not None and known.identity == identity
+        state = known.state if known and same else PartitionState(folder, self._env, self._corrupt_records)
+        state.refresh()
+        return _Partition(state, identity, _bounds(state, start, watermark))
+
+    def _checkpoint(self, name: str) -> dict[TopicPartition, int]:
+        try:
+            return directory.offset_checkpoint(self._log_dir, name)
+        except Corrupt as error:
+            # A single partition folder may have been copied anywhere: what lies beside it need not be Kafka's.
+            if self._single:
+                return {}
+            if self._corrupt_records != FAIL and name == LOG_STARTS_FILE:
+                # As Kafka's start-up; the file is replaced by rename, so this is no moment of its writing.
+                warn_once(f"{error}: the logs of {self._path} start at their first segments")
+                return {}
+            raise
+
+    def _folders(self) -> dict[TopicPartition, str]:
+        if self._single:
+            return {self._single: self._path}
+        known = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
+        return directory.partition_folders(self._path, known)
+
+    def _of_topic(self, folders: Mapping[TopicPartition, str], topic: str) -> dict[int, str]:
+        mine = {number: folder for (name, number), folder in folders.items() if name == topic}
+        if not mine:
+            names = sorted({name for name, _ in folders})
+            near = difflib.get_close_matches(topic, names, 3) or names[:10]
+            raise NotFound(f"there is no topic {topic!r} in {self._path}: did you mean one of {near}?")
+        return mine
+
+    def _snapshot(self, topic: str) -> dict[int, _Partition]:
+        if topic not in self._partitions:
+            self.refresh([topic])
+        return self._partitions[topic]
+
+    def _partition(self, topic: str, number: int) -> _Partition:
+        partitions = self._snapshot(topic)
+        if number not in partitions:
+            raise NotFound(f"there is no partition {number} of {topic} in {self._path}: it has {sorted(partitions)}")
+        return partitions[number]
+
+
+def _bounds(state: PartitionState, start: int | None, watermark: int | None) -> Bounds:
+    """Kafka's bounds: the log start may lie inside a segment; open transactions hold back the last stable offset."""
+    log_start = max(state.first_base, start or 0)
+    log_end = max(state.log_end, log_start)
+    high = log_end if watermark is None else min(max(watermark, log_start), log_end)
+    first_open = state.transactions.first_open()
+    stable = high if first_open is None else min(max(first_open, log_start), high)
+    return Bounds(log_start, log_end, stable, high)

@@ -1,0 +1,129 @@
+"""A broker opens an export with its groups: Kafka's tools and consumers see them where they stood, and they stay."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklog.groups import CommittedOffset, Groups
+from sparklog.kafka.exporting import export_topics
+from sparklog.kafka.exporting.group_offsets import GROUPS_FILE, OFFSETS_CONFIGS, OFFSETS_TOPIC
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.log.journal.env import SYSTEM
+from sparklog.log.topic.root import Root, open_root
+from tests.fixture_data import split_partition
+from tests.kafka_broker import Broker
+from tests.kafka_tools import Missing
+
+pytestmark = pytest.mark.slow
+
+DAY_MS = 86_400_000
+
+Expected = dict[tuple[str, str, int], tuple[int, int | None, str]]
+"""(group, topic, partition) to offset, leader epoch and metadata."""
+
+
+def expected_groups(fixture: Path) -> Expected:
+    """What `kafka-consumer-groups` said of the cluster that wrote the fixture."""
+    told = json.loads((fixture / "expected" / "consumer-group-offsets.json").read_text())
+    return {
+        (group, *split_partition(name)): (item["offset"], item["leaderEpoch"], item["metadata"])
+        for group, partitions in told.items()
+        for name, item in partitions.items()
+    }
+
+
+def kept(root: Root) -> Expected:
+    """What the root knows."""
+    return {
+        (group, *place): (item.offset, item.leader_epoch, item.metadata)
+        for group in Groups(root).names()
+        for place, item in Groups(root).group(group).committed().items()
+    }
+
+
+def described(broker: Broker) -> dict[tuple[str, str, int], int]:
+    """`kafka-consumer-groups --describe --all-groups`: the current offsets."""
+    lines = [line.split() for line in broker.groups("--describe", "--all-groups")]
+    rows = [line for line in lines if line[0] != "GROUP"]
+    return {(group, topic, int(partition)): int(offset) for group, topic, partition, offset, *_ in rows}
+
+
+@pytest.mark.parametrize("fixture", ["transactions", "transactions-tv0"])
+def test_groups_of_kafkas_clusters(fixtures: Path, tmp_path: Path, fixture: str) -> None:
+    expected = expected_groups(fixtures / fixture)
+    assert len(expected) > 10
+    root = open_root(str(tmp_path / "root"), create=True)
+    report = import_log_dir(root, fixtures / fixture / "data", configs={"retention.ms": -1})
+    topics = report.names
+    assert kept(root) == expected
+    # Committed long ago: only that a group is said to be empty since now keeps its offsets.
+    old = CommittedOffset("txn-a", root.topic("txn-a").head().topic_id, 1, 5, 0, "", SYSTEM.wall_ms() - 400 * DAY_MS)
+    Groups(root).group("of-old").restore([old])
+    expected["of-old", "txn-a", 1] = (5, 0, "")
+    try:
+        broker = Broker(tmp_path / "broker", "offsets.retention.check.interval.ms=500\n")
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with broker:
+        ids = {name: broker.create(name, root.topic(name).head().partitions, {"retention.ms": "-1"}) for name in topics}
+        ids[OFFSETS_TOPIC] = broker.create(OFFSETS_TOPIC, 50, {name: str(v) for name, v in OFFSETS_CONFIGS.items()})
+    exported = export_topics(root, tmp_path / "out", topics, topic_id=ids, groups="all")
+    for name in ids:
+        broker.replace(tmp_path / "out", name)
+    with broker:
+        offsets = {place: item[0] for place, item in expected.items()}
+        assert described(broker) == offsets
+        states = [line.split() for line in broker.groups("--describe", "--all-groups", "--state")]
+        assert {line[0] for line in states if line[-2:] == ["Empty", "0"]} == {group for group, _, _ in expected}
+        time.sleep(2)
+        assert asked(broker, expected) == {
+            place: (offset, None if epoch is None else 0, metadata)
+            for place, (offset, epoch, metadata) in expected.items()
+        }
+        consumed_from(broker, expected)
+        # The other way: groups that the cluster does not have yet, from the file.
+        broker.groups("--delete", "--all-groups")
+        assert described(broker) == {}
+        names = [word for group, _, _ in expected for word in ("--group", group)]
+        broker.groups("--reset-offsets", "--from-file", str(tmp_path / "out" / GROUPS_FILE), *names, "--execute")
+        # That tool takes no offset beyond a log end, of which the fixtures have one.
+        ends = {(each.topic, part.partition): part.log_end for each in exported for part in each.partitions}
+        assert described(broker) == {place: min(offset, ends[place[1:]]) for place, offset in offsets.items()}
+        said = broker.said().rpartition("STARTING THE BROKER")[2]
+    for trouble in ("Corrupt", "orrupted", " ERROR ", "stray", "Unknown record"):
+        assert trouble not in said, [line for line in said.splitlines() if trouble in line][:5]
+
+
+def asked(broker: Broker, expected: Expected) -> Expected:
+    """What an admin client is told."""
+    from kafka.admin import KafkaAdminClient
+
+    admin: Any = KafkaAdminClient(bootstrap_servers=broker.address)
+    found: Expected = {}
+    try:
+        for group in {group for group, _, _ in expected}:
+            answer = admin.list_group_offsets({group: None})[group]
+            for place, item in answer.items():
+                epoch = None if item.leader_epoch in (None, -1) else item.leader_epoch
+                found[group, place.topic, place.partition] = (item.offset, epoch, item.metadata)
+    finally:
+        admin.close()
+    return found
+
+
+def consumed_from(broker: Broker, expected: Expected) -> None:
+    """A consumer of a group goes on where it stood."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    (group, topic, partition), (offset, _, _) = next(item for item in expected.items() if item[0][0] == "g-classic")
+    consumer: Any = KafkaConsumer(bootstrap_servers=broker.address, group_id=group, enable_auto_commit=False)
+    try:
+        consumer.assign([TopicPartition(topic, partition)])
+        assert consumer.position(TopicPartition(topic, partition)) == offset
+    finally:
+        consumer.close()

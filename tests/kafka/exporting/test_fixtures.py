@@ -1,0 +1,218 @@
+"""Kafka's log dirs imported and exported again: Kafka's bytes, and what Kafka's consumer and tools say of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format.checkpoint_files import (
+    CLEANER_OFFSETS_FILE,
+    HIGH_WATERMARKS_FILE,
+    LEADER_EPOCHS_FILE,
+    LOG_STARTS_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINTS_FILE,
+    parse_leader_epochs,
+    parse_offsets,
+)
+from sparklog.format.producer_snapshot import ProducerEntry, parse_snapshot
+from sparklog.kafka.exporting import ExportedTopic, export_topics
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place import KafkaView, is_internal
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.topic.root import Root, open_root
+from sparklog.storage.memory import MemoryStore
+from tests.fixture_data import expected_offsets, expected_records, fixture_tree, partitions, split_partition
+from tests.kafka.logs import read, without_epochs
+from tests.kafka.test_importing import STAGES, keeps
+from tests.kafka_tools import KafkaTools
+from tests.log.data_plane import Clock
+
+CONVERTED = ("compaction/old-formats", "legacy/broker-2.8.2")
+DAMAGED_INDEXES = ("indexes-missing", "indexes-wrong")
+# The cleaner expired these producers by a clock of its own, or their batches are gone: Kafka has them from before.
+REMEMBERED = ("compaction", "retention")
+
+
+def imported_from(folder: Path) -> Root:
+    """A root with the topics of a log dir, under the configs that it was written with."""
+    facts = json.loads((folder.parent / "fixture.json").read_text())
+    configs = {k: v for k, v in (facts.get("configs") or {}).items() if k != "cleanup.policy"}
+    if folder.parent.parent.name == "compaction":
+        configs["cleanup.policy"] = facts["configs"].get("cleanup.policy", "compact")
+    root = open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    import_log_dir(root, folder, configs=configs, force=True)
+    return root
+
+
+def exported(root: Root, folder: Path) -> list[ExportedTopic]:
+    return export_topics(root, folder, root.topics(), durable=False)
+
+
+def names_in(folder: Path) -> list[str]:
+    return [name for name in partitions(folder) if not is_internal(split_partition(name)[0])]
+
+
+@pytest.mark.parametrize(("fixture", "stage"), STAGES)
+def test_a_round_trip_reads_as_kafkas_consumer_reads_it(
+    fixtures: Path, tmp_path: Path, fixture: str, stage: str
+) -> None:
+    found = exported(imported_from(fixtures / fixture / stage), tmp_path / "out")
+    view = KafkaView(tmp_path / "out")
+    told = stage if stage != "data-after-clean-shutdown" else "data"
+    expected = expected_offsets(fixtures / fixture, told)
+    said = {(topic.topic, part.partition): part for topic in found for part in topic.partitions}
+    assert partitions(tmp_path / "out") == names_in(fixtures / fixture / stage)
+    for name in names_in(fixtures / fixture / stage):
+        topic, number = split_partition(name)
+        for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
+            records = without_epochs(expected_records(fixtures / fixture, name, isolation, told))
+            assert read(view, topic, number, isolation) == records, (name, isolation)
+        bounds, part, kafka = view.bounds(topic)[number], said[topic, number], expected[name]
+        assert bounds.log_start == part.log_start == kafka["logStartOffset"]
+        assert bounds.log_end == part.log_end == kafka["logEndOffset"]
+        assert bounds.last_stable == part.last_stable == kafka["lastStableOffset"]
+        written = next(each.topic_id for each in found if each.topic == topic)
+        metadata = (fixtures / fixture / stage / name / PARTITION_METADATA_FILE).exists()
+        assert view.topic_id(topic) == written
+        assert (KafkaView(fixtures / fixture / stage).topic_id(topic) == written) == metadata
+
+
+@pytest.mark.parametrize(("fixture", "stage"), STAGES)
+def test_the_files_are_kafkas(fixtures: Path, tmp_path: Path, fixture: str, stage: str) -> None:
+    source, target = fixtures / fixture / stage, tmp_path / "out"
+    root = imported_from(source)
+    exported(root, target)
+    for name in names_in(source):
+        topic, number = split_partition(name)
+        log_start = int(root.topic(topic).head().log_start[number])
+        logs = sorted((source / name).glob("*.log"))
+        kept = [
+            (log, after) for log, after in zip(logs, [*logs[1:], None], strict=True) if keeps(log, after, log_start)
+        ]
+        for log, after in kept:
+            # The first segment is named by the log start, also where its first records were cleaned away.
+            base = min(int(log.stem), log_start) if log == kept[0][0] else int(log.stem)
+            same_segment(log, target / name / f"{base:020d}.log", active=after is None)
+        mine = parse_leader_epochs((target / name / LEADER_EPOCHS_FILE).read_bytes())
+        epochs = source / name / LEADER_EPOCHS_FILE
+        kafkas = parse_leader_epochs(epochs.read_bytes() if epochs.exists() else b"")
+        # Kafka knows more: epochs without batches, and where an epoch began before its batches were cleaned away.
+        known = {entry.epoch: entry.start_offset for entry in kafkas}
+        assert (
+            mine or fixture.startswith("legacy/") or not any(log.read_bytes() for log in (target / name).glob("*.log"))
+        )
+        for entry in mine:
+            # Kafka's cleaner gives old messages that it converts an epoch, which a broker's recovery would enter.
+            assert entry.start_offset >= max(log_start, known[entry.epoch] if fixture not in CONVERTED else 0)
+
+
+def same_segment(kafkas: Path, copy: Path, *, active: bool) -> None:
+    """Byte for byte, but for zeros behind the last batch and indexes of a kind that the import builds anew."""
+    log = copy.read_bytes()
+    data = kafkas.read_bytes()
+    assert data[: len(log)] == log
+    assert log == data or (active and not data[len(log) :].strip(b"\0"))
+    if not log:
+        return
+    if "broker-2.8.2" in kafkas.parts:
+        # Of an append of several batches Kafka 2.8.2 indexed the last one.
+        return
+    told, mine = transactions(kafkas), transactions(copy)
+    if active:
+        # The import keeps no index of the active segment: of a transaction whose first batches were cleaned away it
+        # knows the rest.
+        assert (mine.producer_ids.tolist(), mine.last_offsets.tolist()) == (
+            told.producer_ids.tolist(),
+            told.last_offsets.tolist(),
+        )
+        assert (mine.first_offsets >= told.first_offsets).all()
+        return
+    assert mine.to_bytes() == told.to_bytes()
+    if copy.stem != kafkas.stem:
+        assert absolute_indexes(copy) == absolute_indexes(kafkas)
+        return
+    for suffix in (".index", ".timeindex"):
+        assert copy.with_suffix(suffix).read_bytes() == kafkas.with_suffix(suffix).read_bytes(), copy
+
+
+def absolute_indexes(log: Path) -> list[list[int]]:
+    """Offsets, positions and times of both indexes, whatever offset names the segment."""
+    base = int(log.stem)
+    by_offset = offset_index.parse(log.with_suffix(".index").read_bytes(), base)
+    by_time = time_index.parse(log.with_suffix(".timeindex").read_bytes(), base)
+    return [each.tolist() for each in (by_offset.offsets, by_offset.positions, by_time.timestamps, by_time.offsets)]
+
+
+def transactions(log: Path) -> transaction_index.AbortedTransactions:
+    file = log.with_suffix(".txnindex")
+    return transaction_index.parse(file.read_bytes() if file.exists() else b"", int(log.stem))
+
+
+@pytest.mark.parametrize(("fixture", "stage"), STAGES)
+def test_checkpoints_and_snapshots_are_kafkas(fixtures: Path, tmp_path: Path, fixture: str, stage: str) -> None:
+    source, target = fixtures / fixture / stage, tmp_path / "out"
+    exported(imported_from(source), target)
+    told = stage if stage != "data-after-clean-shutdown" else "data"
+    expected = expected_offsets(fixtures / fixture, told)
+    ends = {split_partition(name): expected[name]["logEndOffset"] for name in names_in(source)}
+    for name in (HIGH_WATERMARKS_FILE, RECOVERY_POINTS_FILE):
+        assert parse_offsets((target / name).read_bytes()) == ends
+    starts = parse_offsets((target / LOG_STARTS_FILE).read_bytes())
+    for name in names_in(source):
+        first = min(int(log.stem) for log in (target / name).glob("*.log"))
+        start = expected[name]["logStartOffset"]
+        assert starts.get(split_partition(name), first) == start
+        assert (split_partition(name) in starts) == (start > first)
+        kafkas = sorted((source / name).glob("*.snapshot"))
+        mine = sorted((target / name).glob("*.snapshot"))
+        if mine and kafkas and kafkas[-1].name == mine[-1].name and not fixture.startswith(REMEMBERED):
+            assert entries(mine[-1]) == entries(kafkas[-1])
+    cleaned = source / CLEANER_OFFSETS_FILE
+    if cleaned.exists() and fixture.startswith("compaction/"):
+        assert parse_offsets((target / CLEANER_OFFSETS_FILE).read_bytes()) == {
+            key: offset for key, offset in parse_offsets(cleaned.read_bytes()).items() if offset and key in ends
+        }
+
+
+def entries(path: Path) -> list[ProducerEntry]:
+    return sorted(parse_snapshot(path.read_bytes()), key=lambda entry: entry.producer_id)
+
+
+def test_dump_log_segments_finds_no_fault(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:
+    chosen = [each for each in STAGES if each[1] in ("data", "before", "after", "pass-2", "start-moved")]
+    logs: list[Path] = []
+    for fixture, stage in [*chosen, *((f"damaged/{name}", "data") for name in DAMAGED_INDEXES)]:
+        folder = tmp_path / fixture.replace("/", "_") / stage
+        folder.parent.mkdir(exist_ok=True)
+        exported(imported_from(fixture_tree() / fixture / stage), folder)
+        logs += folder.glob("*/*.log")
+    assert len(logs) > 300
+    assert kafka_tools.complaints(sorted(logs), emptied=True) == []
+
+
+@pytest.mark.parametrize(
+    "fixture", ["legacy/builder-v0", "legacy/builder-mixed", "legacy/builder-gaps", "transactions"]
+)
+def test_parts_end_with_whole_batches_in_every_format(fixtures: Path, tmp_path: Path, fixture: str) -> None:
+    root = imported_from(fixtures / fixture / "data")
+    cut = 0
+    for name in names_in(fixtures / fixture / "data"):
+        topic, number = split_partition(name)
+        records = without_epochs(expected_records(fixtures / fixture, name, READ_UNCOMMITTED))
+        log_end = expected_offsets(fixtures / fixture)[name]["logEndOffset"]
+        log_start = expected_offsets(fixtures / fixture)[name]["logStartOffset"]
+        for end in range(log_start, log_end, max((log_end - log_start) // 6, 1)):
+            out = tmp_path / f"{name}-{end}"
+            (found,) = export_topics(root, out, [topic], partitions=[number], ends={number: end}, durable=False)
+            (part,) = found.partitions
+            view = KafkaView(out)
+            bounds = view.bounds(topic)[number]
+            assert (bounds.log_end, bounds.last_stable) == (part.log_end, part.last_stable)
+            assert end <= part.log_end <= log_end
+            assert read(view, topic, number) == [record for record in records if record.offset < part.log_end]
+            cut += part.log_end > end
+    assert cut
