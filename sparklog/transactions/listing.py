@@ -15,7 +15,7 @@ from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.names import check_id, nearest
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
-from sparklog.storage.at_once import ask_each
+from sparklog.storage.parallel import ask_each
 from sparklog.transactions import kafka
 from sparklog.transactions.completion import resolve_topic, transactional_ids
 from sparklog.transactions.kafka import KafkaHeld

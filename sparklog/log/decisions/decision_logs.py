@@ -28,8 +28,8 @@ from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import COMMITTED
 from sparklog.log.state.snapshot import Newer, Snapshot
 from sparklog.log.state.topic_state import Head, Prepare
-from sparklog.storage.at_once import ask_each
 from sparklog.storage.fork_lock import ForkLock
+from sparklog.storage.parallel import ask_each
 from sparklog.storage.store import Store
 
 KEPT_LOGS = 1_024

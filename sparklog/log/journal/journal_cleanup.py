@@ -11,7 +11,7 @@ from typing import TypeVar
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
-from sparklog.storage.at_once import ask_each
+from sparklog.storage.parallel import ask_each
 from sparklog.storage.store import Store
 
 __all__ = ["KEEP_MS", "collect_entries", "collect_log", "entry_before", "id_under", "ids_of"]

@@ -24,7 +24,7 @@ from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.intents import CreateIntent, DeleteIntent, Intent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.at_once import ask_each
+from sparklog.storage.parallel import ask_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
