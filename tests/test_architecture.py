@@ -199,7 +199,7 @@ def test_every_package_has_a_layer() -> None:
         ("sparklog.log.topic.root", "import sparklog", 1),
         ("sparklog.log.topic.root", "from sparklog import errors", 0),
         ("sparklog.log.topic.root", "from . import names", 1),
-        ("sparklog.cli.topics", "import pyspark", 1),
+        ("sparklog.cli.commands.topics", "import pyspark", 1),
         ("sparklog.datasource.source", "import pyspark", 0),
     ],
 )

@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparklog import __version__
-from sparklog.cli import (
+from sparklog.cli.commands import (
     backup,
     clone,
     configs,

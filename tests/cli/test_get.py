@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.cli.get import KeyFormat
+from sparklog.cli.commands.get import KeyFormat
 from sparklog.datasource.location import open_view, resolve
 from sparklog.format.key_text import KEY_FORMATS, parse_key
 from sparklog.format.murmur2 import partition_for_key

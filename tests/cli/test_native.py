@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import sparklog as library
-from sparklog.cli import consume
+from sparklog.cli.commands import consume
 from sparklog.format.batch_scan import scan_headers
 from tests.cli.conftest import Sparklog
 
