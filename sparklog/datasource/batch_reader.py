@@ -13,7 +13,7 @@ from sparklog.datasource.options import Bound, Options, ReadOptions
 from sparklog.datasource.reached import Clock, wait_until_reached
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
-from sparklog.datasource.starts import group_offsets, offsets_now, start_positions
+from sparklog.datasource.starting_offsets import group_offsets, offsets_now, start_positions
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import BadRequest

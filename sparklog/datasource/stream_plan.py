@@ -18,7 +18,7 @@ from sparklog.datasource.bounds import DataLoss, check_end, check_start
 from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.reached import Clock, wait_until_reached
-from sparklog.datasource.starts import group_offsets, offsets_now, start_positions
+from sparklog.datasource.starting_offsets import group_offsets, offsets_now, start_positions
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
