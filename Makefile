@@ -30,8 +30,8 @@ $(INSTALLED): pyproject.toml scripts/set_up.sh scripts/check_machine.py
 	@touch $@
 
 # The kernels go into their disk cache here, so that no query waits for a compiler.
-$(COMPILED): $(INSTALLED) $(wildcard sparklog/format/*.py)
-	@$(PY) -m sparklog.format.warm
+$(COMPILED): $(INSTALLED) $(wildcard sparklog/format/*.py sparklog/format/*/*.py)
+	@$(PY) -m sparklog.format.kernels.warm
 	@touch $@
 
 test: venv

@@ -26,8 +26,8 @@ from kafka.record.default_records import DefaultRecordBatch as PyBatch
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
+from sparklog.format.kernels.warm import warm_up
 from sparklog.format.record_batch import CODECS
-from sparklog.format.warm import warm_up
 
 BATCH_BYTES = 512 * 1024
 START_MS = 1_700_000_000_000

@@ -2,8 +2,9 @@
 
     python benchmarks/bench_cold.py [--rounds 3]
 
-The kernels must have been compiled by set-up before (`python -m sparklog.format.warm`): what is measured is starting,
-not compiling. Seconds from `start()` until the first micro-batch is done, source and sink both of the kind named.
+The kernels must have been compiled by set-up before (`python -m sparklog.format.kernels.warm`): what is measured is
+starting, not compiling. Seconds from `start()` until the first micro-batch is done, source and sink both of the kind
+named.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparklog.format.warm import warm_up
+from sparklog.format.kernels.warm import warm_up
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import append_path, commit_key
 from sparklog.log.state.commit import APPEND, CREATE, Commit, decode_commit, encode_commit

@@ -83,7 +83,7 @@ class OffsetMap:
         Returns how many were taken: fewer than n if the map was full when the next one came. `BadRequest` for arrays
         that do not belong together.
         """
-        from sparklog.compaction._kernels_offset_map import put_keys
+        from sparklog.compaction.offset_map_kernels import put_keys
 
         words, offsets = _words(hashes), np.ascontiguousarray(offsets, np.int64)
         if len(words) != 2 * len(offsets):
@@ -108,7 +108,7 @@ class OffsetMap:
 
     def get(self, hashes: Hashes) -> Int64s:
         """The offset of each key, -1 where it is absent: uint64[n, 2] -> int64[n]."""
-        from sparklog.compaction._kernels_offset_map import get_keys
+        from sparklog.compaction.offset_map_kernels import get_keys
 
         found = np.empty(len(hashes), np.int64)
         get_keys(self._table, _words(hashes), found)

@@ -24,7 +24,7 @@ from sparklog.format import transaction_index
 from sparklog.format.abort_markers import AbortMarker, fits, united
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
-from sparklog.format.producer_snapshot import ProducerEntry
+from sparklog.format.coordinators.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window

@@ -82,7 +82,7 @@ def crc_message(headers: BatchHeaders, batch: int) -> str:
 
 def record_message(code: int) -> str:
     """What a kernel's error code says about a record."""
-    from sparklog.format import _kernels_decode as kernels
+    from sparklog.format.kernels import decode_kernels as kernels
 
     return {
         kernels.LENGTH: "a record's length does not fit into its batch",

@@ -1,7 +1,8 @@
 """The scan that finds the batches in bytes of a log, whatever their formats, and holds their checksums.
 
-Batches of format v2 (`sparklog.format.record_batch`) and messages of formats v0 and v1 (`sparklog.format.legacy`) may
-stand in one file. Whoever reads bytes of a log begins here, and gets a row of `BatchHeaders` for each of either kind.
+Batches of format v2 (`sparklog.format.record_batch`) and messages of formats v0 and v1
+(`sparklog.format.legacy.old_messages`) may stand in one file. Whoever reads bytes of a log begins here, and gets a row
+of `BatchHeaders` for each of either kind.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt
-from sparklog.format import legacy
+from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
     COLUMNS,
     CRC_START,
@@ -63,7 +64,7 @@ def scan_headers(
     positions: list[int] = []
     unpack = _LENGTH_STRUCT.unpack_from
     position, stop, reason = start, "end", ""
-    old: list[tuple[int, legacy.Entries]] = []
+    old: list[tuple[int, old_messages.Entries]] = []
     while position < end:
         left = end - position
         if left < MIN_SCAN_BYTES:
@@ -82,7 +83,7 @@ def scan_headers(
             break
         if magic != MAGIC:
             if magic < MAGIC and length >= MIN_LEGACY_SIZE_FIELD[magic]:
-                old.append((len(positions), legacy.find(view, position)))
+                old.append((len(positions), old_messages.find(view, position)))
                 position = old[-1][1].end
                 continue
             found = f"magic is {magic - 256 if magic > 127 else magic}, expected 0, 1 or 2"
@@ -97,8 +98,8 @@ def scan_headers(
         raise Corrupt(f"expected whole record batches: {reason}", file=file, position=file_position + position)
     headers = _headers_at(as_bytes_array(view), np.array(positions, np.int64), position, stop, reason)
     if old:
-        headers = legacy.merged(headers, old)
-        headers = legacy.resolved(view, headers) if contents else headers
+        headers = old_messages.merged(headers, old)
+        headers = old_messages.resolved(view, headers) if contents else headers
     return headers
 
 
@@ -131,7 +132,7 @@ def single_header(data: bytes) -> BatchHeaders:
     Needs as many bytes as `begins_with_header` says. A message of format v0 or v1 is not opened (see `scan_headers`).
     """
     if data[MAGIC_POSITION] < MAGIC:
-        return legacy.header_at(data)
+        return old_messages.header_at(data)
     return _headers_at(as_bytes_array(data), np.zeros(1, np.int64), 0, "end", "")
 
 
@@ -156,5 +157,5 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
 
 def _mixed_crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
     old, new = np.flatnonzero(headers.is_legacy), np.flatnonzero(~headers.is_legacy)
-    wrong = old[legacy.crc_failures(data, headers[old])]
+    wrong = old[old_messages.crc_failures(data, headers[old])]
     return np.sort(np.concatenate((wrong, new[crc_failures(data, replace(headers[new], magic=None))])))

@@ -173,9 +173,9 @@ def _translated(
     data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Place
 ) -> Iterator[_Group]:
     """Messages of formats v0 and v1, written anew as records of format v2."""
-    from sparklog.format import legacy
+    from sparklog.format.legacy import old_messages
 
-    for part in legacy.records(data, headers, low, high, place):
+    for part in old_messages.records(data, headers, low, high, place):
         stored = int((headers.size[part.first : part.last] - HEADER_BYTES).sum())
         yield _Group(part.data, part.start, part.stop, part.first, part.last, max(stored, 1), False)
 
@@ -220,9 +220,9 @@ class _Sink:
         fixed_time: Int64Array,
         place: Place,
     ) -> None:
-        from sparklog.format import _kernels_decode
+        from sparklog.format.kernels import decode_kernels
 
-        self.kernels: ModuleType = _kernels_decode
+        self.kernels: ModuleType = decode_kernels
         self.headers = headers
         self.place = place
         self.fixed_time = np.ascontiguousarray(fixed_time)
@@ -230,7 +230,7 @@ class _Sink:
         self.first, self.limit = first, limit
         self.wanted = sum(bit for bit, name in ((1, "key"), (2, "value"), (4, "headers")) if name in columns)
         self.emitted = np.zeros(len(headers), np.int64)
-        self.state = np.zeros(_kernels_decode.STATE_SIZE, np.int64)
+        self.state = np.zeros(decode_kernels.STATE_SIZE, np.int64)
         self.offset = np.empty(0, np.int64)
         self.timestamp = np.empty(0, np.int64)
         self.key, self.value, self.header_key, self.header_value = _Cells(), _Cells(), _Cells(), _Cells()

@@ -181,7 +181,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What the kernel wrote; `batches` sorted by lane, `lanes` as in `_kernels_encode`."""
+    """What the kernel wrote; `batches` sorted by lane, `lanes` as in `encode_kernels`."""
 
     out: npt.NDArray[np.uint8]
     batches: list[_Draft]
@@ -244,7 +244,7 @@ class _Rows:
 
     def write(self, target: int, *, base_time: int | None = None, deltas: Int64Array = _ALL) -> _Written:
         """Run the kernels: batches of at most `target` bytes, header included, unless one record is larger."""
-        from sparklog.format import _kernels_encode as kernels
+        from sparklog.format.kernels import encode_kernels as kernels
 
         lanes = self._measure()
         # Two neighbouring batches of a lane together exceed the target, or they would be one.
@@ -267,7 +267,7 @@ class _Rows:
 
     def _measure(self) -> Int64Array:
         """The lane table with what each lane will hold."""
-        from sparklog.format import _kernels_encode as kernels
+        from sparklog.format.kernels import encode_kernels as kernels
 
         lanes = np.zeros((int(self.lane_of.max()) + 1 if len(self.lane_of) else 1, kernels.LANE_FIELDS), np.int64)
         lanes[:, kernels.LANE_MIN_TIME] = np.iinfo(np.int64).max
@@ -332,8 +332,8 @@ class _Rows:
 
 
 def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
-    from sparklog.format import _kernels_encode as kernels
-    from sparklog.format._kernels_crc import join_crcs
+    from sparklog.format.kernels import encode_kernels as kernels
+    from sparklog.format.kernels.crc_kernels import join_crcs
 
     sizes = np.array([batch.size for batch in batches], np.int64)
     crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)

@@ -106,7 +106,7 @@ def filter_batches(
 
     Raises `BadRequest` if the arrays do not belong together, or if a batch would have 2 GiB or more.
     """
-    from sparklog.format import _kernels_records as kernels
+    from sparklog.format.kernels import record_kernels as kernels
 
     keep = np.ascontiguousarray(keep, np.bool_)
     _check_shapes(headers, payloads, fields, keep, drop, empty, horizon)
@@ -188,7 +188,7 @@ class _Writer:
         found: Int64Array,
         stamped: BoolArray,
     ) -> None:
-        from sparklog.format import _kernels_records as kernels
+        from sparklog.format.kernels import record_kernels as kernels
 
         self.kernels: Any = kernels
         self.data, self.headers, self.payloads, self.fields, self.keep = data, headers, payloads, fields, keep

@@ -29,7 +29,7 @@ def partition_for_key(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt
 
 
 def _hash(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.int32]:
-    from sparklog.format._kernels_hash import murmur2_cells
+    from sparklog.format.kernels.hash_kernels import murmur2_cells
 
     out = np.empty(len(array), np.int32)
     columns = KernelColumns(array)

@@ -108,7 +108,7 @@ def _mixed(
     place: Place,
 ) -> Payloads:
     """The same where messages of formats v0 and v1 lie among the batches: their records are those of format v2."""
-    from sparklog.format import legacy
+    from sparklog.format.legacy import old_messages
 
     old = headers.is_legacy
     edges = [0, *(np.flatnonzero(np.diff(old)) + 1).tolist(), len(headers)]
@@ -116,7 +116,7 @@ def _mixed(
     filled = 0
     for low, high in pairwise(edges):
         if low < high and old[low]:
-            for found in legacy.records(source, headers, low, high, place):
+            for found in old_messages.records(source, headers, low, high, place):
                 rows = slice(found.first, found.last)
                 start[rows], end[rows] = found.start + filled, found.stop + filled
                 parts.append(found.data[: int(found.stop[-1])])

@@ -19,8 +19,9 @@ A batch is a 61-byte header and its records (plain, or one compressed stream of 
 |  57 |    4 | record count         | yes    | records present, 0 in a batch that the cleaner emptied          |
 
 What stands before the CRC field is not covered by it: that is why a log can assign offsets and epochs without touching
-the rest. Messages of formats v0 and v1 (magic 0 and 1) count as batches, too: see `sparklog.format.legacy`. The scan
-that finds the batches of all formats is `sparklog.format.batch_scan`. Numpy only: planners import this module.
+the rest. Messages of formats v0 and v1 (magic 0 and 1) count as batches, too: see
+`sparklog.format.legacy.old_messages`. The scan that finds the batches of all formats is `sparklog.format.batch_scan`.
+Numpy only: planners import this module.
 """
 
 from __future__ import annotations

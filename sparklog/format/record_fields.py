@@ -54,7 +54,7 @@ def record_fields(
     were scanned in: records that do not fit, whose fields do not end at their length, whose offsets do not increase or
     leave their batch, or behind which the batch goes on.
     """
-    from sparklog.format import _kernels_records as kernels
+    from sparklog.format.kernels import record_kernels as kernels
 
     if len(payloads) != len(headers):
         raise BadRequest(f"payloads of {len(payloads)} batches are given for {len(headers)} headers")

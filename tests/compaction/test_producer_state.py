@@ -15,7 +15,7 @@ from sparklog.compaction import producer_state
 from sparklog.compaction.producer_state import PartitionProducers, Producer, active, replay, turns
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.control import end_txn_marker
-from sparklog.format.producer_snapshot import parse_snapshot
+from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.log.read import fetch
 from sparklog.log.read.source_slices import SourceSlices
 from sparklog.storage.memory import MemoryStore

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.format._kernels_encode import varint_size, write_varint, zigzag
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import HEADERS_TYPE
 from sparklog.format.encode import EncodeOptions, encode, encode_batch, encode_partitions
+from sparklog.format.kernels.encode_kernels import varint_size, write_varint, zigzag
 from sparklog.format.record_batch import CODECS, HEADER_BYTES
 from tests.format.batch_samples import (
     CODEC_NAMES,

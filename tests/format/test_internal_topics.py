@@ -16,12 +16,10 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format import group_messages as groups
-from sparklog.format import transaction_messages as transactions
 from sparklog.format.batch_scan import scan_headers
-from sparklog.format.decode import decode
-from sparklog.format.encode import EncodeOptions, encode
-from sparklog.format.group_messages import (
+from sparklog.format.coordinators import group_messages as groups
+from sparklog.format.coordinators import transaction_messages as transactions
+from sparklog.format.coordinators.group_messages import (
     GroupKey,
     GroupMember,
     GroupValue,
@@ -30,10 +28,25 @@ from sparklog.format.group_messages import (
     OtherKey,
     UnknownKey,
 )
-from sparklog.format.group_schemas import TYPES
-from sparklog.format.message_schema import Field, Fields, Struct, Value, decode_from, json_fields, json_text
-from sparklog.format.message_schema import encode as encode_message
-from sparklog.format.transaction_messages import Status, TransactionKey, TransactionValue, UnknownTransactionKey
+from sparklog.format.coordinators.group_schemas import TYPES
+from sparklog.format.coordinators.message_schema import (
+    Field,
+    Fields,
+    Struct,
+    Value,
+    decode_from,
+    json_fields,
+    json_text,
+)
+from sparklog.format.coordinators.message_schema import encode as encode_message
+from sparklog.format.coordinators.transaction_messages import (
+    Status,
+    TransactionKey,
+    TransactionValue,
+    UnknownTransactionKey,
+)
+from sparklog.format.decode import decode
+from sparklog.format.encode import EncodeOptions, encode
 from tests.kafka_tools import KafkaTools
 
 FIXTURES = ("transactions", "transactions-tv0")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.format import _kernels_native
-from sparklog.format.warm import KERNEL_MODULES, warm_up
+from sparklog.format.kernels import native_kernels
+from sparklog.format.kernels.warm import KERNEL_MODULES, warm_up
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -23,13 +23,15 @@ def test_warm_up_compiles_every_kernel_module() -> None:
     assert kept == {name.rpartition(".")[2] for name in KERNEL_MODULES}
     sources = {
         ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
-        for file in (REPOSITORY / "sparklog").rglob("_kernels_*.py")
+        for file in (REPOSITORY / "sparklog").rglob("*_kernels.py")
     }
-    assert sources - {"sparklog.format._kernels_memory", "sparklog.format._kernels_native"} == set(KERNEL_MODULES)
+    assert sources - {"sparklog.format.kernels.kernel_memory", "sparklog.format.kernels.native_kernels"} == set(
+        KERNEL_MODULES
+    )
 
 
 def test_the_package_is_the_first_choice(tmp_path: Path) -> None:
-    place = _kernels_native.cache_directory(tmp_path)
+    place = native_kernels.cache_directory(tmp_path)
     assert place is not None
     assert Path(place).parent == tmp_path / "__pycache__"
 
@@ -39,7 +41,7 @@ def test_a_read_only_package_falls_back_to_a_private_folder(tmp_path: Path, monk
     (tmp_path / "temporary").mkdir()
     blocked = tmp_path / "package"
     blocked.write_text("a file where a folder would be: nothing can be made below it")
-    place = _kernels_native.cache_directory(blocked)
+    place = native_kernels.cache_directory(blocked)
     assert place is not None
     folder = Path(place).parent
     assert folder.parent == tmp_path / "temporary"
@@ -53,7 +55,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypat
     open_folder.chmod(0o777)
     blocked = tmp_path / "package"
     blocked.write_text("")
-    place = _kernels_native.cache_directory(blocked)
+    place = native_kernels.cache_directory(blocked)
     assert place is not None
     assert not place.startswith(str(open_folder) + "/")
 
@@ -70,7 +72,7 @@ def test_importing_the_format_loads_nothing_heavy() -> None:
 
 
 def test_set_up_can_warm_from_the_command_line() -> None:
-    command = [sys.executable, "-m", "sparklog.format.warm"]
+    command = [sys.executable, "-m", "sparklog.format.kernels.warm"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith("kernels are kept in "), done.stderr
     assert done.stderr == ""

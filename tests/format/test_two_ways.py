@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format import kernel_choice
-from sparklog.format._kernels_decode import read_varint, read_varlong
-from sparklog.format._kernels_encode import cell_size, varint_size, write_varint, zigzag
-from sparklog.format._kernels_memory import address
-from sparklog.format._kernels_native import native
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.encode import EncodeOptions, encode, encode_batch, encode_partitions
-from sparklog.format.kernel_choice import Choice
+from sparklog.format.kernels import kernel_choice
+from sparklog.format.kernels.decode_kernels import read_varint, read_varlong
+from sparklog.format.kernels.encode_kernels import cell_size, varint_size, write_varint, zigzag
+from sparklog.format.kernels.kernel_choice import Choice
+from sparklog.format.kernels.kernel_memory import address
+from sparklog.format.kernels.native_kernels import native
 from sparklog.format.murmur2 import murmur2, partition_for_key
 from sparklog.format.payloads import payloads
 from sparklog.format.record_batch import BatchHeaders
@@ -202,7 +202,7 @@ def test_bad_rows_are_refused_alike() -> None:
 
 
 def test_arrays_that_a_kernel_does_not_take_are_refused_by_both() -> None:
-    from sparklog.format._kernels_hash import murmur2_cells
+    from sparklog.format.kernels.hash_kernels import murmur2_cells
 
     table = np.zeros(6, np.int64)
     for wrong in (np.zeros(3, np.int64), np.zeros(6, np.int32)[::2], np.zeros((2, 2), np.int32)):
@@ -229,7 +229,7 @@ def test_little_is_interpreted_until_it_was_much() -> None:
 PROGRAM = """
 import sys
 import numpy as np, pyarrow as pa
-from sparklog.format.kernel_choice import LOADING_IS_WORTH
+from sparklog.format.kernels.kernel_choice import LOADING_IS_WORTH
 from sparklog.format.encode import EncodeOptions, encode
 def write(rows):
     encode(None, pa.array([b"v"] * rows), None, np.zeros(rows, np.int64), options=EncodeOptions("none"))

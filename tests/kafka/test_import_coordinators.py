@@ -13,7 +13,7 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.format.control import end_txn_marker
-from sparklog.format.group_messages import (
+from sparklog.format.coordinators.group_messages import (
     GroupKey,
     GroupValue,
     OffsetKey,
@@ -23,7 +23,7 @@ from sparklog.format.group_messages import (
     encode_offset_key,
     encode_offset_value,
 )
-from sparklog.format.transaction_messages import (
+from sparklog.format.coordinators.transaction_messages import (
     Status,
     TransactionKey,
     TransactionValue,

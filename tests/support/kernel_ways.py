@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 from unittest import mock
 
-from sparklog.format import kernel_choice
-from sparklog.format.kernel_choice import Choice
+from sparklog.format.kernels import kernel_choice
+from sparklog.format.kernels.kernel_choice import Choice
 
 T = TypeVar("T")
 UNLIMITED = 1 << 62

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import NotFound
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.format.group_messages import (
+from sparklog.format.coordinators.group_messages import (
     GroupKey,
     GroupValue,
     OffsetKey,

@@ -34,8 +34,8 @@ from sparklog.errors import Conflict, Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.checkpoint_files import LeaderEpoch
+from sparklog.format.coordinators.producer_snapshot import snapshot_to_bytes
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
-from sparklog.format.producer_snapshot import snapshot_to_bytes
 from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.rewrite_headers import rewrite_headers
 from sparklog.format.transaction_index import none

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.format.group_messages import (
+from sparklog.format.coordinators.group_messages import (
     GroupKey,
     OffsetKey,
     OffsetValue,
@@ -31,7 +31,7 @@ from sparklog.format.group_messages import (
     decode_offset_value,
     decode_other_value,
 )
-from sparklog.format.transaction_messages import (
+from sparklog.format.coordinators.transaction_messages import (
     Status,
     TransactionKey,
     TransactionValue,

@@ -132,9 +132,9 @@ def _pyspark(name: str, version: str | None, wanted: str) -> Finding:
 
 def check_kernels() -> Finding:
     """Whether compiled code is kept, so that nobody waits for the compiler."""
-    fix = f"{sys.executable} -m sparklog.format.warm"
+    fix = f"{sys.executable} -m sparklog.format.kernels.warm"
     try:
-        from sparklog.format._kernels_native import CACHE_DIRECTORY
+        from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
     except ImportError as error:
         return Finding("kernels", FAIL, f"they cannot be loaded: {error}", "see packages")
     if CACHE_DIRECTORY is None:

@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format import share_messages, transaction_messages
-from sparklog.format.group_messages import CONSUMER_PROTOCOL
-from sparklog.format.group_schemas import ASSIGNMENT, GROUP_METADATA, SUBSCRIPTION, TYPES
-from sparklog.format.java_text import java_text
-from sparklog.format.message_schema import (
+from sparklog.format.coordinators import share_messages, transaction_messages
+from sparklog.format.coordinators.group_messages import CONSUMER_PROTOCOL
+from sparklog.format.coordinators.group_schemas import ASSIGNMENT, GROUP_METADATA, SUBSCRIPTION, TYPES
+from sparklog.format.coordinators.message_schema import (
     ENDS_EARLY,
     Fields,
     Struct,
@@ -39,6 +38,7 @@ from sparklog.format.message_schema import (
     json_fields,
     json_text,
 )
+from sparklog.format.java_text import java_text
 from sparklog.tools.inspection.dump_halt import RUNTIME, UNDERFLOW, Halt
 
 __all__ = ["DECODERS", "Coordinator", "Decoder", "Parser", "Plain", "group_parser", "named", "plain", "share_parser"]

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format import compression, legacy
+from sparklog.format import compression
 from sparklog.format.decode import decode
 from sparklog.format.java_text import java_text
+from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
     CODEC_MASK,
     CODECS,
@@ -309,7 +310,7 @@ def _messages(entry: bytes, header: BatchHeader) -> Iterator[Record]:
 
 def _unpacked(entry: bytes, magic: int, codec: int) -> bytes:
     try:
-        return legacy.unpacked(memoryview(entry), magic, codec)
+        return old_messages.unpacked(memoryview(entry), magic, codec)
     except Corrupt as error:
         raise Halt(KAFKA, error.message) from None
 

@@ -1,7 +1,7 @@
 """A `.snapshot` read as Kafka reads it: with its words for what is wrong, and leniently where it is lenient.
 
-`sparklog.format.producer_snapshot` has the byte table. Kafka looks at the version, reads the entries, then compares
-the checksum, which covers all bytes behind it, also those behind the last entry.
+`sparklog.format.coordinators.producer_snapshot` has the byte table. Kafka looks at the version, reads the entries,
+then compares the checksum, which covers all bytes behind it, also those behind the last entry.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 from sparklog.errors import Corrupt
-from sparklog.format.producer_snapshot import ENTRY, VERSION, ProducerEntry
+from sparklog.format.coordinators.producer_snapshot import ENTRY, VERSION, ProducerEntry
 
 __all__ = ["first_sequence", "snapshot_entries"]
 

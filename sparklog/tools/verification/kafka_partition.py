@@ -26,8 +26,8 @@ from sparklog.format.checkpoint_files import (
     partition_metadata_to_bytes,
 )
 from sparklog.format.control import ABORT
+from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.index_crc import SUFFIXES
-from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.kafka.importing.segment import WINDOW_BYTES
 from sparklog.kafka.in_place.directory import SegmentName, file_bytes, settled_segments
 from sparklog.kafka.in_place.file_names import SWAP, companion

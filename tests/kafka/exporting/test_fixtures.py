@@ -18,7 +18,7 @@ from sparklog.format.checkpoint_files import (
     parse_leader_epochs,
     parse_offsets,
 )
-from sparklog.format.producer_snapshot import ProducerEntry, parse_snapshot
+from sparklog.format.coordinators.producer_snapshot import ProducerEntry, parse_snapshot
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.format.group_messages import (
+from sparklog.format.coordinators.group_messages import (
     GroupKey,
     GroupValue,
     OffsetKey,

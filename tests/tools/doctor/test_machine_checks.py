@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.format import warm
+from sparklog.format.kernels import warm
 from sparklog.tools.doctor import FAIL, OK, WARN
 from sparklog.tools.doctor.finding import HERE, Answer, Machine
 from sparklog.tools.doctor.python_checks import (
@@ -164,14 +164,14 @@ def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.Monk
 def test_kernels_that_are_not_compiled_or_cannot_be_kept_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from sparklog.format import _kernels_native
+    from sparklog.format.kernels import native_kernels
 
-    assert warm.warm_up() == _kernels_native.CACHE_DIRECTORY
+    assert warm.warm_up() == native_kernels.CACHE_DIRECTORY
     assert check_kernels().status == OK
-    monkeypatch.setattr(_kernels_native, "CACHE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(native_kernels, "CACHE_DIRECTORY", str(tmp_path))
     cold = check_kernels()
-    assert (cold.status, cold.fix) == (WARN, f"{sys.executable} -m sparklog.format.warm")
-    monkeypatch.setattr(_kernels_native, "CACHE_DIRECTORY", None)
+    assert (cold.status, cold.fix) == (WARN, f"{sys.executable} -m sparklog.format.kernels.warm")
+    monkeypatch.setattr(native_kernels, "CACHE_DIRECTORY", None)
     assert "compiles them anew" in check_kernels().found
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from sparklog.format._kernels_encode import varint_size, write_bytes, write_varint, zigzag
-from sparklog.format._kernels_memory import (
+from sparklog.format.kernels.encode_kernels import varint_size, write_bytes, write_varint, zigzag
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     BYTES,
     BYTES_IN,
     INT,
@@ -28,7 +29,6 @@ from sparklog.format._kernels_memory import (
     store_u8,
     wrap,
 )
-from sparklog.format.kernel_choice import kernel
 
 # Rows of the table that `find_messages` fills.
 POSITION = 0

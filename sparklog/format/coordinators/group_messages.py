@@ -34,8 +34,8 @@ import struct
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.group_schemas import GROUP_METADATA, OFFSET_COMMIT, OFFSET_COMMIT_LEGACY, TYPES
-from sparklog.format.message_schema import (
+from sparklog.format.coordinators.group_schemas import GROUP_METADATA, OFFSET_COMMIT, OFFSET_COMMIT_LEGACY, TYPES
+from sparklog.format.coordinators.message_schema import (
     NO_UUID,
     Fields,
     Struct,

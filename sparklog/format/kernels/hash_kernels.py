@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.format._kernels_encode import cell
-from sparklog.format._kernels_memory import (
+from sparklog.format.kernels.encode_kernels import cell
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     INT,
     INT32,
     INT64_IN,
@@ -16,7 +17,6 @@ from sparklog.format._kernels_memory import (
     load_u32,
     store_i32,
 )
-from sparklog.format.kernel_choice import kernel
 
 MASK = 0xFFFFFFFF
 SEED = 0x9747B28C

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.format._kernels_memory import (
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     BYTES_IN,
     INT,
     INT32_IN,
@@ -22,7 +23,6 @@ from sparklog.format._kernels_memory import (
     load_u8,
     store_i64,
 )
-from sparklog.format.kernel_choice import kernel
 
 V0 = 0x736F6D6570736575
 V1 = 0x646F72616E646F6D

@@ -27,7 +27,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.message_schema import Field, Fields, Struct, Value, decode, elements, encode, number, text
+from sparklog.format.coordinators.message_schema import (
+    Field,
+    Fields,
+    Struct,
+    Value,
+    decode,
+    elements,
+    encode,
+    number,
+    text,
+)
 
 TRANSACTION_LOG = 0
 KEY = Struct("TransactionLogKey", (Field("transactionalId", "string"),))

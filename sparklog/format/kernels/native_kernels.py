@@ -25,8 +25,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sparklog.format import _kernels_memory
-from sparklog.format._kernels_memory import Kind, Signature, helpers
+from sparklog.format.kernels import kernel_memory
+from sparklog.format.kernels.kernel_memory import Kind, Signature, helpers
 
 _byte = ir.IntType(8)
 _int64 = ir.IntType(64)
@@ -188,7 +188,7 @@ def _digest() -> str:
     changed, this name does.
     """
     state = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(Path(__file__).parents[1].glob("*/_kernels*.py")):
+    for path in sorted(Path(__file__).parents[2].rglob("*kernel*.py")):
         state.update(path.read_bytes())
     return state.hexdigest()[:16]
 
@@ -246,8 +246,8 @@ def compiled(function: Callable[..., Any], signature: Signature) -> Callable[...
 
 
 def native(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A helper's compiled form, or what stands for a function of `_kernels_memory`."""
-    if function.__module__ == _kernels_memory.__name__:
+    """A helper's compiled form, or what stands for a function of `kernel_memory`."""
+    if function.__module__ == kernel_memory.__name__:
         return globals()[function.__name__]  # type: ignore[no-any-return]
     if function not in _helpers:
         _helpers[function] = njit(nogil=True, forceinline=True)(_native(function))
@@ -261,7 +261,7 @@ def _native(function: Any) -> Any:
     """The function over compiled helpers: the same code in a module where their names stand for those."""
     names = {}
     for name, value in function.__globals__.items():
-        plain = isinstance(value, FunctionType) and (value in helpers or value.__module__ == _kernels_memory.__name__)
+        plain = isinstance(value, FunctionType) and (value in helpers or value.__module__ == kernel_memory.__name__)
         names[name] = native(value) if plain and name in function.__code__.co_names else value
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 

@@ -1,6 +1,6 @@
 """Which way a kernel runs: interpreted or compiled.
 
-**Compiled** (`_kernels_native`) a kernel works through a gigabyte a second, but to load numba and the compiled code
+**Compiled** (`native_kernels`) a kernel works through a gigabyte a second, but to load numba and the compiled code
 costs a process a third of a second of CPU and more. **Interpreted**, as the plain Python that it is, it costs some five
 microseconds a record, and nothing before. It is one source, so both give the same bytes and the same errors.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sparklog.format._kernels_memory import Kind, Signature
+from sparklog.format.kernels.kernel_memory import Kind, Signature
 
 LOADING_IS_WORTH = 50_000
 """Records that cost about as much CPU interpreted as loading numba and the kernels does (docs/performance.md)."""
@@ -59,7 +59,7 @@ class Kernel:
     def load(self) -> Callable[..., Any]:
         """The compiled kernel: from its cache at the first use, or, where nobody has kept one yet, compiled."""
         if self._compiled is None:
-            from sparklog.format._kernels_native import compiled
+            from sparklog.format.kernels.native_kernels import compiled
 
             choice.load()
             self._compiled = compiled(self.function, self.signature)

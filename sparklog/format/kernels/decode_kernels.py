@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.format._kernels_memory import (
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     BYTES,
     BYTES_IN,
     INT,
@@ -27,7 +28,6 @@ from sparklog.format._kernels_memory import (
     store_u8,
     wrap,
 )
-from sparklog.format.kernel_choice import kernel
 
 BAD = 1 << 62
 INT32_MAX = 2**31 - 1

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from sparklog.format._kernels_memory import (
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     INT,
     INT64,
     INT64_IN,
     helper,
 )
-from sparklog.format.kernel_choice import kernel
 
 POLYNOMIAL = 0x82F63B78
 ONE = 1 << 31

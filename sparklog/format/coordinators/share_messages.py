@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from sparklog.format.message_schema import Field, Struct
+from sparklog.format.coordinators.message_schema import Field, Struct
 
 _KEY = (Field("groupId", "string"), Field("topicId", "uuid"), Field("partition", "int32"))
 _BATCH = Struct(

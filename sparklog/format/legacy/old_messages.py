@@ -107,7 +107,7 @@ class Records:
 
 def find(data: BytesLike, start: int) -> Entries:
     """The whole entries of formats v0 and v1 from `start` on, up to the first that is none."""
-    from sparklog.format import _kernels_legacy as kernels
+    from sparklog.format.legacy import legacy_kernels as kernels
 
     source = as_bytes_array(data)
     state = np.zeros(kernels.STATE_SIZE, np.int64)
@@ -211,7 +211,7 @@ def resolved(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
 
 def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
     """Indices (int64) of the entries whose CRC-32 does not match; all rows of `headers` are of formats v0 and v1."""
-    from sparklog.format import _kernels_legacy as kernels
+    from sparklog.format.legacy import legacy_kernels as kernels
 
     source = as_bytes_array(data)
     long = headers.size >= LONG_MESSAGE
@@ -381,8 +381,8 @@ def _translated(
     place: Any,
     inner: bool,
 ) -> Records:
-    from sparklog.format import _kernels_legacy as kernels
-    from sparklog.format._kernels_memory import SLACK
+    from sparklog.format.kernels.kernel_memory import SLACK
+    from sparklog.format.legacy import legacy_kernels as kernels
 
     rows = slice(first, last)
     count = np.ascontiguousarray(headers.count[rows])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.format._kernels_memory import (
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     INT,
     INT64,
     INT64_IN,
@@ -20,7 +21,6 @@ from sparklog.format._kernels_memory import (
     prefetch,
     store_i64,
 )
-from sparklog.format.kernel_choice import kernel
 
 SLOT_BYTES = 24
 HALF = 0xFFFFFFFF

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from sparklog.format.kernel_choice import Kernel
+from sparklog.format.kernels.kernel_choice import Kernel
 
 KERNEL_MODULES = (
-    "sparklog.compaction._kernels_offset_map",
-    "sparklog.format._kernels_crc",
-    "sparklog.format._kernels_decode",
-    "sparklog.format._kernels_encode",
-    "sparklog.format._kernels_hash",
-    "sparklog.format._kernels_legacy",
-    "sparklog.format._kernels_records",
-    "sparklog.format._kernels_siphash",
+    "sparklog.compaction.offset_map_kernels",
+    "sparklog.format.kernels.crc_kernels",
+    "sparklog.format.kernels.decode_kernels",
+    "sparklog.format.kernels.encode_kernels",
+    "sparklog.format.kernels.hash_kernels",
+    "sparklog.format.legacy.legacy_kernels",
+    "sparklog.format.kernels.record_kernels",
+    "sparklog.format.kernels.siphash_kernels",
 )
 """Every module of kernels, of packages above this one too: names, so that nothing is imported upwards."""
 
 
 def warm_up() -> str | None:
     """Load every kernel, compiling those that the cache does not have. Returns the cache's folder, None without one."""
-    from sparklog.format._kernels_native import CACHE_DIRECTORY
+    from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
 
     for name in KERNEL_MODULES:
         for member in vars(import_module(name)).values():

@@ -2,7 +2,7 @@
 
 A kernel is a function over integers and arrays that needs nothing but what is here. Its two ways of running
 (`kernel_choice`) share its source: interpreted it calls the functions below, compiled their counterparts in
-`_kernels_native`. What int64 arithmetic would wrap round, `wrap` does for Python's integers.
+`native_kernels`. What int64 arithmetic would wrap round, `wrap` does for Python's integers.
 
 Addresses are checked by no one: every kernel compares positions with ends before it reads or writes.
 """
@@ -64,7 +64,7 @@ def helper(function: F) -> F:
 
 helpers: set[Callable[..., Any]] = set()
 
-# What follows is for interpreted kernels; `_kernels_native` has its counterparts under the same names.
+# What follows is for interpreted kernels; `native_kernels` has its counterparts under the same names.
 
 
 def address(array: Any) -> int:

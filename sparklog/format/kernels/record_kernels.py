@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.format._kernels_decode import (
+from sparklog.format.kernels.decode_kernels import (
     BAD,
     ERROR_BATCH,
     ERROR_OFFSET,
@@ -26,8 +26,9 @@ from sparklog.format._kernels_decode import (
     read_varlong,
     skip_headers,
 )
-from sparklog.format._kernels_encode import HEADER_BYTES, varint_size, write_varint, zigzag
-from sparklog.format._kernels_memory import (
+from sparklog.format.kernels.encode_kernels import HEADER_BYTES, varint_size, write_varint, zigzag
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     BYTES,
     BYTES_IN,
     INT,
@@ -45,7 +46,6 @@ from sparklog.format._kernels_memory import (
     store_i64,
     store_u8,
 )
-from sparklog.format.kernel_choice import kernel
 
 __all__ = ["ERROR_BATCH", "ERROR_OFFSET", "ERROR_POSITION", "OK", "STATE_SIZE", "find_records", "write_batches"]
 

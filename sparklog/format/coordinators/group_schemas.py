@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sparklog.format.message_schema import Field, Struct
+from sparklog.format.coordinators.message_schema import Field, Struct
 
 OFFSET_COMMIT_LEGACY = 0
 OFFSET_COMMIT = 1

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.format._kernels_memory import (
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     BYTES,
     INT,
     INT64,
@@ -40,7 +41,6 @@ from sparklog.format._kernels_memory import (
     store_u8,
     wrap,
 )
-from sparklog.format.kernel_choice import kernel
 
 HEADER_BYTES = 61
 KEY, VALUE, LIST, HEADER_KEY, HEADER_VALUE, STRUCT = range(6)

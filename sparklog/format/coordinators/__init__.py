@@ -1,0 +1,1 @@
+"""Messages of Kafka's coordinators: groups, transactions, producers."""

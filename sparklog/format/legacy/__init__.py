@@ -1,0 +1,1 @@
+"""Messages of formats v0 and v1."""
