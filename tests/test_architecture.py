@@ -12,6 +12,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -23,34 +24,39 @@ import sparklog
 
 REPOSITORY = Path(__file__).parents[1]
 
-# Lowest first. A package may import from those below its own line, and from itself; never from its neighbours.
+# Lowest first. A room may import from those below its own line, and from itself; never from its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"storage"}),
     frozenset({"format"}),
-    frozenset({"log"}),
+    frozenset({"log.journal"}),
+    frozenset({"log.state"}),
+    frozenset({"log.decisions"}),
+    frozenset({"log.read"}),
+    frozenset({"log.write"}),
+    frozenset({"log.topic"}),
     frozenset({"groups"}),
-    frozenset({"transactions", "kafka"}),
+    frozenset({"transactions", "kafka.in_place"}),
+    frozenset({"kafka.importing"}),
     frozenset({"maintenance"}),
     frozenset({"compaction", "retention"}),
-    frozenset({"export", "inspection", "verification", "backup"}),
-    frozenset({"report"}),
+    frozenset({"kafka.exporting", "tools.inspection", "tools.verification", "tools.backup"}),
+    frozenset({"tools.report"}),
     frozenset({"datasource"}),
-    frozenset({"doctor"}),
+    frozenset({"tools.doctor"}),
     frozenset({"cli"}),
 )
+ROOMS = frozenset().union(*LAYERS)
+PACKAGES = 14
+"""Packages that stand side by side in `sparklog/`, at most."""
+PACKAGE_MODULES = 25
+"""Modules of one package, at most, its `__init__` not counted."""
 # Pure: bytes in, arrays out. They know no store, whatever the order of the layers would allow.
 NEVER = {("format", "storage")}
 # The package itself, its `__main__`, the command line and what Spark finds by name are doors: they may import anything.
 DOORS = frozenset({"", "__main__", "cli", "pyspark_sparklog", "jobs"})
 
-# Named in annotations alone, against the order: a topic knows the root that made it.
-TYPES_ONLY = {("sparklog.log.topic.topic", "sparklog.log.topic.root")}
-
-NO_SPARK = (
-    *("errors", "storage", "format", "log", "groups", "transactions", "kafka"),
-    *("export", "inspection", "verification", "backup", "report", "cli"),
-)
+NO_SPARK = ROOMS - {"datasource", "tools.doctor", "maintenance", "compaction", "retention"}
 FORBIDDEN_BELOW_SPARK = ("pyspark", "pandas")
 
 # What a Spark planner process, a shell prompt or a notebook imports: none of it may cost a compiler or pandas.
@@ -95,9 +101,16 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
 
 
 def layer(module: str) -> str:
-    """`sparklog.log.topic.topic` -> `log`; the package itself -> an empty text; anything else -> its top-level name."""
+    """The room of a module: `sparklog.log.topic.root` -> `log.topic`, `sparklog.format.encode` -> `format`.
+
+    An empty text for the package itself; for anything else its top-level name.
+    """
     top, _, rest = module.partition(".")
-    return rest.partition(".")[0] if top == "sparklog" else top
+    if top != "sparklog":
+        return top
+    first, _, rest = rest.partition(".")
+    room = f"{first}.{rest.partition('.')[0]}"
+    return room if room in ROOMS else first
 
 
 def height(name: str) -> int:
@@ -114,10 +127,10 @@ def violations(module: str, source: str) -> list[str]:
             found.append(f"{module}:{line} imports {name}: write absolute imports")
         elif own in NO_SPARK and name.partition(".")[0] in FORBIDDEN_BELOW_SPARK:
             found.append(f"{module}:{line} imports {name}: {own} works without Spark")
-        elif name.partition(".")[0] == "sparklog" and own not in DOORS and target != own:
-            known = any(target in names for names in LAYERS)
-            if not known or height(target) >= height(own) or (own, target) in NEVER:
-                found.append(f"{module}:{line} imports {name}: {own} may not know {target or 'the package itself'}")
+        elif name.partition(".")[0] != "sparklog" or own in DOORS or target == own:
+            continue
+        elif target not in ROOMS or height(target) >= height(own) or (own, target) in NEVER:
+            found.append(f"{module}:{line} imports {name}: {own} may not know {target or 'the package itself'}")
     return found
 
 
@@ -139,7 +152,7 @@ class WithoutTypes(ast.NodeTransformer):
 def circle(sources: Mapping[str, str], *, types: bool) -> list[str]:
     """Modules of which each imports the next, at module level or in a function, up to the first one again; or none.
 
-    `types`: imports under TYPE_CHECKING count as well, but for `TYPES_ONLY`.
+    `types`: imports under TYPE_CHECKING count as well.
     """
     graph: dict[str, set[str]] = {module: set() for module in sources}
     for module, source in sources.items():
@@ -148,7 +161,7 @@ def circle(sources: Mapping[str, str], *, types: bool) -> list[str]:
             target = name
             while target and target not in sources:
                 target = target.rpartition(".")[0]
-            if target and target != module and not (types and (module, target) in TYPES_ONLY):
+            if target and target != module:
                 graph[module].add(target)
     try:
         TopologicalSorter(graph).prepare()
@@ -184,8 +197,16 @@ def test_circles_are_found(back: str, running: list[str], with_types: list[str])
 
 
 def test_every_package_has_a_layer() -> None:
-    packages = {layer(module) for module, _ in modules("sparklog")} - DOORS
-    assert packages <= frozenset().union(*LAYERS), "name the layer of a new package in LAYERS"
+    rooms = {layer(module) for module, file in modules("sparklog") if file.name != "__init__.py"} - DOORS
+    assert rooms <= ROOMS, "name the layer of a new room in LAYERS"
+
+
+def test_few_packages_stand_side_by_side_and_none_is_crowded() -> None:
+    packages = [folder for folder in (REPOSITORY / "sparklog").iterdir() if (folder / "__init__.py").exists()]
+    assert len(packages) <= PACKAGES
+    folders = Counter(file.parent for _, file in modules("sparklog") if file.name != "__init__.py")
+    crowded = {str(folder.relative_to(REPOSITORY)): n for folder, n in folders.items() if n > PACKAGE_MODULES}
+    assert not crowded, f"part these packages into rooms: {crowded}"
 
 
 @pytest.mark.parametrize(
