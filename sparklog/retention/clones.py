@@ -14,8 +14,7 @@ from sparklog.log.state.commit import DELETE
 from sparklog.log.state.history import History
 from sparklog.log.state.intents import DeleteIntent
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic.root import Root
-from sparklog.log.topic.topic import Topic
+from sparklog.log.topic.topic import RootContext, Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention import vacuum_plan as plan
 
@@ -86,7 +85,7 @@ def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) 
     return frozenset(needed)
 
 
-def _still_named(root: Root, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
+def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
     history = History(root.store, clone)
     head = root.topic_handle(clone).log.refresh().head
     if head.version < 0 or (is_given_up(head, topic_id) and clone != owner):

@@ -176,3 +176,13 @@ def by_text(values: Mapping[int, int] | Sequence[tuple[int, int]]) -> dict[str, 
     """Partition numbers as the keys of a JSON object, in order."""
     pairs = values.items() if isinstance(values, Mapping) else values
     return {str(key): value for key, value in sorted(pairs)}
+
+
+def peek_commit_id(data: bytes) -> str | None:
+    """Read the commit id of bytes that may be a commit or an entry, without judging the rest. None if there is none."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    found = document.get("commitId") if isinstance(document, dict) else None
+    return found if isinstance(found, str) else None

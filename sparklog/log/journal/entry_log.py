@@ -36,11 +36,10 @@ import crc32c
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.clock import ClockGuard, next_times
-from sparklog.log.journal.documents import FORMAT, KNOWN_WRITE_FEATURES, Fields
+from sparklog.log.journal.documents import FORMAT, KNOWN_WRITE_FEATURES, Fields, peek_commit_id
 from sparklog.log.journal.env import Env, Moment
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
 from sparklog.log.journal.numbered_objects import STALE_MS, Answer, Numbered, pause
-from sparklog.log.state.commit import peek_commit_id
 from sparklog.storage.store import Store
 
 __all__ = ["CHECKPOINT_BYTES", "CHECKPOINT_ENTRIES", "Entry", "EntryKind", "EntryLog", "Step"]

@@ -369,18 +369,6 @@ def _earlier_partitions(doc: Fields) -> tuple[int, ...]:
     return doc.integers("earlierPartitions", None, 1, MAX_PARTITIONS) if doc.has("earlierPartitions") else ()
 
 
-def peek_commit_id(data: bytes) -> str | None:
-    """The commit id in bytes that may be a commit, without judging the rest: None if there is none."""
-    import json
-
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    found = document.get("commitId") if isinstance(document, dict) else None
-    return found if isinstance(found, str) else None
-
-
 def _writer(doc: Fields) -> Writer | None:
     if doc.document.get("writer") is None:
         return None

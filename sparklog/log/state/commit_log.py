@@ -22,6 +22,7 @@ import crc32c
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clock import ClockGuard
+from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.env import Env, Moment
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, checkpoint_version
 from sparklog.log.journal.numbered_objects import STALE_MS, Answer, Numbered, pause
@@ -33,7 +34,7 @@ from sparklog.log.state.checkpoint import (
     encode_checkpoint,
     encode_table,
 )
-from sparklog.log.state.commit import Commit, Edit, Resolved, decode_commit, encode_commit, peek_commit_id
+from sparklog.log.state.commit import Commit, Edit, Resolved, decode_commit, encode_commit
 from sparklog.log.state.intents import Intent, Nothing, check_features
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.slice_table import SliceTable

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.decisions.decision_logs import read_snapshot
+from sparklog.log.decisions.decision_logs import DecisionLogs, read_snapshot
+from sparklog.log.journal.env import Env
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.read.snapshot_view import SnapshotView
 from sparklog.log.read.time_lookup import offsets_for_timestamps
@@ -32,7 +33,6 @@ from sparklog.storage.store import Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.log.topic.root import Root
     from sparklog.log.write.append_writer import WriteOptions
     from sparklog.log.write.appending import ArrowData
 
@@ -40,10 +40,29 @@ MANY_UNSEALED = 300_000
 _LOG = logging.getLogger("sparklog.log")
 
 
+class RootContext(Protocol):
+    """The root of a topic, as far as a topic asks it: its store, clock, decisions and other topics."""
+
+    store: Store
+    id: str
+    env: Env
+    decisions: DecisionLogs
+
+    @property
+    def location(self) -> str:
+        """The path or URL of the root."""
+
+    def ensure_probed(self) -> None:
+        """Check once in each process that commits that the store keeps its promises."""
+
+    def topic_handle(self, name: str) -> Topic:
+        """Return the handle of a topic, without looking whether it exists."""
+
+
 class Topic:
     """A topic of a root, by name. Methods see the newest version unless told `refresh=False`."""
 
-    def __init__(self, root: Root, name: str, log: CommitLog) -> None:
+    def __init__(self, root: RootContext, name: str, log: CommitLog) -> None:
         self.root = root
         self.name = name
         self.log = log
@@ -314,5 +333,5 @@ class Topic:
         return end_kafka_transactions(self.log, producers=producers, commit=commit)
 
 
-def _reopen(root: Root, name: str) -> Topic:
+def _reopen(root: RootContext, name: str) -> Topic:
     return root.topic_handle(name)

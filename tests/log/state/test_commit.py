@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.state.commit import (
     COMMIT_FIELDS,
     MERGE,
@@ -24,7 +25,6 @@ from sparklog.log.state.commit import (
     Writer,
     decode_commit,
     encode_commit,
-    peek_commit_id,
 )
 from sparklog.log.state.kafka_open import KafkaEnded, KafkaOpen
 from sparklog.log.state.kafka_source import ImportedEnd, KafkaSource
