@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_architecture import NO_SPARK, REPOSITORY, imports, modules
+from tests.test_architecture import REPOSITORY, ROOMS, imports, layer, modules
 
 # Spark and pandas are extras; numba is made of llvmlite, pyspark of py4j.
 NOT_DECLARED = frozenset({"pyspark", "py4j", "pandas", "llvmlite"})
@@ -44,7 +44,7 @@ def test_dependencies_are_those_that_are_imported() -> None:
 def test_the_wheel_has_every_file() -> None:
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel == {"packages": ["sparklog", "pyspark_sparklog"]}, "files are left out or put in by hand"
-    data = [file for file in (REPOSITORY / "sparklog" / "report" / "templates").iterdir() if file.is_file()]
+    data = [file for file in (REPOSITORY / "sparklog" / "tools" / "report" / "templates").iterdir() if file.is_file()]
     assert {"report.html", "parts.html", "report.css", "report.js"} <= {file.name for file in data}
     # hatchling leaves out what git ignores.
     if shutil.which("git") and (REPOSITORY / ".git").exists():
@@ -62,8 +62,7 @@ for name in names:
 
 
 def test_all_but_the_adapter_imports_without_any_extra() -> None:
-    layers = {*NO_SPARK, "maintenance", "compaction", "retention", "doctor"}
-    names = [name for name, _ in modules("sparklog") if [*name.split("."), ""][1] in layers]
+    names = [name for name, _ in modules("sparklog") if layer(name) in ROOMS - {"datasource"}]
     hidden = ["pyspark", "py4j", "pandas", "matplotlib", "nbformat", "nbclient", "prometheus_client", "kafka", "xxhash"]
     answer = subprocess.run(
         [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps([hidden, names])],
