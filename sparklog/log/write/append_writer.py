@@ -21,10 +21,11 @@ from sparklog.format import append_file
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
-from sparklog.log.state.content import RowCounts, add_rows
+from sparklog.log.state.content import RowCounts
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.log.write.partitioner import Partitioner
+from sparklog.log.write.row_counts import add_rows
 from sparklog.log.write.rows import Rows, check_columns, rows_of
 
 if TYPE_CHECKING:
