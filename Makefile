@@ -6,6 +6,10 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 
+# Each process starts a Spark session of its own (about 2 GB).
+TEST_PROCESSES ?= 2
+PARALLEL := -n $(TEST_PROCESSES) --dist worksteal
+
 # Spark's Python workers are started by the JVM: they must be this environment's, not the first python3 on PATH.
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
@@ -35,10 +39,10 @@ $(COMPILED): $(INSTALLED) $(wildcard sparklog/format/*.py sparklog/format/*/*.py
 	@touch $@
 
 test: venv
-	$(PY) -m pytest
+	$(PY) -m pytest $(PARALLEL)
 
 test-slow: venv
-	$(PY) -m pytest -m "slow or not slow"
+	$(PY) -m pytest $(PARALLEL) -m "slow or not slow"
 
 demo: venv
 	@$(PY) scripts/check_machine.py
