@@ -1,9 +1,8 @@
 """The command line: arguments in, calls out, nothing else. It never starts Spark.
 
-One module per command or group of commands, named like it (`imports` is `import`), over shared ones: `app` (the tree of
-commands, exit codes, one-line errors), `options` (what an option is called and means), `places` (which folder is it),
-`text` and `json_records` (records to lines and back), `lines` (input in runs of whole lines), `documents`, `tables`,
-`terminal` and `times`.
+`commands` has one module per command or group of commands. They share `app` (the tree of commands, exit codes,
+one-line errors), `options` (names and meanings of options), `places` (kinds of folders), `text` and `json_records`
+(records to lines and back), `lines` (input in runs of whole lines), `documents`, `tables`, `terminal` and `times`.
 Heavy imports live inside the commands, so that help and shell completion come at once.
 """
 

@@ -1,1 +1,5 @@
-"""The topic: commit log, state, append, scan plan, lookup by offset and time."""
+"""The log itself, in six rooms, lowest first.
+
+`journal` holds numbered objects and knows nothing of topics, `state` what a topic is at a version, `decisions` the
+outcomes of transactions. `read` and `write` go by these; `topic` has the handles that users hold.
+"""
