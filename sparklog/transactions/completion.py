@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 ONE_WRITE = "one-write:"
-"""What ids begin with that are used for one transaction and never again: their logs go when they are done with."""
+"""Ids of writes without one begin so. A process uses one while it is at work; its log goes when it is done with."""
 FEW_COMMITS = 8
 """So many COMMITs may wait before topics are asked whether they have recorded them."""
 

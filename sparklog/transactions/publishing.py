@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from sparklog.log.decisions.decision import init
 from sparklog.log.decisions.decision_logs import DEFAULT_TIMEOUT_MS
+from sparklog.log.journal.env import Moment
 from sparklog.log.state.content import content_of
 from sparklog.log.state.registry import WriterKey, decide
 from sparklog.log.state.slices import FileSlices
@@ -18,6 +21,42 @@ from sparklog.transactions.producer import Committed, TransactionalProducer
 __all__ = ["publish"]
 
 Written = tuple[AppendTarget, Sequence[FileSlices]]
+
+REUSED_MS = 3_600_000
+"""How long after a write without an id the next one may use its id: far less than the week after which it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """The producer of a write without an id, and when that was committed."""
+
+    producer: TransactionalProducer
+    committed: Moment
+
+
+_spares: WeakKeyDictionary[Root, list[Spare]] = WeakKeyDictionary()
+if hasattr(os, "register_at_fork"):
+    # Parent and child would write under one id as one instance.
+    os.register_at_fork(after_in_child=_spares.clear)
+
+
+def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
+    """The producer of a write without an id: one that is at rest, or a new one.
+
+    Each id has a folder, which maintenance looks into until it goes: a process that writes often needs one for each of
+    its threads.
+    """
+    spares = _spares.setdefault(root, [])
+    while spares:
+        try:
+            spare = spares.pop()
+        except IndexError:
+            break
+        if root.env.now().elapsed_ms(spare.committed) < REUSED_MS:
+            spare.producer.timeout_ms = timeout_ms
+            return spare.producer
+        root.decisions.drop(spare.producer.id)
+    return TransactionalProducer(root, ONE_WRITE + root.env.new_id(), timeout_ms=timeout_ms)
 
 
 def publish(
@@ -31,23 +70,27 @@ def publish(
     """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
 
     The replay rule (`sparklog.log.state.registry`) is asked before an earlier instance is fenced, so that a batch
-    which it refuses stops nobody else. Without an id, and so without a key, the write gets an id of its own, which
-    maintenance clears away when it is done with. Raises what it raises, and what `Transaction.commit` does.
+    which it refuses stops nobody else. Without an id, and so without a key, the write gets one that no other process
+    uses, which maintenance clears away when it is done with. Raises what it raises, and what `Transaction.commit` does.
     """
     if key is not None:
         key.check()
         key = replace(
             key, content=content_of({target.topic: [file.counts for file in files] for target, files in written})
         )
-    name = ONE_WRITE + root.env.new_id() if transactional_id is None else check_not_one_write(transactional_id)
-    run, epoch = (None, None) if key is None else (key.run, key.epoch)
-    producer = TransactionalProducer(root, name, timeout_ms=timeout_ms, instance=run, epoch=epoch)
+    if transactional_id is None:
+        producer = _without_id(root, timeout_ms)
+    else:
+        run, epoch = (None, None) if key is None else (key.run, key.epoch)
+        name = check_not_one_write(transactional_id)
+        producer = TransactionalProducer(root, name, timeout_ms=timeout_ms, instance=run, epoch=epoch)
     if key is not None:
         count = sum(sum(file.records) for _, files in written for file in files)
         now_ms = root.env.wall_ms()
-        verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{name}'", now_ms)
+        verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{producer.id}'", now_ms)
         if not verdict.write:
-            if verdict.take_over and run is not None:
+            if verdict.take_over and key.run is not None:
+                run, epoch = key.run, key.epoch
                 producer.log.write(lambda base: init(base, run, epoch, now_ms))
             return Committed(None, skipped=True, note=verdict.note)
     if not any(len(file) for _, files in written for file in files):
@@ -58,5 +101,5 @@ def publish(
         transaction.add(target, files)
     done = transaction.commit(key=key)
     if transactional_id is None:
-        root.decisions.drop(name)
+        _spares[root].append(Spare(producer, root.env.now()))
     return done

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparklog.compaction.run import compact_root
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError
 from sparklog.log.decisions import decision_logs
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import commit_key
@@ -17,6 +19,7 @@ from sparklog.log.state.commit import Resolved
 from sparklog.log.state.slice_table import ABORTED, OPEN
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
+from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.log.write.appending import write_files
@@ -24,9 +27,10 @@ from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import retain_root
 from sparklog.storage.local import LocalStore
-from sparklog.transactions import publish, transactional
+from sparklog.transactions import publish, publishing, transactional
 from sparklog.transactions.completion import collect, resolve_topic, transactional_ids
 from sparklog.transactions.listing import describe_transaction, list_transactions
+from sparklog.transactions.producer import Committed, Transaction
 from tests.transactions.house import READ_UNCOMMITTED, House, rows
 
 DAY = 86_400_000
@@ -279,17 +283,85 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
     assert sorted(house.values("a")) == after == sorted(house.values("a", READ_UNCOMMITTED))
 
 
+def write_without_id(root: Root, value: str, *topics: str) -> None:
+    written = []
+    for name in topics:
+        target = root.topic(name).append_target()
+        written.append((target, write_files(rows(value), target, root.env, options=None, writer=None)))
+    publish(root, None, written)
+
+
+def test_writes_without_an_id_share_one_while_one_follows_the_other() -> None:
+    house = House()
+    root, other = house.root(), house.root()
+    for number in range(10):
+        write_without_id(root, f"{number}", "a", "b")
+        house.now_ms += 3_599_000
+    assert len(list(transactional_ids(house.store))) == 1
+    house.now_ms += 2_000
+    write_without_id(root, "after an hour", "a", "b")
+    assert len(list(transactional_ids(house.store))) == 2
+    write_without_id(other, "another process", "a", "b")
+    assert len(list(transactional_ids(house.store))) == 3
+    assert house.values("a") == house.values("b")
+    assert len(house.values("a")) == 12
+
+
+def test_writes_without_an_id_beside_each_other_use_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House()
+    root = house.root()
+    write_without_id(root, "first", "a")
+    real, done = Transaction.commit, []
+
+    def meanwhile(self: Transaction, **given: Any) -> Committed:
+        if not done:
+            done.append(self)
+            write_without_id(root, "beside", "a")
+        return real(self, **given)
+
+    monkeypatch.setattr(Transaction, "commit", meanwhile)
+    write_without_id(root, "second", "a")
+    assert len(list(transactional_ids(house.store))) == 2
+    assert sorted(house.values("a")) == ["beside", "first", "second"]
+
+
+def test_a_write_that_failed_leaves_its_id_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House()
+    root = house.root()
+    write_without_id(root, "first", "a")
+
+    def refuse(self: Transaction, **given: Any) -> Committed:
+        raise Conflict("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "commit", refuse)
+        with pytest.raises(Conflict):
+            write_without_id(root, "lost", "a")
+    write_without_id(root, "second", "a")
+    assert len(list(transactional_ids(house.store))) == 2
+    assert house.values("a") == ["first", "second"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_uses_ids_of_its_own() -> None:
+    house = House()
+    root = house.root()
+    write_without_id(root, "parent", "a")
+    assert publishing._spares[root]
+    child = os.fork()
+    if child == 0:
+        os._exit(len(publishing._spares))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_logs_of_single_writes_do_not_pile_up_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_logs, "KEPT_LOGS", 4)
+    monkeypatch.setattr(publishing, "REUSED_MS", 0)
     house = House()
     writer, reader = house.root(), house.root()
     view = RootView(reader)
     for number in range(10):
-        written = []
-        for name in ("a", "b"):
-            target = writer.topic(name).append_target()
-            written.append((target, write_files(rows(f"{number}"), target, writer.env, options=None, writer=None)))
-        publish(writer, None, written)
+        write_without_id(writer, f"{number}", "a", "b")
         view.refresh(["a", "b"])
     assert max(len(writer.decisions), len(reader.decisions)) <= 4
     assert house.values("a") == [f"{number}" for number in range(10)]
