@@ -421,9 +421,8 @@ def test_batch_writes_with_a_topic_column(tmp_path: Path, caplog: pytest.LogCapt
     sink = plan(root, "key string, value string, topic string")
     publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], None)
     publish(sink, [write_task(sink, [rows(range(10, 12), ["a"])], "x")], None)
-    ids = [item.id for item in list_transactions(sparklog.open(root))]
-    assert len(ids) == 2
-    assert all(each.startswith("one-write:") for each in ids)
+    [one] = list_transactions(sparklog.open(root))
+    assert one.id.startswith("one-write:")
     for version in (5, 5, 4):
         publish(sink, [write_task(sink, [rows(range(20, 30), ["a", "b"])], "x")], BatchKey("app", version))
     assert "batch 5 of 'app' is already in transactional id 'app'" in caplog.text
