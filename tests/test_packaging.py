@@ -43,7 +43,10 @@ def test_dependencies_are_those_that_are_imported() -> None:
 
 def test_the_wheel_has_every_file() -> None:
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel == {"packages": ["sparklog", "pyspark_sparklog"]}, "files are left out or put in by hand"
+    assert wheel == {
+        "packages": ["sparklog", "pyspark_sparklog"],
+        "force-include": {"conf": "sparklog/conf"},
+    }, "files are left out or put in by hand"
     data = [file for file in (REPOSITORY / "sparklog" / "tools" / "report" / "templates").iterdir() if file.is_file()]
     assert {"report.html", "parts.html", "report.css", "report.js"} <= {file.name for file in data}
     # hatchling leaves out what git ignores.

@@ -1,4 +1,4 @@
-"""The command line: arguments in, calls out, nothing else. It never starts Spark.
+"""The command line: arguments in, calls out, nothing else. Only the jobs start Spark.
 
 `commands` has one module per command or group of commands. They share `app` (the tree of commands, exit codes,
 one-line errors), `options` (names and meanings of options), `places` (kinds of folders), `text` and `json_records`

@@ -35,6 +35,7 @@ from sparklog.cli.commands import (
     get,
     groups,
     imports,
+    jobs,
     log_dirs,
     metrics,
     offsets,
@@ -128,7 +129,7 @@ def sparklog(
     ),
 ) -> None:
     """Topics in Kafka's format as plain files, without brokers. No command here starts Spark, but for
-    doctor --spark.
+    the jobs (compact, retain, stream, mirror) and doctor --spark.
 
     Where a command takes --root, SPARKLOG_ROOT in the environment does as well.
     """
@@ -154,3 +155,4 @@ restore.register(app)
 report.register(app)
 metrics.register(app)
 verify.register(app)
+jobs.register(app)

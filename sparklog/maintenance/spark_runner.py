@@ -191,7 +191,7 @@ class _Batch:
             self._answers.put((index, answer))
 
     def _job(self, work: Work) -> Done | SparklogError:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         context = self._context

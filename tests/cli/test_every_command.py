@@ -27,11 +27,14 @@ IN_TURN = (
     *("groups list", "groups describe", "groups reset", "report", "metrics", "verify"),
     *("export", "dump-log", "import", "backup", "restore", "clone"),
     *("groups delete-offsets", "groups delete", "configs alter", "delete-records", "topics alter", "topics delete"),
+    "conf",
 )
 """What one leaves behind the next may need, as in a day's work."""
+JOBS = ("compact", "retain", "stream", "mirror")
+"""Commands that hand their arguments on to a job: `tests/test_wheel.py` runs them."""
 MONDAY_MS = 1_769_421_600_000
 """A day before the time that examples look back to, 2026-01-26T10:00:00Z."""
-TEXT_ONLY = ("metrics", "produce")
+TEXT_ONLY = ("metrics", "produce", "conf")
 """What these print is a format of its own, or nothing; --json of `produce` is about what it reads."""
 
 
@@ -88,7 +91,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_no_command_is_left_out() -> None:
-    assert sorted(commands()) == sorted(IN_TURN)
+    assert sorted(commands()) == sorted((*IN_TURN, *JOBS))
 
 
 def on_this_machine(line: str, command: str, place: Path) -> str:

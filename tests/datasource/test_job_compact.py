@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from jobs import compact
 from sparklog.errors import Conflict, Corrupt, SparklogError, Unavailable
+from sparklog.jobs import compact
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkIfNeeded, SparkRunner
 from sparklog.maintenance.work import Done, InProcess, PieceReport, Progress, Runner, silent
@@ -103,7 +103,7 @@ def test_a_corrupt_partition_is_one_line_and_the_others_are_done(
     assert (after.base.tolist(), after.size.tolist()) == (left.base.tolist(), left.size.tolist())
     assert clicks.snapshot().slices.all().sealed().all()
     said = capsys.readouterr()
-    lines = [line for line in said.err.splitlines() if line.startswith("compact.py:")]
+    lines = [line for line in said.err.splitlines() if line.startswith("sparklog compact:")]
     assert len(lines) == 1
     assert f"file {file}" in lines[0]
     assert lines[0].endswith("[SPARKLOG_CORRUPT]")
@@ -125,7 +125,7 @@ def test_a_corrupt_segment_in_the_middle_leaves_its_partition_as_it_was(
         left = orders.snapshot().slices.select(1)
         assert [left.path(row) for row in range(len(left))] == [segments.path(row) for row in range(len(segments))]
         assert orders.head().cleaned_through[1] == 0
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("compact.py:")]
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sparklog compact:")]
         assert len(lines) == 1
         assert f"file {file}" in lines[0]
 
@@ -249,7 +249,7 @@ def test_a_default_in_a_file_drops_no_records_without_a_key(tmp_path: Path, caps
     assert records(logs) == before
     assert records(clicks) == latest(others)
     assert logs.snapshot().slices.all().sealed().all(), "all else is done"
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("compact.py: ")]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sparklog compact: ")]
     assert "log.cleanup.policy" in line
     assert "set cleanup.policy on the topic" in line
     logs.alter(configs={"cleanup.policy": "compact"}, force=True)
@@ -309,7 +309,7 @@ def test_a_root_without_topics_is_one_message(tmp_path: Path, capsys: pytest.Cap
     sparklog.open(tmp_path, create=True)
     assert job(InProcess(), tmp_path) == 0
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("", f"compact.py: there are no topics in {tmp_path}: nothing to do\n")
+    assert (said.out, said.err) == ("", f"sparklog compact: there are no topics in {tmp_path}: nothing to do\n")
 
 
 @pytest.mark.parametrize(("more", "words"), [((), "nowhere"), (("--topic", "ordres"), "did you mean 'orders'?")])
@@ -390,7 +390,7 @@ def test_an_interrupted_run_ends_with_130(
     monkeypatch.setattr(compact, "run", interrupted)
     monkeypatch.setattr(sys, "argv", ["compact.py", "--root", str(tmp_path)])
     assert compact.main() == 130
-    assert capsys.readouterr().err.startswith("compact.py: interrupted")
+    assert capsys.readouterr().err.startswith("sparklog compact: interrupted")
 
 
 @dataclass(frozen=True)

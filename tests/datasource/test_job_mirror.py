@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from jobs import mirror
 from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.jobs import mirror
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -206,7 +206,7 @@ def test_topics_that_come_while_the_job_runs(
     assert query.waited.count(7.0) == 5
     said = capsys.readouterr().err.splitlines()
     assert said[:2] == [f"created topic o2 with 1 partitions at {place.location}", "new: o2"]
-    assert said[2].startswith("mirror.py: topic 'o3' has 1 partitions at kafka://one:9092,two:9093 and 5 at")
+    assert said[2].startswith("sparklog mirror: topic 'o3' has 1 partitions at kafka://one:9092,two:9093 and 5 at")
     assert said[2].endswith("going on with the topics of before")
     assert said[-1] == "new: o4"
 

@@ -259,7 +259,7 @@ def test_what_cannot_be_done_is_one_line(servers: str, spark_folder: Path, tmp_p
         given = ["--from", f"kafka://{at}", "--to", str(tmp_path / "root"), "--topics", "nowhere", *patience]
         runs = Runs(spark_folder, tmp_path, *given)
         assert runs.finish() == 1
-        lines = [line for line in runs.said().splitlines() if line.startswith("mirror.py: ")]
+        lines = [line for line in runs.said().splitlines() if line.startswith("sparklog mirror: ")]
         assert len(lines) == 1, runs.said()[-3000:]
         assert says in lines[0]
         assert not (tmp_path / "root").exists()
@@ -271,5 +271,5 @@ def test_why_nothing_could_be_sent_is_one_line(servers: str, spark_folder: Path,
     given = ["--from", str(place), "--to", f"kafka://{servers}", "--topics", "refused", "--kafka-option", "acks=bogus"]
     runs = Runs(spark_folder, tmp_path, *given)
     assert runs.finish() == 1
-    (line,) = [line for line in runs.said().splitlines() if line.startswith("mirror.py: ")]
+    (line,) = [line for line in runs.said().splitlines() if line.startswith("sparklog mirror: ")]
     assert "Invalid value bogus for configuration acks" in line

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from jobs import retain
 from sparklog.errors import SparklogError
+from sparklog.jobs import retain
 from sparklog.log.journal.names import append_path
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkRunner
@@ -138,7 +138,7 @@ def test_a_root_without_topics_is_one_line(tmp_path: Path, capsys: pytest.Captur
     sparklog.open(tmp_path / "root", create=True)
     assert retain.run(chosen(tmp_path / "root")) == 0
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("", f"retain.py: there are no topics in {tmp_path / 'root'}: nothing to do\n")
+    assert (said.out, said.err) == ("", f"sparklog retain: there are no topics in {tmp_path / 'root'}: nothing to do\n")
 
 
 @pytest.mark.parametrize(

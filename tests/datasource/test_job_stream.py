@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparklog
-from jobs import stream
 from sparklog.groups import Groups
+from sparklog.jobs import stream
 from tests.datasource.streams import feed
 from tests.kafka.logs import HOUR_MS, batch, write_partition
 
@@ -126,4 +126,4 @@ def test_an_interrupt_stops_spark_and_is_one_line(
     assert stream.main() == 130
     assert fake.stopped
     said = capsys.readouterr().err
-    assert said == "stream.py: interrupted; the next run with this checkpoint goes on where it was\n"
+    assert said == "sparklog stream: interrupted; the next run with this checkpoint goes on where it was\n"

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from jobs import compact, retain
 from sparklog.errors import Unavailable
+from sparklog.jobs import compact, retain
 from sparklog.maintenance.work import InProcess
 from sparklog.storage.local import LocalStore
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import compact, mirror, retain, verify
 from sparklog.compaction.offset_map import slots_of
+from sparklog.jobs import compact, mirror, retain, verify
 from sparklog.log.topic.topic import MANY_UNSEALED
 from sparklog.maintenance.work import Settings
 

@@ -1,0 +1,481 @@
+"""Move topics of a running Kafka cluster into a sparklog root, or of a root into a cluster, by Spark's Kafka connector.
+
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \
+        --from kafka://broker:9092 --to /data/log --topics orders,clicks --checkpoint /data/checkpoints/in
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \
+        --from /data/log --to kafka://broker:9092 --pattern 'orders-.*' --checkpoint /data/checkpoints/out --follow
+
+Keys, values, headers and partitions are kept, and the order of each partition; topics that the target lacks are created
+with as many partitions as at the source. Into a root timestamps are kept, too, and run again with the same checkpoint
+nothing is lost or written twice. Into Kafka the connector writes at least once (a micro-batch that was cut off is
+written again) and cannot set timestamps: Kafka stamps records as they come. Without `--follow` the job ends when it has
+written what was there as it began; with it topics that come to match the pattern are taken in as they come.
+
+Exit codes: 0 done, 1 it failed (the reason on stderr), 2 wrong usage, 130 interrupted (Ctrl-C).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, lit, timestamp_millis, when
+from pyspark.sql.streaming import StreamingQuery
+
+import sparklog
+from sparklog.datasource.location import NOTHING, ROOT, open_log, resolve
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.kafka.in_place.directory import is_internal
+from sparklog.log.journal.names import check_topic_name, did_you_mean
+from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED
+from sparklog.maintenance.progress import say
+from sparklog.maintenance.properties import parse_properties
+
+if TYPE_CHECKING:
+    from sparklog.log.topic.root import Root
+
+SCHEME = "kafka://"
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+MAX_OFFSETS_PER_TRIGGER = 1_000_000
+"""Of one micro-batch: what a killed job does again, and into Kafka writes again."""
+MAX_TASKS = 200
+PATIENCE = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
+"""Of the admin client, where the user sets neither: brokers that are not there are said so in half a minute."""
+MAX_AGE = "metadata.max.age.ms"
+"""Kafka's option for how often a pattern is looked up; 5 minutes if it is not set."""
+OWN_OPTIONS = {"bootstrap.servers": "the kafka:// address", "isolation.level": "--isolation-level"}
+
+_SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """What to move where: one of `source` and `target` is a path, the other one `kafka://host:port[,host:port]`.
+
+    `topics` or `pattern` says what; `options` are those of Kafka's clients, under their own names.
+    """
+
+    source: str
+    target: str
+    checkpoint: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    isolation: str = "read_committed"
+    max_offsets_per_trigger: int = MAX_OFFSETS_PER_TRIGGER
+    fail_on_data_loss: bool = True
+    follow: bool = False
+
+    @property
+    def into_kafka(self) -> bool:
+        return self.target.startswith(SCHEME)
+
+    @property
+    def servers(self) -> str:
+        """Kafka's `bootstrap.servers`."""
+        return (self.target if self.into_kafka else self.source).removeprefix(SCHEME)
+
+    @property
+    def metadata_max_age_ms(self) -> int:
+        """How often a pattern is looked up: Kafka's option, with its default."""
+        return int(self.options.get(MAX_AGE, 300_000))
+
+
+class Place(Protocol):
+    """Where topics are: `RootPlace` or `KafkaPlace`."""
+
+    location: str
+
+    def names(self) -> list[str]:
+        """All topics."""
+        ...
+
+    def partitions(self, names: Collection[str]) -> dict[str, int]:
+        """The number of partitions of those of these topics that exist."""
+        ...
+
+    def create(self, name: str, partitions: int) -> None: ...
+
+    def grow(self, name: str, partitions: int) -> str:
+        """The command that gives a topic so many partitions."""
+        ...
+
+
+class RootPlace:
+    """A sparklog root. As a target it may not be there yet: it is made with its first topic."""
+
+    def __init__(self, path: str, *, target: bool) -> None:
+        self._path = resolve(path)
+        self.location = self._path.root
+        if self._path.kind not in (ROOT, NOTHING) or (self._path.kind == NOTHING and not target):
+            found = "nothing yet" if self._path.kind == NOTHING else f"a {self._path.kind} folder"
+            raise BadRequest(f"expected a sparklog root at {self._path.path}, found {found}: give a root's path")
+        self._root: Root | None = open_log(self._path) if self._path.kind == ROOT else None
+
+    def names(self) -> list[str]:
+        return [] if self._root is None else self._root.topics()
+
+    def partitions(self, names: Collection[str]) -> dict[str, int]:
+        if self._root is None:
+            return {}
+        heads = {name: self._root.topic_handle(check_topic_name(name)).log.refresh().head for name in names}
+        return {name: head.partitions for name, head in heads.items() if head.exists}
+
+    def create(self, name: str, partitions: int) -> None:
+        if self._root is None:
+            self._root = open_log(self._path, create=True)
+        self._root.create_topic(name, partitions=partitions)
+
+    def grow(self, name: str, partitions: int) -> str:
+        return f"sparklog topics alter {name} --partitions {partitions} --root {self.location}"
+
+
+def connector(version: str) -> str:
+    """The connector's coordinate for a Spark: that of the first release of its line, which runs with all of the line
+    and is where repositories have it, too, that lack the newest."""
+    return f"{CONNECTOR}:{'.'.join(version.split('.')[:2])}.0"
+
+
+class KafkaPlace:
+    """A running cluster, through the admin client of the driver's own Kafka jars: no other client is needed."""
+
+    def __init__(self, spark: SparkSession, servers: str, options: Mapping[str, str]) -> None:
+        self.location = SCHEME + servers
+        self._servers = servers
+        self._jvm: Any = spark.sparkContext._jvm
+        clients = self._jvm.org.apache.kafka.clients.admin
+        if isinstance(clients.AdminClient, JavaPackage):
+            raise BadRequest(
+                "Spark has no Kafka connector: start this job with spark-submit --packages "
+                f"{connector(spark.version)}, or give the connector's jars with --jars"
+            )
+        patience = {} if options.keys() & PATIENCE.keys() else PATIENCE
+        properties = self._jvm.java.util.Properties()
+        for name, value in {**patience, **options, "bootstrap.servers": servers}.items():
+            properties.setProperty(name, value)
+        with self._java_errors("there is no way to"):
+            self._admin = clients.AdminClient.create(properties)
+
+    def close(self) -> None:
+        self._admin.close()
+
+    def names(self) -> list[str]:
+        with self._java_errors("the topics cannot be listed at"):
+            return sorted(self._jvm.java.util.ArrayList(self._admin.listTopics().names().get()))
+
+    def partitions(self, names: Collection[str]) -> dict[str, int]:
+        asked = self._jvm.java.util.ArrayList()
+        for name in names:
+            asked.add(name)
+        found = {}
+        with self._java_errors("the topics cannot be described at"):
+            answers = self._admin.describeTopics(asked).topicNameValues()
+        for name in names:
+            with self._java_errors(f"topic '{name}' cannot be described at", unless="UnknownTopicOrPartitionException"):
+                found[name] = int(answers.get(name).get().partitions().size())
+        return found
+
+    def create(self, name: str, partitions: int) -> None:
+        optional = self._jvm.java.util.Optional
+        topic = self._jvm.org.apache.kafka.clients.admin.NewTopic(name, optional.of(partitions), optional.empty())
+        wanted = self._jvm.java.util.ArrayList()
+        wanted.add(topic)
+        hint = f"; create it yourself: kafka-topics.sh --create --topic {name} --partitions {partitions} "
+        with self._java_errors(f"topic '{name}' cannot be created at", f"{hint}--bootstrap-server {self._servers}"):
+            self._admin.createTopics(wanted).all().get()
+
+    def grow(self, name: str, partitions: int) -> str:
+        return f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {name} --partitions {partitions}"
+
+    @contextmanager
+    def _java_errors(self, what: str, hint: str = "", unless: str | None = None) -> Iterator[None]:
+        """Java's exceptions as `Unavailable`, in one line; the one whose class is called `unless` is passed over."""
+        try:
+            yield
+        except Py4JJavaError as error:
+            cause = error.java_exception
+            while cause.getCause() is not None:
+                cause = cause.getCause()
+            kind = cause.getClass().getSimpleName()
+            if kind != unless:
+                text = " ".join(str(cause.getMessage()).split())
+                raise Unavailable(f"{what} {self.location}: {kind}: {text}{hint}") from None
+
+
+def plan(mirror: Mirror, source: Place, target: Place) -> tuple[dict[str, int], list[str]]:
+    """Topics to move with their numbers of partitions, and those that the target lacks. Changes nothing.
+
+    A pattern is looked up here; `go_on` asks again while the job runs. `NotFound` for a topic that is
+    not there, `BadRequest` for one that the target has with other partitions, or cannot have.
+    """
+    if mirror.pattern is not None:
+        wanted = [name for name in source.names() if re.fullmatch(mirror.pattern, name) and not is_internal(name)]
+        if not wanted:
+            raise NotFound(f"no topic of {source.location} matches '{mirror.pattern}'; look at --pattern")
+    else:
+        wanted = list(mirror.topics)
+    partitions = source.partitions(wanted)
+    for name in wanted:
+        if name not in partitions:
+            raise NotFound(
+                f"there is no topic '{name}' at {source.location}{did_you_mean(name, source.names())}; look at --topics"
+            )
+        check_topic_name(name)
+    there = target.partitions(wanted)
+    for name, number in there.items():
+        if number != partitions[name]:
+            way = target.grow(name, partitions[name])
+            if number > partitions[name]:
+                way = source.grow(name, number)
+            raise BadRequest(
+                f"topic '{name}' has {partitions[name]} partitions at {source.location} and {number} at "
+                f"{target.location}, but a mirror keeps partitions: {way}, or choose another target"
+            )
+    return partitions, [name for name in wanted if name not in there]
+
+
+def into_root(records: DataFrame) -> DataFrame:
+    """What Kafka's connector read, as the sink takes it. -1 is Kafka's "no time": such a record gets that of its
+    writing."""
+    timed = when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
+    return records.select("topic", "partition", "key", "value", "headers", timed.alias("timestamp"))
+
+
+def into_kafka(records: DataFrame, partitions: int) -> DataFrame:
+    """What sparklog read, as Kafka's sink takes it: each partition in one task, in its order.
+
+    sparklog reads a large partition in several tasks, which would send to Kafka at the same time.
+    """
+    whole = records.repartition(max(1, min(partitions, MAX_TASKS)), "topic", "partition")
+    ordered = whole.sortWithinPartitions("topic", "partition", "offset")
+    return ordered.select("topic", "partition", "key", "value", "headers")
+
+
+def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) -> StreamingQuery:
+    """Start the query over these topics, which the target has."""
+    clients = {f"kafka.{name}": value for name, value in mirror.options.items()}
+    clients["kafka.bootstrap.servers"] = mirror.servers
+    reader = spark.readStream.format("sparklog" if mirror.into_kafka else "kafka").options(
+        subscribe=",".join(sorted(partitions)),
+        startingOffsets="earliest",
+        includeHeaders=True,
+        maxOffsetsPerTrigger=mirror.max_offsets_per_trigger,
+        failOnDataLoss=mirror.fail_on_data_loss,
+    )
+    reader = reader.option("kafka.isolation.level", mirror.isolation)
+    if mirror.into_kafka:
+
+        def send(records: DataFrame, batch: int) -> None:
+            ordered = into_kafka(records, sum(partitions.values()))
+            ordered.write.format("kafka").options(**clients).mode("append").save()
+
+        writer = reader.load(mirror.source).writeStream.foreachBatch(send)
+    else:
+        writer = into_root(reader.options(**clients).load()).writeStream.format("sparklog")
+        writer = writer.option("auto.create.topics.enable", False).option("path", mirror.target)
+    writer = writer.option("checkpointLocation", mirror.checkpoint)
+    return (writer if mirror.follow else writer.trigger(availableNow=True)).start()
+
+
+def create(target: Place, partitions: Mapping[str, int], missing: Sequence[str]) -> None:
+    """Create the topics that the target lacks, and say so."""
+    for name in missing:
+        target.create(name, partitions[name])
+        say(f"created topic {name} with {partitions[name]} partitions at {target.location}")
+
+
+def go_on(
+    spark: SparkSession,
+    mirror: Mirror,
+    source: Place,
+    target: Place,
+    partitions: Mapping[str, int],
+    query: StreamingQuery,
+) -> StreamingQuery:
+    """Wait for the query, and begin it anew, from the same checkpoint, when topics come that the pattern matches.
+
+    They are looked for as often as Kafka's consumers do, every `metadata.max.age.ms`. Topics that cannot be taken in
+    are said each time, and the others go on.
+    """
+    seconds = mirror.metadata_max_age_ms / 1000
+    while not query.awaitTermination(seconds):
+        try:
+            found, missing = plan(mirror, source, target)
+            new = sorted(found.keys() - partitions.keys())
+            if not new:
+                continue
+            create(target, found, missing)
+        except SparklogError as error:
+            say(f"sparklog mirror: {error} [{error.code}]; going on with the topics of before")
+            continue
+        say(f"new: {', '.join(new)}")
+        partitions = {**partitions, **found}
+        stop_between_batches(query)
+        query = start(spark, mirror, partitions)
+    return query
+
+
+def stop_between_batches(query: StreamingQuery) -> None:
+    """Stop a query when it has nothing in hand, or after a minute: what is cut off then is done again."""
+    for _ in range(120):
+        if not query.status["isTriggerActive"] or query.awaitTermination(0.5):
+            break
+    query.stop()
+
+
+def reason(text: str) -> str:
+    """One line of what Spark says of an error. Where a function of `foreachBatch` failed the first line only says so,
+    and the innermost cause is what to know."""
+    lines = text.splitlines()
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return causes[-1] if causes and "FOREACH_BATCH_USER_FUNCTION_ERROR" in lines[0] else lines[0]
+
+
+def run(spark: SparkSession, mirror: Mirror) -> int:
+    """Run to the end; the exit code."""
+    sparklog.register(spark)
+    kafka: KafkaPlace | None = None
+    try:
+        root = RootPlace(mirror.source if mirror.into_kafka else mirror.target, target=not mirror.into_kafka)
+        kafka = KafkaPlace(spark, mirror.servers, mirror.options)
+        source, target = (root, kafka) if mirror.into_kafka else (kafka, root)
+        partitions, missing = plan(mirror, source, target)
+        create(target, partitions, missing)
+        query = start(spark, mirror, partitions)
+        if mirror.follow and mirror.pattern is not None:
+            query = go_on(spark, mirror, source, target, partitions, query)
+        else:
+            query.awaitTermination()
+    except SparklogError as error:
+        say(f"sparklog mirror: {error} [{error.code}]")
+        return FAILED
+    except PySparkException as error:
+        say(f"sparklog mirror: {reason(str(error))}")
+        return FAILED
+    finally:
+        if kafka is not None:
+            kafka.close()
+    last = query.lastProgress
+    print(f"written to {mirror.target}" + (f", up to micro-batch {last['batchId']}" if last else ": nothing new"))
+    return DONE
+
+
+def arguments(given: Sequence[str]) -> Mirror:
+    """Read the command line; exits with 2 where it is wrong."""
+    parser = argparse.ArgumentParser(prog="sparklog mirror", description=(__doc__ or "").splitlines()[0])
+    places = "kafka://host:port[,host:port], or a root"
+    parser.add_argument("--from", required=True, dest="source", metavar="PLACE", help=places)
+    parser.add_argument("--to", required=True, dest="target", metavar="PLACE", help=f"{places}: one of each")
+    topics = parser.add_mutually_exclusive_group(required=True)
+    topics.add_argument("--topics", help="topics, with commas between them")
+    topics.add_argument("--pattern", help="regular expression of whole topic names")
+    parser.add_argument("--checkpoint", required=True, help="the query's checkpoint: what makes it restartable")
+    parser.add_argument("--follow", action="store_true", help="go on with what comes later")
+    parser.add_argument(
+        "--kafka-option", action="append", default=[], metavar="NAME=VALUE", help="of Kafka's clients; may be repeated"
+    )
+    parser.add_argument(
+        "--kafka-config", metavar="FILE", help="such options, as the client.properties of Kafka's tools"
+    )
+    parser.add_argument("--isolation-level", choices=("read_committed", "read_uncommitted"), default="read_committed")
+    parser.add_argument(
+        "--max-offsets-per-trigger", type=int, default=MAX_OFFSETS_PER_TRIGGER, help=f"({MAX_OFFSETS_PER_TRIGGER:,})"
+    )
+    parser.add_argument(
+        "--no-fail-on-data-loss", action="store_true", help="go on where records are gone that were not moved yet"
+    )
+    chosen = parser.parse_args(given)
+    try:
+        return _checked(chosen)
+    except BadRequest as error:
+        parser.error(str(error))
+
+
+def _checked(chosen: argparse.Namespace) -> Mirror:
+    """The command line's meaning. `BadRequest` where it has none."""
+    kafka = [place for place in (chosen.source, chosen.target) if place.startswith(SCHEME)]
+    if len(kafka) != 1:
+        raise BadRequest(
+            f"--from or --to must be {SCHEME}host:port and the other one a root's path; between paths use stream.py"
+        )
+    for server in kafka[0].removeprefix(SCHEME).split(","):
+        if _SERVER.fullmatch(server) is None:
+            raise BadRequest(f"expected {SCHEME}host:port[,host:port], found '{kafka[0]}'")
+    topics: tuple[str, ...] = ()
+    if chosen.pattern is not None:
+        try:
+            re.compile(chosen.pattern)
+        except re.error as error:
+            raise BadRequest(f"--pattern {chosen.pattern!r} is not a regular expression: {error}") from None
+    else:
+        topics = tuple(dict.fromkeys(name.strip() for name in chosen.topics.split(",") if name.strip()))
+        if not topics:
+            raise BadRequest("--topics names no topic")
+    if chosen.max_offsets_per_trigger < 1:
+        raise BadRequest(f"--max-offsets-per-trigger must be at least 1, found {chosen.max_offsets_per_trigger}")
+    return Mirror(
+        chosen.source,
+        chosen.target,
+        chosen.checkpoint,
+        topics,
+        chosen.pattern,
+        _client_options(chosen.kafka_config, chosen.kafka_option),
+        chosen.isolation_level,
+        chosen.max_offsets_per_trigger,
+        not chosen.no_fail_on_data_loss,
+        chosen.follow,
+    )
+
+
+def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
+    """Options of Kafka's clients: those of the file, then those of the command line. Spark's `kafka.` may precede."""
+    options: dict[str, str] = {}
+    if file is not None:
+        try:
+            text = Path(file).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise BadRequest(f"{file} cannot be read: {error.strerror}; check --kafka-config") from None
+        options = {entry.name: entry.value for entry in parse_properties(text, file)}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not name.strip() or not equals:
+            raise BadRequest(f"--kafka-option expects NAME=VALUE, found '{pair}'")
+        options[name.strip()] = value.strip()
+    options = {name.removeprefix("kafka."): value for name, value in options.items()}
+    age = options.get(MAX_AGE, "1")
+    if not age.isdecimal() or int(age) < 1:
+        raise BadRequest(f"{MAX_AGE} is a whole number of milliseconds from 1 on, found '{age}'")
+    for name, instead in OWN_OPTIONS.items():
+        if name in options:
+            raise BadRequest(f"{name} is not among Kafka's options here: give {instead}")
+    return options
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the job with the arguments given, else those of the command line; the exit code."""
+    mirror = arguments(sys.argv[1:] if given is None else given)
+    builder = SparkSession.builder.appName("sparklog mirror")
+    builder = builder.config("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")
+    builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
+    spark = builder.getOrCreate()
+    try:
+        return run(spark, mirror)
+    except KeyboardInterrupt:
+        say("sparklog mirror: interrupted; the next run with this checkpoint goes on where it was")
+        return INTERRUPTED
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""A wheel in an environment of its own, away from the checkout: jobs run as commands, files of conf/ are there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from tests.datasource.spark_session import has_java
+from tests.test_architecture import REPOSITORY
+
+KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment that holds the wheel alone; what it depends on is this environment's."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, REPOSITORY], check=True)
+    [wheel] = folder.glob("sparklog-*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
+    python = folder / "env" / "bin" / "python"
+    subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
+    site = next((folder / "env" / "lib").glob("python*/site-packages"))
+    # A path in a .pth file brings packages, and not the .pth files beside them: the checkout stays out.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "env" / "bin"
+
+
+def run(installed: Path, where: Path, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a program of the environment as somebody without the checkout does."""
+    left_out = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    return subprocess.run(
+        [installed / program, *arguments],
+        cwd=where,
+        env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_wheel_is_what_runs(installed: Path, tmp_path: Path) -> None:
+    code = "import sparklog, pyspark_sparklog; print(sparklog.__file__)"
+    place = run(installed, tmp_path, "python", "-c", code).stdout.strip()
+    assert Path(place).is_relative_to(installed.parent)
+
+
+def test_files_to_run_jobs_by(installed: Path, tmp_path: Path) -> None:
+    names = sorted(path.name for path in (REPOSITORY / "conf").iterdir())
+    assert run(installed, tmp_path, "sparklog", "conf").stdout.split() == names
+    for name in names:
+        assert run(installed, tmp_path, "sparklog", "conf", name).stdout == (REPOSITORY / "conf" / name).read_text()
+    wrong = run(installed, tmp_path, "sparklog", "conf", "../pyproject.toml")
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr == (
+        f"sparklog: expected one of {', '.join(names)}; found '../pyproject.toml' [SPARKLOG_NOT_FOUND]\n"
+    )
+
+
+def test_maintenance(installed: Path, tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "root", create=True)
+    topic = root.create_topic("t", configs={"segment.bytes": "1048576"})
+    for number in range(3):
+        topic.append(pa.table({"value": [b"%d" % number]}))
+    done = run(installed, tmp_path, "sparklog", "compact", "--root", root.location, "--roll")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "root" / "t" / "sealed").rglob("*.log"))) == 1
+    done = run(installed, tmp_path, "sparklog", "retain", "--root", root.location)
+    assert done.returncode == 0, done.stderr
+    wrong = run(installed, tmp_path, "sparklog", "compact", "--rooot", "x")
+    assert wrong.returncode == 2
+    assert wrong.stderr.splitlines()[-1].startswith("sparklog compact: error: ")
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not has_java(), reason="needs Java")
+def test_streams(installed: Path, tmp_path: Path) -> None:
+    given = ["--root", tmp_path / "root", "--checkpoint", tmp_path / "checkpoint"]
+    done = run(installed, tmp_path, "sparklog", "stream", "--source", KAFKA, *given)
+    assert done.returncode == 0, done.stderr
+    assert sparklog.open(tmp_path / "root").topics()
+    to = ["--to", "kafka://127.0.0.1:9", "--checkpoint", tmp_path / "out"]
+    refused = run(installed, tmp_path, "sparklog", "mirror", "--from", tmp_path / "root", *to, "--pattern", ".*")
+    assert refused.returncode == 1
+    assert "--packages org.apache.spark:spark-sql-kafka" in refused.stderr
