@@ -28,9 +28,11 @@ REUSED_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """The producer of a write without an id, and when that was committed."""
+    """The id of a write without one, its instance and epoch, and when it was committed. It must not hold its root."""
 
-    producer: TransactionalProducer
+    id: str
+    instance: str
+    epoch: int | None
     committed: Moment
 
 
@@ -53,9 +55,10 @@ def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
         except IndexError:
             break
         if root.env.now().elapsed_ms(spare.committed) < REUSED_MS:
-            spare.producer.timeout_ms = timeout_ms
-            return spare.producer
-        root.decisions.drop(spare.producer.id)
+            return TransactionalProducer(
+                root, spare.id, timeout_ms=timeout_ms, instance=spare.instance, epoch=spare.epoch
+            )
+        root.decisions.drop(spare.id)
     return TransactionalProducer(root, ONE_WRITE + root.env.new_id(), timeout_ms=timeout_ms)
 
 
@@ -101,5 +104,5 @@ def publish(
         transaction.add(target, files)
     done = transaction.commit(key=key)
     if transactional_id is None:
-        _spares[root].append(Spare(producer, root.env.now()))
+        _spares[root].append(Spare(producer.id, producer.instance, producer.epoch, root.env.now()))
     return done

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +307,15 @@ def test_writes_without_an_id_share_one_while_one_follows_the_other() -> None:
     assert len(list(transactional_ids(house.store))) == 3
     assert house.values("a") == house.values("b")
     assert len(house.values("a")) == 12
+
+
+def test_a_root_that_was_written_to_without_an_id_is_let_go() -> None:
+    root = House().root()
+    write_without_id(root, "1", "a", "b")
+    gone = weakref.ref(root)
+    del root
+    gc.collect()
+    assert gone() is None
 
 
 def test_writes_without_an_id_beside_each_other_use_two(monkeypatch: pytest.MonkeyPatch) -> None:
