@@ -15,8 +15,6 @@ the message. A class inherits the built-in error that plain Python callers alrea
 
 from __future__ import annotations
 
-__all__ = ["BadRequest", "Conflict", "Corrupt", "Fenced", "NotFound", "SparklogError", "Unavailable"]
-
 
 class SparklogError(Exception):
     """Base of all errors raised on purpose; `code` is the stable name shown to users and scripts."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["named", "print_json"]
-
 
 def named(value: object, **more: object) -> dict[str, object]:
     """A data class as an object of JSON, with `more` in it."""

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from sparklog.errors import BadRequest
 
-__all__ = ["read_text"]
-
 
 def read_text(file: Path, option: str) -> str:
     """The text of a UTF-8 file, a byte order mark left out. `BadRequest`, naming `option`, if it cannot be read."""

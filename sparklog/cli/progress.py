@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sparklog.tools.backup.backing_up import Progress
 
-__all__ = ["copy_progress"]
 
 EVERY_SECONDS = 5.0
 

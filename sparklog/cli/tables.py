@@ -7,8 +7,6 @@ from collections.abc import Collection, Sequence
 
 from sparklog.cli.terminal import printable
 
-__all__ = ["print_table"]
-
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[str] = ()) -> None:
     """Print the rows below their headings, without lines; columns named in `right` are aligned to the right."""

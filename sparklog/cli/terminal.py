@@ -16,7 +16,6 @@ import typer
 
 from sparklog.errors import SparklogError
 
-__all__ = ["WarningLines", "complain", "printable", "say", "write"]
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 """C0 without tab and newline, DEL, and C1 in UTF-8."""

@@ -49,7 +49,6 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work import Progress
 from sparklog.storage.store import Store
 
-__all__ = ["Cleaner", "Counts", "Opened", "Reader", "Window", "fill_map"]
 
 INT64_MAX = 2**63 - 1
 _MOST_STORED = 4 << 20

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from sparklog.compaction.clean_pass import Counts
     from sparklog.compaction.producer_state import PartitionProducers
 
-__all__ = ["CleanDone", "CleanWork", "Cleaned", "first_batch_timestamp"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:

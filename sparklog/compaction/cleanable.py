@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 
-__all__ = ["Cleanable", "cleanable"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cleanable:

@@ -21,8 +21,6 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.work import Settings
 from sparklog.storage.store import Store
 
-__all__ = ["keyless_by_default", "plan_cleaning"]
-
 
 def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
     """Partitions that hold records without a key and are compacted by a run's default alone, each with why it is left.

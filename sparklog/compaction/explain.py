@@ -26,7 +26,6 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.report import Planned
 from sparklog.maintenance.work import Settings
 
-__all__ = ["explain"]
 
 _Sealed = dict[int, set[int]]
 """Per partition, bases of the slices that sealing would take."""

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import MAX_RELATIVE_OFFSET, Segment
 
-__all__ = ["group_segments"]
-
 
 def group_segments(
     segments: Sequence[Segment],

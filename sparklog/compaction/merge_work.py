@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from sparklog.format.transaction_index import AbortedTransactions
     from sparklog.log.write.append_output import AppendOutput
 
-__all__ = ["LOAD_BYTES", "OWN_FILE_BYTES", "MergeWork"]
 
 Int64s = npt.NDArray[np.int64]
 

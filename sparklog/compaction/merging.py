@@ -42,7 +42,6 @@ from sparklog.log.state.topic_state import Head
 from sparklog.maintenance.work import Settings
 from sparklog.storage.store import Store
 
-__all__ = ["FAN_IN", "WORK_BYTES", "WORK_SLICES", "plan_merges"]
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

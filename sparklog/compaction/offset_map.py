@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest
 
-__all__ = ["SLOT_BYTES", "OffsetMap", "slots_of"]
 
 SLOT_BYTES = 24
 MAX_SLOTS = 2**31 - 1

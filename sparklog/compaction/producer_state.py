@@ -33,7 +33,6 @@ from sparklog.log.read.source_slices import SourceSlice, SourceSlices
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
 
-__all__ = ["PartitionProducers", "Producer", "active", "replay", "turns"]
 
 NONE = -1
 

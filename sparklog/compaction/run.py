@@ -39,7 +39,6 @@ from sparklog.maintenance.report import Failure, Size, TopicReport
 from sparklog.maintenance.work import Done, Runner, Settings, Work
 from sparklog.transactions.completion import resolve_topic, visible_snapshot
 
-__all__ = ["PLANS", "OnDone", "Plans", "compact_root", "compact_topic"]
 
 TRIES = 5
 """How often a partition is planned again because somebody else was faster."""

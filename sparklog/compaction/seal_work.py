@@ -22,8 +22,6 @@ from sparklog.storage.store import Store
 if TYPE_CHECKING:
     from sparklog.format.transaction_index import AbortedTransactions
 
-__all__ = ["SealPart", "SealWork"]
-
 
 @dataclass(frozen=True, slots=True)
 class SealWork:

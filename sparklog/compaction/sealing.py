@@ -26,7 +26,6 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.work import Settings
 from sparklog.storage.store import Store
 
-__all__ = ["plan_sealing"]
 
 WORK_BYTES = 256 << 20
 WORK_SLICES = 100_000

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sparklog.format.transaction_index import AbortedTransactions
     from sparklog.log.read.fetch import Cursor, Piece
 
-__all__ = ["SealPart", "SegmentOutput", "write_segments"]
 
 HELD_BYTES = 512 << 10
 """Small slices of a partition are written together: what a header costs would be paid for each of them."""

@@ -36,7 +36,6 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter, Store
 
-__all__ = ["MAX_SEGMENT_BYTES", "SegmentWriter"]
 
 MAX_SEGMENT_BYTES = 2**31 - 1
 """Kafka opens no larger file: positions in an index are int32."""

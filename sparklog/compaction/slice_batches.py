@@ -18,7 +18,6 @@ from sparklog.format.record_batch import BatchHeaders, BytesLike
 from sparklog.format.rewrite_headers import rewrite_headers
 from sparklog.log.read.source_slices import SourceSlice
 
-__all__ = ["check_batches", "check_offsets", "patch_batches", "scan_slices"]
 
 Int64s = npt.NDArray[np.int64]
 

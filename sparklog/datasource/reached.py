@@ -21,7 +21,6 @@ from sparklog.datasource.user_errors import warn
 from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS
 from sparklog.log.state.view import Bounds, LogView
 
-__all__ = ["Clock", "wait_until_reached"]
 
 FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 1.0

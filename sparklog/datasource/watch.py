@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-__all__ = ["QueryLag", "QueryLags", "source_lags", "watch"]
 
 _LOG = logging.getLogger("sparklog.lag")
 

@@ -15,7 +15,6 @@ import numpy as np
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions
 
-__all__ = ["AbortMarker", "fits", "united"]
 
 NONE = -1
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["flipped_bit"]
 
 POLYNOMIAL = 0x82F63B78
 """Castagnoli's, reflected."""

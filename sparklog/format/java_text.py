@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 
-__all__ = ["java_text"]
 
 _ERRORS = "sparklog.java"
 

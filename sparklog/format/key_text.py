@@ -20,7 +20,6 @@ import struct
 
 from sparklog.errors import BadRequest
 
-__all__ = ["KEY_FORMATS", "parse_key"]
 
 _NUMBERS = {"short": ">h", "integer": ">i", "long": ">q", "float": ">f", "double": ">d"}
 KEY_FORMATS = ("string", "hex", "base64", *_NUMBERS)

@@ -42,7 +42,6 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
 from sparklog.storage.store import Store
 
-__all__ = ["EARLIEST", "LATEST", "NONE", "Consumer", "consumer"]
 
 _LOG = logging.getLogger("sparklog.groups")
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"

@@ -14,7 +14,6 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.parallel import ask_each
 from sparklog.storage.store import Store
 
-__all__ = ["Groups"]
 
 T = TypeVar("T")
 

@@ -26,8 +26,6 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
 from sparklog.storage.parallel import ask_each
 
-__all__ = ["Lag", "lag"]
-
 
 @dataclass(frozen=True, slots=True)
 class Lag:

@@ -24,18 +24,6 @@ from sparklog.log.journal.names import check_topic_name
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
 
-__all__ = [
-    "DONE",
-    "FAILED",
-    "INTERRUPTED",
-    "WRONG_USAGE",
-    "Common",
-    "add_common",
-    "add_root_and_topics",
-    "common",
-    "root_and_topics",
-    "settings_file",
-]
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 

@@ -6,8 +6,6 @@ from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.env import Env
 from sparklog.storage.store import Store
 
-__all__ = ["store_clock_ms"]
-
 
 def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
     """Milliseconds since 1970 by the store.

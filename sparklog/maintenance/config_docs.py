@@ -14,7 +14,6 @@ from sparklog.log.state.config_table import CONFIGS
 from sparklog.log.state.kafka_names import kafka_name
 from sparklog.maintenance.properties import property_table
 
-__all__ = ["MAINTENANCE", "TOPIC", "ConfigDoc", "config_docs", "markdown", "one_config_doc"]
 
 TOPIC = "topic"
 MAINTENANCE = "maintenance"

@@ -47,7 +47,6 @@ from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.log.state.kafka_names import kafka_name
 from sparklog.maintenance.work import Settings
 
-__all__ = ["NAMES", "Property", "PropertyDef", "parse_properties", "property_table", "settings_of"]
 
 T = TypeVar("T")
 MINUTE_MS = 60_000

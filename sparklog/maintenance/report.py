@@ -13,18 +13,6 @@ from sparklog.errors import SparklogError
 from sparklog.maintenance.progress import megabytes, say
 from sparklog.maintenance.work import PieceReport
 
-__all__ = [
-    "Failure",
-    "PartitionTotal",
-    "Planned",
-    "Size",
-    "TopicReport",
-    "document",
-    "say_failures",
-    "summary",
-    "table",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Size:

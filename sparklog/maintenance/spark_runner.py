@@ -28,7 +28,6 @@ from sparklog.storage.fork_lock import ForkLock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkIfNeeded", "SparkRunner"]
 
 HEARTBEAT_MS = 30_000
 STOP_SECONDS = 60

@@ -18,7 +18,6 @@ from sparklog.log.topic.topic import RootContext, Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention import vacuum_plan as plan
 
-__all__ = ["delete_delay_ms", "give_up_clones", "needed_by_clones"]
 
 _LOG = logging.getLogger("sparklog.retention")
 

@@ -13,7 +13,6 @@ from sparklog.maintenance.work import Done, InProcess, Progress, Runner, silent
 from sparklog.retention.vacuum_plan import Victim
 from sparklog.storage.store import Store
 
-__all__ = ["CHUNK", "HERE", "DeleteWork", "delete_all"]
 
 CHUNK = 1000
 """Objects of one piece of work: some seconds on an object store, far more than a task costs."""

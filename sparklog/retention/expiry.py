@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 
-__all__ = ["REASONS", "SIZE", "START", "TIME", "Expired", "Expiry", "plan_expiry"]
 
 START, SIZE, TIME = "start", "size", "time"
 REASONS = {

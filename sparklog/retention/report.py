@@ -10,8 +10,6 @@ from sparklog.retention.expiry import REASONS
 from sparklog.retention.retain import PartitionExpiry, RetainReport
 from sparklog.retention.vacuum import VacuumReport
 
-__all__ = ["document", "progress", "summary"]
-
 
 def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
     """Partitions that lost something, then files by kind and reason, then notes; a dry run says what would go."""

@@ -36,7 +36,6 @@ from sparklog.retention.expiry import Expiry, plan_expiry
 from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
 from sparklog.transactions.completion import collect, resolve_topic
 
-__all__ = ["PartitionExpiry", "RetainReport", "plan_topic", "retain_root", "retain_topic"]
 
 ROOT_FILES = "(root)"
 """Stands for a topic in the report of what lies in the root's own folder."""

@@ -37,7 +37,6 @@ from sparklog.retention.deleting import delete_all
 from sparklog.retention.vacuum_plan import DataFile, Victim
 from sparklog.storage.store import Store
 
-__all__ = ["IDLE_MS", "Removed", "UpkeepIntent", "VacuumReport", "remove_temporaries", "vacuum"]
 
 IDLE_MS = 90 * 24 * 3_600_000
 """A writer that has not committed for so long is forgotten."""

@@ -24,25 +24,6 @@ from sparklog.log.journal.names import commit_key
 from sparklog.log.state.history import CommitFiles
 from sparklog.storage.store import ObjectInfo
 
-__all__ = [
-    "APPEND",
-    "CHECKPOINT",
-    "COMMIT",
-    "INDEX",
-    "KINDS",
-    "SEGMENT",
-    "TEMPORARY",
-    "DataFile",
-    "Victim",
-    "data_file",
-    "floor_version",
-    "kept_commits_ms",
-    "old_checkpoints",
-    "old_commits",
-    "oldest_young",
-    "own_paths",
-    "unnamed",
-]
 
 APPEND, SEGMENT, INDEX = "append file", "segment", "segment index"
 COMMIT, CHECKPOINT, TEMPORARY = "commit", "checkpoint", "temporary file"

@@ -10,8 +10,6 @@ from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.keys import key_kind
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
 
-__all__ = ["CountingStore"]
-
 
 class CountingStore:
     """Passes every call on to `inner` and counts it by verb and by kind of key (`sparklog.storage.keys.key_kind`).

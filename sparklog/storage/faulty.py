@@ -32,7 +32,6 @@ from sparklog.errors import NotFound, Unavailable
 from sparklog.storage.keys import key_kind
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
 
-__all__ = ["Call", "Crash", "Fault", "FaultKind", "FaultyStore", "Script", "Seeded"]
 
 T = TypeVar("T")
 

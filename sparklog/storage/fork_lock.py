@@ -13,8 +13,6 @@ import threading
 from types import TracebackType
 from weakref import WeakSet
 
-__all__ = ["ForkLock"]
-
 
 class ForkLock:
     """A `threading.Lock` for `with` statements, free in every new child process."""

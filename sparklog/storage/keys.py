@@ -19,7 +19,6 @@ import re
 
 from sparklog.errors import BadRequest
 
-__all__ = ["DOCUMENT_SUFFIX", "KEY_KINDS", "MAX_DOCUMENT", "check_key", "check_prefix", "is_part", "key_kind"]
 
 MAX_PART = 255
 """Bytes of one part: the limit of every common file system."""

@@ -35,7 +35,6 @@ from sparklog.storage.local_errors import refuse, store_error
 from sparklog.storage.local_writer import LocalWriter
 from sparklog.storage.store import ObjectInfo, ObjectWriter
 
-__all__ = ["TEMPORARY_PREFIX", "LocalStore", "replace_file", "sync_folder"]
 
 TEMPORARY_PREFIX = "~"
 _READ_AT_ONCE = 1 << 30

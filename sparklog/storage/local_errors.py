@@ -8,7 +8,6 @@ from typing import NoReturn
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 
-__all__ = ["mount_of", "refuse", "store_error"]
 
 _ADVICE = {
     errno.ENOSPC: "the file system is full: free some space and try again",

@@ -15,7 +15,6 @@ from typing import NoReturn, Protocol
 
 from sparklog.errors import Unavailable
 
-__all__ = ["LocalWriter", "start_writeback"]
 
 _WRITE_BUFFER = 1 << 20
 _WRITEBACK_BYTES = 16 << 20

@@ -11,7 +11,6 @@ from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.keys import check_key, check_prefix
 from sparklog.storage.store import ObjectInfo, ObjectWriter
 
-__all__ = ["MemoryStore"]
 
 Snapshot = dict[str, tuple[bytes, int]]
 

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from sparklog.storage.store import Store
 
-__all__ = ["ask_each"]
 
 T = TypeVar("T")
 R = TypeVar("R")

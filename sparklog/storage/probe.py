@@ -17,7 +17,6 @@ from sparklog.errors import BadRequest, Unavailable
 from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.store import Store
 
-__all__ = ["PROBE_FOLDER", "ProbeReport", "ensure_probed", "probe"]
 
 PROBE_FOLDER = "_probe"
 _THREADS = 8

@@ -23,17 +23,6 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
 
-__all__ = [
-    "ONE_WRITE",
-    "Collected",
-    "check_not_one_write",
-    "collect",
-    "forget_recorded",
-    "recorded_everywhere",
-    "resolve_topic",
-    "transactional_ids",
-    "visible_snapshot",
-]
 
 ONE_WRITE = "one-write:"
 """Ids of writes without one begin so. A process uses one while it is at work; its log goes when it is done with."""

@@ -13,7 +13,6 @@ from sparklog.log.state.kafka_open import KafkaOpen
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 
-__all__ = ["ONGOING", "KafkaHeld", "end_held", "held_by", "owner_of", "owners", "state_of"]
 
 ONGOING = "Ongoing"
 PREPARE = {"commit": "PrepareCommit", "abort": "PrepareAbort"}

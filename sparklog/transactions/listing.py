@@ -20,21 +20,6 @@ from sparklog.transactions import kafka
 from sparklog.transactions.completion import resolve_topic, transactional_ids
 from sparklog.transactions.kafka import KafkaHeld
 
-__all__ = [
-    "ABORTED",
-    "COMMITTED",
-    "DAMAGED",
-    "EMPTY",
-    "ONGOING",
-    "Aborted",
-    "Held",
-    "PendingOffsets",
-    "Standing",
-    "Waiting",
-    "abort_transaction",
-    "describe_transaction",
-    "list_transactions",
-]
 
 _LOG = logging.getLogger("sparklog.transactions")
 

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from sparklog.log.write.append_writer import AppendWriter, WriteOptions
     from sparklog.log.write.appending import ArrowData
 
-__all__ = ["Committed", "Transaction", "TransactionalProducer", "transactional"]
 
 _LOG = logging.getLogger("sparklog.transactions")
 LOOK_AGAIN_MS = 1_000

@@ -18,7 +18,6 @@ from sparklog.log.write.append_target import AppendTarget
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
 from sparklog.transactions.producer import Committed, TransactionalProducer
 
-__all__ = ["publish"]
 
 Written = tuple[AppendTarget, Sequence[FileSlices]]
 

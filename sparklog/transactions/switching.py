@@ -22,8 +22,6 @@ from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 
-__all__ = ["in_decisions", "in_topics"]
-
 
 @dataclass(frozen=True, slots=True)
 class TakeOverIntent:

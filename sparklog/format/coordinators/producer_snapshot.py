@@ -27,7 +27,6 @@ from dataclasses import astuple, dataclass
 
 from sparklog.errors import Corrupt
 
-__all__ = ["ProducerEntry", "parse_snapshot", "snapshot_to_bytes"]
 
 VERSION = 1
 _HEAD = struct.Struct(">hIi")

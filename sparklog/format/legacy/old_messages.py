@@ -48,18 +48,6 @@ from sparklog.format.record_batch import (
     as_bytes_array,
 )
 
-__all__ = [
-    "Entries",
-    "Records",
-    "crc_failures",
-    "find",
-    "header_at",
-    "headers_of",
-    "merged",
-    "records",
-    "resolved",
-    "unpacked",
-]
 
 HEADER_BYTES = (18, 26)
 """Bytes before the key, by magic."""

@@ -59,7 +59,6 @@ from sparklog.storage import local_path
 from sparklog.storage.local import LocalStore, sync_folder
 from sparklog.storage.local_errors import store_error
 
-__all__ = ["ExportedPartition", "ExportedTopic", "export_topics"]
 
 PARTITIONS_AT_ONCE = 128
 """Each may have a file open."""

@@ -40,20 +40,6 @@ if TYPE_CHECKING:
     from sparklog.log.journal.env import Env
     from sparklog.log.topic.topic import Topic
 
-__all__ = [
-    "ALL_GROUPS",
-    "DEFAULT_OFFSETS_PARTITIONS",
-    "GROUPS_FILE",
-    "OFFSETS_TOPIC",
-    "GroupOffsets",
-    "committed_offsets",
-    "group_partition",
-    "group_records",
-    "groups_csv",
-    "offsets_topic",
-    "with_epoch_0",
-    "within",
-]
 
 ALL_GROUPS = "all"
 OFFSETS_TOPIC = "__consumer_offsets"

@@ -51,7 +51,6 @@ from sparklog.maintenance.work import Progress
 from sparklog.storage.local import LocalStore
 from sparklog.storage.store import Store
 
-__all__ = ["PartitionFiles", "leader_epochs"]
 
 SUFFIXES = ("log", "index", "timeindex")
 BEFORE_ALL_TIMES = -1

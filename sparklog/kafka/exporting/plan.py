@@ -23,8 +23,6 @@ from sparklog.log.state.slice_table import ABORTED
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.snapshot import Snapshot
 
-__all__ = ["CopyRules", "ExportRange", "PartitionPlan", "plan_export", "stable_ends"]
-
 
 @dataclass(frozen=True, slots=True)
 class ExportRange:

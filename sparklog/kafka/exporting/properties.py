@@ -10,7 +10,6 @@ import hashlib
 
 from sparklog.log.state.configs import TopicConfigs
 
-__all__ = ["broker_configs", "properties_file", "properties_name"]
 
 GONE = frozenset(
     {"message.format.version", "message.downconversion.enable", "message.timestamp.difference.max.ms"},

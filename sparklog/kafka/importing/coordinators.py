@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
 
-__all__ = ["ImportedGroup", "KafkaGroup", "import_groups", "kafka_groups", "kafka_transactions", "note_decisions"]
 
 CONSUMER_GROUP_METADATA = 3
 """The key type of a group of the new protocol (KIP-848)."""

@@ -24,7 +24,6 @@ from sparklog.kafka.in_place.segment_file import SegmentFile, Window
 from sparklog.kafka.in_place.transaction_state import TransactionEvents
 from sparklog.log.write.kafka_end import MAX_EPOCH
 
-__all__ = ["Endings", "LeftOut"]
 
 LeftOut: TypeAlias = Callable[[int, int, int, int | None, str], None]
 """Told of damage that is not copied: position, bytes, first offset, offset behind it or None, what was found."""

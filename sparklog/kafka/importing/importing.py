@@ -39,7 +39,6 @@ from sparklog.log.state.kafka_source import KafkaSource
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 
-__all__ = ["ImportReport", "ImportedTopic", "OnProgress", "PartitionReport", "import_log_dir", "unwatched"]
 
 INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
 """Kafka's own override of `segment.bytes`, which it lets nobody set below 1 MiB."""

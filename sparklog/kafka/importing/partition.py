@@ -50,7 +50,6 @@ from sparklog.log.state.kafka_source import ImportedEnd
 from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import ObjectWriter, Store
 
-__all__ = ["FRESH", "CoordinatorEntry", "Known", "PartitionSource", "Target", "copy_partition"]
 
 _LeftOut: TypeAlias = tuple[int | None, int, int, int | None, str]
 """Position, bytes, first offset, offset behind it, reason: as in `Skipped`."""

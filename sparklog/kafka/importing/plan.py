@@ -42,8 +42,6 @@ from sparklog.log.state.kafka_source import ImportedEnd, KafkaSource
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 
-__all__ = ["TopicPlan", "TopicSource", "foreseen", "plan_import", "topic_sources"]
-
 
 @dataclass(frozen=True, slots=True)
 class TopicSource:

@@ -41,15 +41,6 @@ from sparklog.log.journal.names import is_sealed
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter
 
-__all__ = [
-    "CopiedSegment",
-    "OldMessages",
-    "Progress",
-    "copy_segment",
-    "offset_index_of",
-    "silent",
-    "time_index_of",
-]
 
 Int64s = npt.NDArray[np.int64]
 

@@ -21,7 +21,6 @@ from sparklog.format.flipped_bit import flipped_bit
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeaders
 from sparklog.kafka.in_place.segment_file import SegmentFile
 
-__all__ = ["ANYBODY", "LostMarker", "lost_markers", "lost_producer", "may_be_markers"]
 
 ANYBODY = NO_PRODUCER_ID
 MOST_BYTES = 64 * 1024

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from sparklog.format.batch_checks import MAX_OFFSET
 from sparklog.format.record_batch import BatchHeaders
 
-__all__ = ["OffsetOrder", "Span", "first_is_wrong"]
 
 _BITS = 63
 

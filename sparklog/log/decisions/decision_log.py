@@ -21,7 +21,6 @@ from sparklog.log.journal.env import Env
 from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.storage.store import Store
 
-__all__ = ["DecisionLog"]
 
 _LOG = logging.getLogger("sparklog.log")
 REMEMBERED = 256

@@ -14,17 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = [
-    "bytes_array",
-    "bytes_scalar",
-    "fixed_array",
-    "fixed_values",
-    "int_scalar",
-    "repeated_text",
-    "text_array",
-    "valid_rows",
-]
-
 
 def fixed_values(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """The values of a fixed-width array as `dtype` (of the array's own width), a view; null rows hold anything."""

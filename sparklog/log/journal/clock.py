@@ -21,7 +21,6 @@ from sparklog.errors import Unavailable
 from sparklog.log.journal.env import Env, Moment
 from sparklog.storage.store import Store
 
-__all__ = ["MAX_AHEAD_MS", "ClockGuard", "Dated", "Times", "newest_at", "next_times", "reading_clock_ms"]
 
 MAX_AHEAD_MS = 300_000
 ASK_AGAIN_MS = 600_000

@@ -19,7 +19,6 @@ from sparklog.storage import LocalStore
 from sparklog.storage.probe import PROBE_FOLDER
 from sparklog.storage.store import Store
 
-__all__ = ["foreign_name", "refuse_foreign"]
 
 _HARMLESS = re.compile(
     rf"lost\+found|\.snapshot|\.DS_Store|\.nfs[0-9a-f]+|{PROBE_FOLDER}|~[0-9a-f]{{24}}|_checkpoint[A-Za-z0-9._-]*"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-__all__ = ["iso_time"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 LAST_MS = 253_402_300_799_999

@@ -14,7 +14,6 @@ from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkp
 from sparklog.storage.parallel import ask_each
 from sparklog.storage.store import Store
 
-__all__ = ["KEEP_MS", "collect_entries", "collect_log", "entry_before", "id_under", "ids_of"]
 
 KEEP_MS = 7 * 86_400_000
 """An entry stays as long as a commit does, unless its kind says something else."""

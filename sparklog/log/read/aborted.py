@@ -27,7 +27,6 @@ from sparklog.storage.fork_lock import ForkLock
 from sparklog.storage.parallel import ask_each
 from sparklog.storage.store import Store
 
-__all__ = ["Aborted", "aborted_of", "aborted_ranges", "has_aborted"]
 
 Aborted = AbortedTransactions | None
 

@@ -25,19 +25,6 @@ from sparklog.log.read.segment_seek import Entrance, entrance_for_offsets, read_
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
 
-__all__ = [
-    "SPAN_BYTES",
-    "Cursor",
-    "Fetcher",
-    "MissingFile",
-    "Piece",
-    "Window",
-    "check_slice",
-    "enter_segment",
-    "index_of",
-    "read_footer",
-    "read_window",
-]
 
 SPAN_BYTES = 8 << 20
 ROWS_AT_ONCE = 512

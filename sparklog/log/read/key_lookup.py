@@ -20,7 +20,6 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.arrow_numpy import bytes_array, bytes_scalar
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, TakenView
 
-__all__ = ["latest_record", "partitions_of_key"]
 
 FIRST_RUN_BYTES = 4 << 20
 LARGEST_RUN_BYTES = 256 << 20

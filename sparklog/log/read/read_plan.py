@@ -14,7 +14,6 @@ from sparklog.log.state.slice_table import Slices
 if TYPE_CHECKING:
     from sparklog.format.transaction_index import AbortedTransactions
 
-__all__ = ["Int64s", "PlannedSlice", "PlannedSlices", "planned_slices"]
 
 Int64s = npt.NDArray[np.int64]
 

@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from sparklog.log.state.snapshot import Newer, Snapshot
     from sparklog.log.state.topic_state import Offsets
 
-__all__ = [
-    "NativeReadPart",
-    "bounds_of",
-    "check_isolation",
-    "check_partition",
-    "plan_parts",
-    "read_parts",
-    "sizes_of",
-    "stored_in",
-]
 
 BATCH_BYTES = 4 << 20
 

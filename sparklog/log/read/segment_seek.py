@@ -20,7 +20,6 @@ from sparklog.format.time_index import TimeIndex
 from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.storage.store import Store
 
-__all__ = ["Entrance", "entrance_for_offsets", "entrance_for_timestamp", "read_offset_index", "read_time_index"]
 
 _SUFFIX = ".log"
 _Index = TypeVar("_Index", OffsetIndex, TimeIndex)

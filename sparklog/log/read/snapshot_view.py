@@ -14,8 +14,6 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.stored import Stored
 from sparklog.log.state.view import Bounds, OffsetRange, ReadPart
 
-__all__ = ["SnapshotView"]
-
 
 class SnapshotView:
     """Implements `sparklog.log.state.view.TakenView` for settled snapshots, by topic, of one root."""

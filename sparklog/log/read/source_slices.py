@@ -16,7 +16,6 @@ from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state.intents import Input
 from sparklog.log.state.slice_table import ABORTED, Slices
 
-__all__ = ["SourceSlice", "SourceSlices", "source_slices"]
 
 Int64s = npt.NDArray[np.int64]
 

@@ -22,7 +22,6 @@ from sparklog.log.state.snapshot import Newer, Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, TimestampOffset
 from sparklog.storage.store import Store
 
-__all__ = ["first_records", "offsets_for_timestamps"]
 
 ANY_TIME = -1
 """What every record's time is at least: Kafka's "no timestamp"."""

@@ -14,7 +14,6 @@ from sparklog.log.read.scan import NativeReadPart, bounds_of, check_isolation, c
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Bounds, OffsetRange
 
-__all__ = ["EARLIEST", "LATEST", "Position", "Scan", "record_at", "scan"]
 
 EARLIEST = "earliest"
 LATEST = "latest"

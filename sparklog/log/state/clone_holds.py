@@ -22,7 +22,6 @@ from sparklog.log.state.intents import Draft, Nothing
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
 
-__all__ = ["GRACE_MS", "GiveUpIntent", "clone_hold", "clone_of_hold", "is_given_up", "still_names"]
 
 GRACE_MS = 86_400_000
 """How long a clone's hold stays without a clone: the process that was to create it has died."""

@@ -15,18 +15,6 @@ from sparklog.errors import BadRequest
 from sparklog.log.journal.names import did_you_mean
 from sparklog.log.state.kafka_names import kafka_name
 
-__all__ = [
-    "COMPACT",
-    "CONFIGS",
-    "INT_MAX",
-    "LONG_MAX",
-    "LONG_MIN",
-    "RETAIN",
-    "WRITERS",
-    "ConfigDef",
-    "canonical",
-    "definition",
-]
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1

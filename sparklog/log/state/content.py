@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ANYWHERE", "Content", "RowCounts", "content_of"]
 
 ANYWHERE = -1
 """Stands for the partition of rows that have neither a key nor a partition."""

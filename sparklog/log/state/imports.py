@@ -21,7 +21,6 @@ from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head
 
-__all__ = ["ImportIntent", "ImportedPartition"]
 
 MAX_LEADER_EPOCH = 2**31 - 1
 

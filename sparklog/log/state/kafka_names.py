@@ -5,7 +5,6 @@ The nearest of our names by spelling would be a wrong hint for them: they are no
 
 from __future__ import annotations
 
-__all__ = ["SECURITY", "is_security", "kafka_name"]
 
 SECURITY = (
     "it names the security of connections to a broker, and there is none: whoever may read or write the files may "

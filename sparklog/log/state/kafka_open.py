@@ -36,16 +36,6 @@ import numpy.typing as npt
 
 from sparklog.log.journal.documents import Fields
 
-__all__ = [
-    "ABORT",
-    "COMMIT",
-    "KAFKA_ENDED_FIELDS",
-    "KAFKA_OPEN_FIELDS",
-    "KAFKA_OPEN_OPTIONAL_FIELDS",
-    "KafkaEnded",
-    "KafkaOpen",
-    "forgotten",
-]
 
 KAFKA_OPEN_FIELDS = ("partition", "producer", "epoch", "first", "end")
 KAFKA_OPEN_OPTIONAL_FIELDS = ("transactionalId", "timeoutMs", "startMs", "decided")

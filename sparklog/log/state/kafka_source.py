@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 from sparklog.log.journal.documents import Fields
 
-__all__ = ["KAFKA_SOURCE_FIELDS", "ImportedEnd", "KafkaSource"]
 
 KAFKA_SOURCE_FIELDS = ("topicId", "partition", "end", "last", "crc", "epoch")
 

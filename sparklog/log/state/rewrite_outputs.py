@@ -15,7 +15,6 @@ from sparklog.log.state.commit import Edit
 from sparklog.log.state.slice_table import positions
 from sparklog.log.state.slices import FileSlices
 
-__all__ = ["Outputs"]
 
 _COLUMNS = (
     *("partition", "nbytes", "offsets", "records", "min_ts", "max_ts", "crc", "flags", "base"),

@@ -30,7 +30,6 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.slices import MERGE_TIER_MASK, SliceFlag
 
-__all__ = ["MAX_RELATIVE_OFFSET", "RollRule", "Segment", "due", "segments_of"]
 
 NO_TIMESTAMP = -1
 

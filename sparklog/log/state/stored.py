@@ -14,7 +14,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Runs", "Stored"]
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 

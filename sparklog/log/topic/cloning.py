@@ -34,8 +34,6 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 
-__all__ = ["Cloned", "clone_topic", "file_slices"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cloned:

@@ -16,7 +16,6 @@ from typing import Any
 from sparklog.errors import BadRequest
 from sparklog.log.topic.root import Root
 
-__all__ = ["ALL", "LowWatermark", "delete_records", "parse_offset_file"]
 
 ALL = -1
 VERSION = 1

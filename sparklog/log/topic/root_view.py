@@ -20,7 +20,6 @@ from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOf
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 
-__all__ = ["RootView"]
 
 LOCAL_POLL_MS = 10
 REMOTE_POLL_MS = 250

@@ -9,8 +9,6 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import ObjectWriter, Store
 
-__all__ = ["AppendOutput"]
-
 
 @dataclass(slots=True)
 class _Columns:

@@ -31,7 +31,6 @@ from sparklog.log.write.rows import Rows, check_columns, rows_of
 if TYPE_CHECKING:
     from sparklog.log.write.append_target import AppendTarget
 
-__all__ = ["CODECS", "AppendWriter", "WriteOptions"]
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 FILE_BYTES = 1 << 30

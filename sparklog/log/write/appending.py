@@ -17,8 +17,6 @@ from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.log.write.partitioner import sticky_seed
 from sparklog.log.write.rows import ROW_COLUMNS
 
-__all__ = ["ArrowData", "batches", "write_files"]
-
 
 class ArrowStream(Protocol):
     """Whatever hands out a stream by Arrow's protocol: data frames of Polars and pandas, relations of DuckDB, scans."""

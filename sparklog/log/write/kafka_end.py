@@ -27,7 +27,6 @@ from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
 
-__all__ = ["EndKafkaIntent", "end_kafka_transactions"]
 
 MAX_EPOCH = 2**15 - 1
 TRIES = 10

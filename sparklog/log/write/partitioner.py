@@ -17,7 +17,6 @@ import pyarrow as pa
 from sparklog.errors import BadRequest
 from sparklog.log.journal.arrow_numpy import fixed_values, valid_rows
 
-__all__ = ["Int32s", "Int64s", "Partitioner", "sticky_seed"]
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

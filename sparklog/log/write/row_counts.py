@@ -18,8 +18,6 @@ from sparklog.log.write.rows import Rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["add_rows"]
-
 
 def add_rows(counts: dict[int, tuple[int, int]], rows: Rows, partition: npt.NDArray[np.int32]) -> None:
     """Add rows, which were given these partitions, to the counts."""

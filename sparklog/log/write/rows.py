@@ -26,7 +26,6 @@ from sparklog.errors import BadRequest
 from sparklog.log.journal.arrow_numpy import fixed_values, valid_rows
 from sparklog.log.state.view import HEADERS_TYPE
 
-__all__ = ["ROW_COLUMNS", "Rows", "check_columns", "rows_of"]
 
 Int64s = npt.NDArray[np.int64]
 

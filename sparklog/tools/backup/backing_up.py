@@ -48,7 +48,6 @@ from sparklog.tools.backup.unread import Unread
 
 E = TypeVar("E", bound=Entry)
 
-__all__ = ["Holds", "Plan", "Progress", "back_up", "plan_backup", "silent", "write_checkpoint"]
 
 HOLD_MS = 86_400_000
 LOOK_MS = 60_000

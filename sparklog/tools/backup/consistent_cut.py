@@ -45,7 +45,6 @@ from sparklog.tools.backup.entries import EntryChain
 from sparklog.tools.backup.manifest import LeftOut
 from sparklog.tools.backup.unread import Unread
 
-__all__ = ["Cut", "Span", "committed_in", "cut_between", "cut_now", "writers_in"]
 
 Transaction = tuple[str, int]
 E = TypeVar("E", bound=Entry)

@@ -25,7 +25,6 @@ from sparklog.log.topic.cloning import file_slices
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
 
-__all__ = ["AT_ONCE", "Copied", "DataFile", "Piece", "copy_all", "data_file", "data_files", "listed"]
 
 CHUNK = 4 << 20
 AT_ONCE = 4

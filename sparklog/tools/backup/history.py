@@ -14,8 +14,6 @@ from sparklog.log.state.topic_state import EMPTY
 from sparklog.storage.store import Store
 from sparklog.tools.backup.copying import DataFile, data_file, data_files
 
-__all__ = ["Named", "files_named", "oldest_base", "start_at"]
-
 
 @dataclass
 class Named:

@@ -54,18 +54,6 @@ from sparklog.errors import Corrupt
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT, Fields
 
-__all__ = [
-    "MANIFEST_FIELDS",
-    "PLACE_FIELDS",
-    "EntriesBackup",
-    "LeftOut",
-    "Manifest",
-    "TopicBackup",
-    "decode_left_out",
-    "decode_manifest",
-    "encode_manifest",
-    "left_out_document",
-]
 
 PLACE_FIELDS = ("format", "readFeatures", "rootId", "createdMs", "crc")
 MANIFEST_FIELDS = (

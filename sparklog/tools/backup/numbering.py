@@ -23,17 +23,6 @@ from sparklog.log.journal.documents import FORMAT
 from sparklog.log.journal.names import VERSION_DIGITS
 from sparklog.storage.store import Store
 
-__all__ = [
-    "BACKUPS_FOLDER",
-    "GIVEN_UP_FIELDS",
-    "backup_key",
-    "backup_numbers",
-    "begun_key",
-    "give_up_begun",
-    "is_given_up",
-    "newest_number",
-    "take_number",
-]
 
 BACKUPS_FOLDER = "_backups"
 BEGUN_FOLDER = f"{BACKUPS_FOLDER}/begun"

@@ -26,7 +26,6 @@ from sparklog.tools.backup.manifest import Manifest
 from sparklog.tools.backup.numbering import backup_key, give_up_begun
 from sparklog.tools.backup.repository import PRUNE, Mark, Place
 
-__all__ = ["Pruned", "named_keys", "prune"]
 
 _LOG = re.compile(
     rf"(?:[^/]+|(?:{TRANSACTIONS_FOLDER}|{GROUPS_FOLDER})/[^/]+)/_log/"

@@ -29,16 +29,6 @@ from sparklog.storage.store import Store
 from sparklog.tools.backup.manifest import PLACE_FIELDS, Manifest, decode_manifest
 from sparklog.tools.backup.numbering import BACKUPS_FOLDER, backup_key, backup_numbers, is_given_up
 
-__all__ = [
-    "BACKUP",
-    "MARK_MS",
-    "PLACE_KEY",
-    "PRUNE",
-    "Mark",
-    "Place",
-    "is_place",
-    "refuse_inside",
-]
 
 RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
 MARK_MS = 6 * 3_600_000

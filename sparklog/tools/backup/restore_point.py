@@ -34,8 +34,6 @@ from sparklog.tools.backup.unread import Unread
 
 E = TypeVar("E", bound=Entry)
 
-__all__ = ["Wanted", "from_place", "from_root"]
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

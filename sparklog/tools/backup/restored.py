@@ -28,16 +28,6 @@ from sparklog.log.topic.cloning import file_slices
 from sparklog.storage.store import Store
 from sparklog.tools.backup.copying import DataFile, data_file
 
-__all__ = [
-    "MovedOffset",
-    "at_the_end",
-    "created_alone",
-    "decisions_of",
-    "files_of",
-    "first_commit",
-    "group_of",
-    "stand_alone",
-]
 
 MAX_EPOCH = 2**31 - 1
 

@@ -59,7 +59,6 @@ from sparklog.tools.backup.restored import (
     stand_alone,
 )
 
-__all__ = ["Restored", "RestoredTopic", "plan_restore", "restore"]
 
 RESTORE_FIELDS = (
     "format",

@@ -30,7 +30,6 @@ from sparklog.log.journal.names import GROUPS_FOLDER, id_folder
 from sparklog.storage.store import Store
 from sparklog.tools.backup.manifest import LeftOut
 
-__all__ = ["Unread", "shown_left_out"]
 
 E = TypeVar("E", bound=Entry)
 T = TypeVar("T")

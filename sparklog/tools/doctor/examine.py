@@ -13,8 +13,6 @@ from sparklog.tools.doctor.spark_checks import ask_spark, check_java, check_sett
 if TYPE_CHECKING:
     from sparklog.datasource.location import Location
 
-__all__ = ["examine", "failed"]
-
 
 def examine(
     root: str | None = None, *, conf_file: str | None = None, start_spark: bool = False, machine: Machine = HERE

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["FAIL", "HERE", "OK", "WARN", "Answer", "Finding", "Machine"]
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 ANSWER_SECONDS = 60

@@ -15,7 +15,6 @@ from importlib import metadata
 
 from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding, Machine
 
-__all__ = ["check_kernels", "check_packages", "check_python", "check_workers", "out_of_range", "wanted_packages"]
 
 LEAST = (3, 10)
 _ASK = (

@@ -15,7 +15,6 @@ from sparklog.log.topic.topic import MANY_UNSEALED, Topic
 from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding
 from sparklog.transactions.kafka import owner_of
 
-__all__ = ["check_root"]
 
 NEVER_COMPACTED_SLICES = 1_000
 """Unsealed slices from which a topic that no run has ever merged or sealed is worth a word."""

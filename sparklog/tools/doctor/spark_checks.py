@@ -14,15 +14,6 @@ from sparklog.errors import BadRequest
 from sparklog.maintenance.properties import parse_properties
 from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding, Machine
 
-__all__ = [
-    "WORTH_CHANGING",
-    "SparkSettings",
-    "ask_spark",
-    "check_java",
-    "check_settings",
-    "has_spark",
-    "spark_settings",
-]
 
 LEAST_JAVA = 17
 DEFAULTS = "spark-defaults.conf"

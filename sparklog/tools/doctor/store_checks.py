@@ -13,7 +13,6 @@ from sparklog.storage.probe import probe
 from sparklog.storage.store import Store
 from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding, Machine
 
-__all__ = ["check_disk", "check_store"]
 
 WORTH_A_WORD_MS = 10_000
 FULL_BYTES = 64 << 20

@@ -41,7 +41,6 @@ from sparklog.format.coordinators.message_schema import (
 from sparklog.format.java_text import java_text
 from sparklog.tools.inspection.dump_halt import RUNTIME, UNDERFLOW, Halt
 
-__all__ = ["DECODERS", "Coordinator", "Decoder", "Parser", "Plain", "group_parser", "named", "plain", "share_parser"]
 
 Shown: TypeAlias = tuple[str, Any]
 """What is printed, and what JSON holds."""

@@ -8,17 +8,6 @@ from __future__ import annotations
 
 from sparklog.errors import Corrupt
 
-__all__ = [
-    "CORRUPT_INDEX",
-    "CORRUPT_RECORD",
-    "ILLEGAL_ARGUMENT",
-    "INVALID_RECORD",
-    "KAFKA",
-    "NO_SUCH_ELEMENT",
-    "RUNTIME",
-    "UNDERFLOW",
-    "Halt",
-]
 
 KAFKA = "org.apache.kafka.common.KafkaException"
 INVALID_RECORD = "org.apache.kafka.common.InvalidRecordException"

@@ -27,7 +27,6 @@ from sparklog.tools.inspection.dump_records import records_of
 from sparklog.tools.inspection.dump_source import MAX_INT, Source
 from sparklog.tools.inspection.dump_walk import LogWalk, Window
 
-__all__ = ["Entries", "Findings", "Row", "index_rows", "snapshot_rows", "time_index_rows", "transaction_index_rows"]
 
 _WARM_BYTES = 8192
 _OFFSET_ENTRY = np.dtype([("relative", ">i4"), ("position", ">i4")])

@@ -33,7 +33,6 @@ from sparklog.format.record_batch import (
 from sparklog.tools.inspection.dump_halt import CORRUPT_RECORD, ILLEGAL_ARGUMENT, INVALID_RECORD, KAFKA, Halt
 from sparklog.tools.inspection.dump_walk import Window
 
-__all__ = ["NO_HEADERS", "Header", "Records", "records_of"]
 
 Header = tuple[str, bytes | None]
 NO_HEADERS: tuple[Header, ...] = ()

@@ -11,7 +11,6 @@ import struct
 from sparklog.errors import Corrupt
 from sparklog.format.coordinators.producer_snapshot import ENTRY, VERSION, ProducerEntry
 
-__all__ = ["first_sequence", "snapshot_entries"]
 
 _VERSION = struct.Struct(">h")
 _HEAD = struct.Struct(">Ii")

@@ -5,21 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 
-__all__ = [
-    "ATTENTION",
-    "INFORMATION",
-    "Activity",
-    "Doing",
-    "GroupFacts",
-    "GroupPartition",
-    "HeldBack",
-    "Note",
-    "PartitionFacts",
-    "Removal",
-    "Report",
-    "TopicFacts",
-    "document",
-]
 
 ATTENTION, INFORMATION = "attention", "information"
 

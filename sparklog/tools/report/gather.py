@@ -44,7 +44,6 @@ from sparklog.tools.report.facts import (
 )
 from sparklog.tools.report.notes import health
 
-__all__ = ["gather"]
 
 HOUR_MS = 3_600_000
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from sparklog.tools.report.facts import ATTENTION, Report
 
-__all__ = ["Metric", "exposition", "text_of"]
 
 Number = int | float
 Labels = Mapping[str, object]

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from sparklog.tools.report.facts import ATTENTION, INFORMATION, Note, Report, TopicFacts
 
-__all__ = ["FAR_AHEAD_MS", "MANY_COMMITS", "MANY_UNSEALED", "MUCH_SKEW", "health"]
 
 MANY_UNSEALED = 500
 """Unsealed slices of one partition: after a run of jobs/compact.py there are some 32."""

@@ -17,7 +17,6 @@ from sparklog.tools.report.facts import Doing, GroupFacts, GroupPartition, Parti
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["MOST_PARTITIONS", "as_html"]
 
 MOST_PARTITIONS = 200
 """Rows of partitions that a topic has on the page; the largest."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from sparklog.errors import BadRequest
 from sparklog.storage.local import replace_file
 
-__all__ = ["write_whole"]
-
 
 def write_whole(path: str, text: str, option: str) -> None:
     """Write a text that is seen whole, or not at all: then what was there before stays.

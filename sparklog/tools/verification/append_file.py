@@ -30,8 +30,6 @@ from sparklog.tools.verification.reading import (
     walk,
 )
 
-__all__ = ["check_append_file"]
-
 
 def check_append_file(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
     """Check an append file whole; what is found and counted goes into `checked`. `CutOff` if it is too short."""

@@ -20,7 +20,6 @@ from sparklog.log.journal.arrow_numpy import valid_rows
 from sparklog.log.state.slices import SliceFlag
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, Finding
 
-__all__ = ["Claim", "Totals", "count_batches", "disagreements", "wrong_batches"]
 
 Int64s = npt.NDArray[np.int64]
 

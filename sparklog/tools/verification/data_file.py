@@ -19,7 +19,6 @@ from sparklog.tools.verification.findings import SIZE, Finding
 from sparklog.tools.verification.reading import Checked, CutOff, DataFile, Progress
 from sparklog.tools.verification.sealed_segment import check_segment
 
-__all__ = ["check_file"]
 
 MOST_FINDINGS = 100
 """Of one file: beyond, it is not the single places that matter."""

@@ -21,7 +21,6 @@ from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, MISSING, Cou
 from sparklog.tools.verification.json_damage import numbered, read_object
 from sparklog.tools.verification.log_gap import log_end, unreached
 
-__all__ = ["EntryChain", "read_chain"]
 
 TRIES = 6
 MOST_MISSING = 20

@@ -7,28 +7,6 @@ from dataclasses import astuple, dataclass, fields
 
 from sparklog.errors import Corrupt, SparklogError
 
-__all__ = [
-    "CHAIN",
-    "CHECKPOINT",
-    "CHECKSUM",
-    "CONTENT",
-    "DECISION",
-    "FOOTER",
-    "GROUP",
-    "INDEX",
-    "KINDS",
-    "LOG",
-    "MISSING",
-    "RESTORE",
-    "ROOT",
-    "SIZE",
-    "STATE",
-    "TRANSACTION",
-    "Counts",
-    "Finding",
-    "Orphan",
-    "Report",
-]
 
 ROOT = "root"
 LOG = "commit"

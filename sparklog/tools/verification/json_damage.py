@@ -12,7 +12,6 @@ from sparklog.format.flipped_bit import flipped_bit
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import Finding
 
-__all__ = ["numbered", "read_object"]
 
 _TRAILER = re.compile(rb'crc":([0-9]{1,10})\}\n\Z')
 _MARK = b',"crc":'

@@ -45,7 +45,6 @@ from sparklog.tools.verification.index_files import (
 )
 from sparklog.tools.verification.kafka_gaps import Gap, Gaps
 
-__all__ = ["KafkaPartition", "read_partition"]
 
 LOOKS = 3
 PAUSE_SECONDS = 0.2

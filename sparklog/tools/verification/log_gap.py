@@ -13,7 +13,6 @@ from sparklog.log.journal.names import commit_key
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import LOG, Finding
 
-__all__ = ["log_end", "unreached"]
 
 MOST_UNREACHED = 20
 REMEDY = "restore what is missing before it, or delete it if a process that outlived a restored root made it"

@@ -17,8 +17,6 @@ from sparklog.storage.store import ObjectInfo, Store
 from sparklog.tools.verification.findings import Orphan
 from sparklog.tools.verification.topic_log import TopicLog
 
-__all__ = ["sorted_out"]
-
 
 def sorted_out(
     store: Store, listing: Sequence[ObjectInfo], named: Collection[str], topics: Mapping[str, TopicLog], now_ms: int

@@ -17,19 +17,6 @@ from sparklog.tools.verification.batches import Claim, Totals, count_batches, di
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, Counts, Finding
 from sparklog.tools.verification.index_files import Batches
 
-__all__ = [
-    "RANGE",
-    "Checked",
-    "CutOff",
-    "DataFile",
-    "Progress",
-    "check_crc",
-    "count",
-    "disorder",
-    "read",
-    "unframed",
-    "walk",
-]
 
 Int64s = npt.NDArray[np.int64]
 RANGE = ("shift", "base", "end")

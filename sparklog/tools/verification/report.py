@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from sparklog.maintenance.progress import megabytes
 from sparklog.tools.verification.findings import Finding, Orphan, Report
 
-__all__ = ["document", "summary"]
 
 SHOWN = 20
 """Orphans shown by name; the JSON has all."""

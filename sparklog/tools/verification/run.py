@@ -34,7 +34,6 @@ from sparklog.tools.verification.sealed_segment import missing_indexes
 from sparklog.tools.verification.topic_log import TopicLog, read_topic
 from sparklog.tools.verification.work import Verified, VerifyWork, pieces
 
-__all__ = ["verify_root"]
 
 Say = Callable[[str], None]
 KINDS: tuple[tuple[EntryKind[Any], str], ...] = ((DECISIONS, DECISION), (GROUPS, GROUP))

@@ -21,8 +21,6 @@ from sparklog.tools.verification.index_files import (
 )
 from sparklog.tools.verification.reading import Checked, DataFile, Progress, walk
 
-__all__ = ["check_segment", "missing_indexes"]
-
 
 def check_segment(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
     """Check a sealed segment and the index files beside it; what is found and counted goes into `checked`."""

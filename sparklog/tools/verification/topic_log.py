@@ -33,7 +33,6 @@ from sparklog.tools.verification.log_gap import log_end, unreached
 from sparklog.tools.verification.named_files import NamedFiles, differing_columns, gaps
 from sparklog.tools.verification.reading import DataFile
 
-__all__ = ["Prepared", "TopicLog", "read_topic"]
 
 TRIES = 6
 MOST_MISSING = 20

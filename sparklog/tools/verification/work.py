@@ -12,7 +12,6 @@ from sparklog.tools.verification.data_file import check_file
 from sparklog.tools.verification.findings import Counts, Finding
 from sparklog.tools.verification.reading import DataFile
 
-__all__ = ["Verified", "VerifyWork", "pieces"]
 
 PIECE_BYTES = 256 << 20
 """A second or two of one core's work, far more than a task costs."""
