@@ -167,8 +167,7 @@ def report_settings(place: Place, properties: str | None = None, now: str | None
     from sparklog.cli.times import parse_time
     from sparklog.log.journal.env import SYSTEM
     from sparklog.maintenance.arguments import settings_file
-    from sparklog.maintenance.clock import store_clock_ms
-    from sparklog.maintenance.work import Settings
+    from sparklog.maintenance.work import Settings, store_clock_ms
 
     given = Settings(0) if properties is None else settings_file(properties)
     if now is not None:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import typer
 
-from sparklog.log.journal.iso_time import EPOCH
+from sparklog.log.journal.clock import EPOCH
 
 INT64_MAX = 2**63 - 1
 VERSIONS = 10**10

@@ -22,7 +22,6 @@ from sparklog.format.control import ABORT, COMMIT, control_types
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, BytesLike
 from sparklog.format.transaction_index import AbortedTransactions
 
-
 Bools = npt.NDArray[np.bool_]
 _COMMITTED, _ABORTED, _CONTROL = 0, 1, 2
 

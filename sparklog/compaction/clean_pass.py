@@ -44,11 +44,10 @@ from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHead
 from sparklog.format.record_fields import RecordFields, record_fields
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_window
-from sparklog.log.read.source_slices import SourceSlice
+from sparklog.log.read.read_plan import SourceSlice
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work import Progress
 from sparklog.storage.store import Store
-
 
 INT64_MAX = 2**63 - 1
 _MOST_STORED = 4 << 20

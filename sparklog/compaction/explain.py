@@ -12,12 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparklog.compaction.clean_work import first_batch_timestamp
 from sparklog.compaction.cleanable import Cleanable, cleanable
-from sparklog.compaction.cleaning import keyless_by_default
+from sparklog.compaction.cleaning import first_batch_timestamp, keyless_by_default
 from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.sealing import plan_sealing
-from sparklog.log.read.source_slices import source_slices
+from sparklog.log.read.read_plan import source_slices
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, Segment, segments_of
@@ -25,7 +24,6 @@ from sparklog.log.state.slice_table import Slices, SliceTable
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.report import Planned
 from sparklog.maintenance.work import Settings
-
 
 _Sealed = dict[int, set[int]]
 """Per partition, bases of the slices that sealing would take."""

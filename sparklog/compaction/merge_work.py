@@ -25,7 +25,7 @@ from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
-from sparklog.log.read.source_slices import SourceSlice, SourceSlices
+from sparklog.log.read.read_plan import SourceSlice, SourceSlices
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.intents import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
@@ -205,7 +205,7 @@ Bytes = memoryview
 
 def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, Bytes, BatchHeaders]]:
     """The batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
-    from sparklog.compaction.slice_batches import patch_batches, scan_slices
+    from sparklog.compaction.segment_output import patch_batches, scan_slices
 
     if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > REQUEST_BYTES:
         yield from _windows(store, load[0])
@@ -230,7 +230,7 @@ def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, Bytes, BatchHead
     """One large slice, window by window; its checksum is known to be right once all of them have been read."""
     from crc32c import crc32c
 
-    from sparklog.compaction.slice_batches import check_offsets, patch_batches
+    from sparklog.compaction.segment_output import check_offsets, patch_batches
     from sparklog.log.read.fetch import read_window
 
     (row,) = part.rows

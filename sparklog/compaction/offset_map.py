@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest
 
-
 SLOT_BYTES = 24
 MAX_SLOTS = 2**31 - 1
 _LEAST_SLOTS = 1024

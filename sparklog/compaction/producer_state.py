@@ -21,18 +21,15 @@ import numpy.typing as npt
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import transaction_index
-from sparklog.format.abort_markers import AbortMarker, fits, united
 from sparklog.format.batch_scan import scan_headers
-from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
+from sparklog.format.control import ABORT, COMMIT, AbortMarker, control_types, coordinator_epochs, fits, united
 from sparklog.format.coordinators.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
-from sparklog.log.read.read_plan import PlannedSlice
-from sparklog.log.read.source_slices import SourceSlice, SourceSlices
+from sparklog.log.read.read_plan import PlannedSlice, SourceSlice, SourceSlices
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
-
 
 NONE = -1
 

@@ -25,7 +25,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from sparklog.compaction.clean_work import CleanDone
+from sparklog.compaction.cleaning import CleanDone
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.log.journal.names import file_key, is_topic_name
 from sparklog.log.journal.numbered_objects import pause
@@ -38,7 +38,6 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure, Size, TopicReport
 from sparklog.maintenance.work import Done, Runner, Settings, Work
 from sparklog.transactions.completion import resolve_topic, visible_snapshot
-
 
 TRIES = 5
 """How often a partition is planned again because somebody else was faster."""

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.batch_checks import MAX_OFFSET
-from sparklog.format.index_crc import SUFFIXES, index_crc
+from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.time_index import TimeIndex
@@ -35,7 +35,6 @@ from sparklog.log.journal.names import sealed_path
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter, Store
-
 
 MAX_SEGMENT_BYTES = 2**31 - 1
 """Kafka opens no larger file: positions in an index are int32."""

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparklog.datasource.spark_api import partitioned, register
+    from sparklog.datasource.source import partitioned, register
 
 __all__ = ["partitioned", "register"]
 
@@ -18,4 +18,4 @@ __all__ = ["partitioned", "register"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'sparklog.datasource' has no attribute {name!r}")
-    return getattr(import_module("sparklog.datasource.spark_api"), name)
+    return getattr(import_module("sparklog.datasource.source"), name)

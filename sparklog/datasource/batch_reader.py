@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from sparklog.datasource.bounds import DataLoss, check_end, check_start, resolve_bound
+from sparklog.datasource.bounds import Clock, DataLoss, check_end, check_start, resolve_bound, wait_until_reached
 from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Bound, Options, ReadOptions
-from sparklog.datasource.reached import Clock, wait_until_reached
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.starting_offsets import group_offsets, offsets_now, start_positions

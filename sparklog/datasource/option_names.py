@@ -6,7 +6,7 @@ Spark hands options over with lower-cased keys, so each name is looked up in low
 from __future__ import annotations
 
 from sparklog.errors import BadRequest
-from sparklog.log.state.kafka_names import kafka_name
+from sparklog.log.state.config_table import kafka_name
 
 SHARED = ("path", "includeHeaders")
 

@@ -17,9 +17,9 @@ from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_part
 from sparklog.datasource.option_names import CODEC_LEVELS, READ, WRITE, canonical
 from sparklog.errors import BadRequest
 from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
-from sparklog.log.decisions.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
+from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.names import check_id
-from sparklog.log.state.kafka_names import SECURITY, is_security
+from sparklog.log.state.config_table import SECURITY, is_security
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 
-from sparklog.datasource.bounds import DataLoss, check_end, check_start
+from sparklog.datasource.bounds import Clock, DataLoss, check_end, check_start, wait_until_reached
 from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.reached import Clock, wait_until_reached
 from sparklog.datasource.starting_offsets import group_offsets, offsets_now, start_positions
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.log.state.stored import Stored
-from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange
+from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, Stored
 
 Document = dict[str, object]
 Offsets = dict[str, dict[int, int]]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from sparklog.datasource.gc_freeze import freeze_gc
 from sparklog.datasource.group_progress import GroupProgress
 from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Options
+from sparklog.datasource.process import freeze_gc
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.stream_plan import StreamPlanner

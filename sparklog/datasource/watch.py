@@ -18,9 +18,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from sparklog.datasource.offsets import StreamOffset, parse_partition_numbers
 from sparklog.errors import BadRequest
-from sparklog.storage.fork_lock import ForkLock
-from sparklog.tools.report.metrics import Metric, text_of
-from sparklog.tools.report.whole_file import write_whole
+from sparklog.storage.locks import ForkLock
+from sparklog.tools.report.metrics import Metric, text_of, write_whole
 
 if TYPE_CHECKING:
     import os

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from sparklog.datasource.gc_freeze import freeze_gc
-from sparklog.datasource.handles import root_at, topic_at
 from sparklog.datasource.location import Location
 from sparklog.datasource.options import SinkOptions
+from sparklog.datasource.process import freeze_gc, root_at, topic_at
 from sparklog.datasource.schema import WriteColumns, pick
 from sparklog.errors import BadRequest
 from sparklog.log.state.slices import FileSlices
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.log.topic.root import Root
-    from sparklog.log.write.append_target import AppendTarget
-    from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+    from sparklog.log.write.append_writer import AppendTarget, AppendWriter, WriteOptions
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"

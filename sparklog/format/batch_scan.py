@@ -33,7 +33,6 @@ from sparklog.format.record_batch import (
     as_bytes_array,
 )
 
-
 MIN_SCAN_BYTES = 18
 """Kafka's file scan stops when fewer bytes than this remain: prefix, leader epoch or crc, magic and one more."""
 _LENGTH_STRUCT = struct.Struct(">i")

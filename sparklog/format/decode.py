@@ -24,7 +24,6 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_checks import MAX_OFFSET, Place, check_crcs, check_headers, record_message
-from sparklog.format.java_text import java_text
 from sparklog.format.record_batch import (
     CODECS,
     HEADER_BYTES,
@@ -35,6 +34,7 @@ from sparklog.format.record_batch import (
     Int64Array,
     as_bytes_array,
 )
+from sparklog.format.text import java_text
 
 if TYPE_CHECKING:
     from types import ModuleType

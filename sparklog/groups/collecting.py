@@ -24,7 +24,6 @@ from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 
-
 OFFSETS_RETENTION_MS = 7 * 86_400_000
 LEAST_ENTRIES_MS = 86_400_000
 """A day, as no session and no open transaction lasts longer: what is asked of an older entry has one answer."""

@@ -36,12 +36,10 @@ from sparklog.groups.offsets import CommittedOffset, GroupMetadata
 from sparklog.log.journal.env import Moment
 from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.read.scan import check_isolation, read_parts
-from sparklog.log.state.stored import Stored
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange, Stored
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
 from sparklog.storage.store import Store
-
 
 _LOG = logging.getLogger("sparklog.groups")
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"

@@ -43,7 +43,6 @@ from sparklog.log.journal.names import check_id
 from sparklog.log.journal.numbered_objects import pause
 from sparklog.log.topic.root import Root
 
-
 _LOG = logging.getLogger("sparklog.groups")
 EMPTY, STABLE, DEAD = "Empty", "Stable", "Dead"
 """Kafka's words: nobody is a member (any more); somebody is; there is no such group."""

@@ -11,9 +11,8 @@ from sparklog.groups.group import Group, GroupDescription
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.journal.journal_cleanup import ids_of
 from sparklog.log.topic.root import Root, open_root
-from sparklog.storage.parallel import ask_each
+from sparklog.storage.locks import ask_each
 from sparklog.storage.store import Store
-
 
 T = TypeVar("T")
 

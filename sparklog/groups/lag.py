@@ -24,7 +24,7 @@ from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
-from sparklog.storage.parallel import ask_each
+from sparklog.storage.locks import ask_each
 
 
 @dataclass(frozen=True, slots=True)

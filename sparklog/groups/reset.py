@@ -31,7 +31,6 @@ from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 
-
 _INT64 = 2**63
 _DURATION = re.compile(r"(-?)P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d{1,3})?)S)?)?")
 

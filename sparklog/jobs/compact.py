@@ -29,11 +29,10 @@ import sparklog
 from sparklog.compaction.run import compact_root
 from sparklog.errors import SparklogError
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
-from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.progress import Narrator, say
 from sparklog.maintenance.report import document, say_failures, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
-from sparklog.maintenance.work import Runner
+from sparklog.maintenance.work import Runner, store_clock_ms
 
 
 @dataclass(frozen=True)

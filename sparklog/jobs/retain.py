@@ -22,11 +22,10 @@ from collections.abc import Sequence
 import sparklog
 from sparklog.errors import SparklogError
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
-from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.progress import say
 from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded
-from sparklog.maintenance.work import Runner
+from sparklog.maintenance.work import Runner, store_clock_ms
 from sparklog.retention.report import document, progress, summary
 from sparklog.retention.retain import retain_root
 

@@ -28,7 +28,7 @@ from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work import Runner
 from sparklog.storage import open_store
-from sparklog.tools.verification.report import document, summary
+from sparklog.tools.verification.findings import document, summary
 from sparklog.tools.verification.run import verify_root
 
 

@@ -24,7 +24,6 @@ from sparklog.log.journal.names import check_topic_name
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
 
-
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 

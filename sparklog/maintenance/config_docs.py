@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 from sparklog.errors import BadRequest
 from sparklog.log.journal.names import did_you_mean
-from sparklog.log.state.config_table import CONFIGS
-from sparklog.log.state.kafka_names import kafka_name
+from sparklog.log.state.config_table import CONFIGS, kafka_name
 from sparklog.maintenance.properties import property_table
-
 
 TOPIC = "topic"
 MAINTENANCE = "maintenance"

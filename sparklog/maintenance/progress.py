@@ -14,7 +14,6 @@ from sparklog.errors import SparklogError
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.maintenance.work import Done, PieceReport, Progress, Work, silent
 
-
 EVERY_MS = 5_000
 
 

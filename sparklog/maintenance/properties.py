@@ -42,11 +42,10 @@ from sparklog.log.state.config_table import (
     ConfigDef,
     canonical,
     definition,
+    kafka_name,
 )
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
-from sparklog.log.state.kafka_names import kafka_name
 from sparklog.maintenance.work import Settings
-
 
 T = TypeVar("T")
 MINUTE_MS = 60_000

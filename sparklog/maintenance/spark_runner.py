@@ -23,7 +23,7 @@ from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.maintenance.progress import Meter, Narrator, say
 from sparklog.maintenance.work import Done, InProcess, Progress, Runner, Work, silent
-from sparklog.storage.fork_lock import ForkLock
+from sparklog.storage.locks import ForkLock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

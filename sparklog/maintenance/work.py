@@ -1,4 +1,6 @@
-"""Pieces of work: what a plan hands to tasks, and what tasks hand back to be committed.
+"""The store's clock, by which maintenance tells what is old, and what a dry run does where it cannot be asked.
+
+Pieces of work: what a plan hands to tasks, and what tasks hand back to be committed.
 
 A plan is made on the driver from a snapshot alone. Each `Work` carries all that its task needs (store, topic, source
 slices), so that a task opens nothing; it writes files that nothing names yet and answers with `Done`. Whoever runs
@@ -14,9 +16,23 @@ from typing import Protocol
 
 from sparklog.errors import SparklogError
 from sparklog.groups.collecting import OFFSETS_RETENTION_MS
+from sparklog.log.journal.clock import reading_clock_ms
+from sparklog.log.journal.env import Env
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.intents import Rewrite
 from sparklog.log.state.slices import FileSlices
+from sparklog.storage.store import Store
+
+
+def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
+    """Milliseconds since 1970 by the store.
+
+    A local store tells by a file that it makes and removes. Where that is not allowed (a backup mounted read-only,
+    somebody else's root) a dry run, which changes nothing, goes by this machine's clock; any other run raises
+    `Unavailable`.
+    """
+    return reading_clock_ms(store, env) if dry_run else store.now_ms()
+
 
 Progress = Callable[[int, int], None]
 """Called by a task now and then with what it has done since the last call: records, bytes read."""

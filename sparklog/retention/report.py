@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from sparklog.maintenance.progress import megabytes
 from sparklog.maintenance.report import table
-from sparklog.retention.expiry import REASONS
-from sparklog.retention.retain import PartitionExpiry, RetainReport
+from sparklog.retention.retain import REASONS, PartitionExpiry, RetainReport
 from sparklog.retention.vacuum import VacuumReport
 
 

@@ -1,4 +1,18 @@
-"""A run of retention: expire what Kafka's rules expire, then vacuum, over one topic or all of a root.
+"""Which segments of a partition expire: Kafka's retention rules (kafka-format.md, section 6), as a pure function.
+
+Three rules, each with a scan of its own over what the ones before have left, from the oldest segment on, up to the
+first that stays:
+
+| reason | a segment goes if                                                     | applies              |
+|--------|-----------------------------------------------------------------------|----------------------|
+| start  | the next one begins at or below the log start (delete-records)        | always               |
+| size   | what is left without it is at least `retention.bytes`                 | policy with `delete` |
+| time   | its largest timestamp is more than `retention.ms` ago                 | policy with `delete` |
+
+No scan passes the high watermark, and an empty last segment stays. The active segment goes like any other once all
+of it has expired: the log then starts at its end. A timestamp from the future keeps its segment and all behind it.
+
+A run of retention: expire what Kafka's rules expire, then vacuum, over one topic or all of a root.
 
 What is decided of transactions is recorded first, and what is past its timeout aborted, so that a topic to which nobody
 writes is not held back. Offsets of consumer groups expire by `offsets.retention.minutes`
@@ -29,12 +43,118 @@ from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.clock import store_clock_ms
 from sparklog.maintenance.report import Failure
-from sparklog.maintenance.work import Runner, Settings
-from sparklog.retention.expiry import Expiry, plan_expiry
+from sparklog.maintenance.work import Runner, Settings, store_clock_ms
 from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
 from sparklog.transactions.completion import collect, resolve_topic
+
+START, SIZE, TIME = "start", "size", "time"
+REASONS = {
+    START: "below the log start offset",
+    SIZE: "retention.bytes",
+    TIME: "retention.ms",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A segment that goes, and the rule that takes it: one of `REASONS`."""
+
+    segment: Segment
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """What retention does to one partition: its new log start (never below the old one) and the segments that go."""
+
+    partition: int
+    log_start: int
+    gone: tuple[Expired, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the segments that go."""
+        return sum(item.segment.size for item in self.gone)
+
+
+def plan_expiry(
+    segments: Sequence[Segment],
+    *,
+    partition: int,
+    log_start: int,
+    log_end: int,
+    high_watermark: int,
+    configs: TopicConfigs,
+    now_ms: int,
+    modified_ms: Callable[[Segment], int] | None = None,
+) -> Expiry:
+    """What expires of one partition's segments (in offset order, the last one active) at `now_ms`.
+
+    `modified_ms` gives the time of a segment that has no timestamp, as Kafka takes its file's; without it such a
+    segment stays.
+    """
+
+    def stamp(segment: Segment) -> int | None:
+        if segment.max_ts >= 0:
+            return segment.max_ts
+        return None if modified_ms is None else modified_ms(segment)
+
+    def breached(segment: Segment, following: Segment | None) -> bool:
+        return following is not None and following.base <= log_start
+
+    def too_old(segment: Segment, following: Segment | None) -> bool:
+        time = stamp(segment)
+        return time is not None and now_ms - time > configs.retention_ms
+
+    left = list(segments)
+    gone: list[Expired] = []
+
+    def scan(reason: str, goes: Callable[[Segment, Segment | None], bool]) -> None:
+        nonlocal log_start
+        count = _deletable(left, log_end, high_watermark, goes)
+        if count == 0:
+            return
+        gone.extend(Expired(segment, reason) for segment in left[:count])
+        del left[:count]
+        # With none left the log is rolled first: a new segment at its end is the one that survives.
+        survivor = left[0].base if left else log_end
+        log_start = max(log_start, min(survivor, high_watermark))
+
+    scan(START, breached)
+    if configs.is_deleting:
+        excess = sum(segment.size for segment in left) - configs.retention_bytes
+        if configs.retention_bytes >= 0 and excess >= 0:
+            scan(SIZE, _Excess(excess))
+        if configs.retention_ms >= 0:
+            scan(TIME, too_old)
+    return Expiry(partition, log_start, tuple(gone))
+
+
+class _Excess:
+    """The size rule: takes segments as long as the rest of the log stays at or above `retention.bytes`."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._left = nbytes
+
+    def __call__(self, segment: Segment, following: Segment | None) -> bool:
+        if self._left < segment.size:
+            return False
+        self._left -= segment.size
+        return True
+
+
+def _deletable(
+    segments: Sequence[Segment], log_end: int, high_watermark: int, goes: Callable[[Segment, Segment | None], bool]
+) -> int:
+    """How many of the oldest segments a rule takes."""
+    for count, segment in enumerate(segments):
+        following = segments[count + 1] if count + 1 < len(segments) else None
+        bound = log_end if following is None else following.base
+        empty = following is None and segment.size == 0
+        if high_watermark < bound or empty or not goes(segment, following):
+            return count
+    return len(segments)
 
 
 ROOT_FILES = "(root)"

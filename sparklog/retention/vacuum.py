@@ -1,4 +1,6 @@
-"""The vacuum of one topic, existing or deleted: the upload floor first, then what nothing names any more.
+"""Deleting objects as pieces of work, so that many of them are spread over tasks and few are not worth one.
+
+The vacuum of one topic, existing or deleted: the upload floor first, then what nothing names any more.
 
 The order is what makes it safe whatever others do meanwhile, and whatever the clocks say:
 
@@ -17,11 +19,13 @@ delete what either may. What a held version names stays, as does the way to find
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
+from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.commit import CREATE, MAINTAIN
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
 from sparklog.log.state.history import History
@@ -29,13 +33,66 @@ from sparklog.log.state.intents import Draft, Nothing
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.clock import store_clock_ms
-from sparklog.maintenance.work import InProcess, Runner, Settings
+from sparklog.maintenance.work import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
 from sparklog.retention import vacuum_plan as plan
-from sparklog.retention.clones import delete_delay_ms, give_up_clones, needed_by_clones
-from sparklog.retention.deleting import delete_all
-from sparklog.retention.vacuum_plan import DataFile, Victim
+from sparklog.retention.vacuum_plan import DataFile, Victim, delete_delay_ms, give_up_clones, needed_by_clones
 from sparklog.storage.store import Store
+
+CHUNK = 1000
+"""Objects of one piece of work: some seconds on an object store, far more than a task costs."""
+HERE = 20
+"""So many pieces this process does itself: two seconds' work on a local disk, for which no Spark need be started."""
+
+
+@dataclass(frozen=True)
+class DeleteWork:
+    """Deletes these keys, in their order where the store answers at once; deleting again what is gone is no error."""
+
+    store: Store
+    topic: str
+    topic_id: str
+    keys: tuple[str, ...]
+    op: str = MAINTAIN
+    partitions: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"vacuum {self.topic}"
+
+    @property
+    def nbytes(self) -> int:
+        """Nothing is read: how many are deleted stands for it."""
+        return len(self.keys)
+
+    def run(self, progress: Progress = silent) -> Done:
+        """Delete them. `Unavailable` at the first that the store refuses; another run deletes the rest."""
+        if getattr(self.store, "parallel_reads", 1) > 1:
+            with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-delete") as pool:
+                for _ in pool.map(self.store.delete, self.keys):
+                    pass
+        else:
+            for key in self.keys:
+                self.store.delete(key)
+        return Done((), (), ())
+
+
+def delete_all(
+    store: Store, topic: str, topic_id: str, victims: Sequence[Victim], runner: Runner
+) -> Iterator[tuple[tuple[Victim, ...], SparklogError | None]]:
+    """Delete objects in chunks, several at once where the runner does so; each chunk with the error that ended it.
+
+    Up to `HERE` chunks are deleted here, by this thread.
+    """
+    chunks = {
+        tuple(victim.key for victim in chunk): chunk
+        for chunk in (tuple(victims[i : i + CHUNK]) for i in range(0, len(victims), CHUNK))
+    }
+    works = [DeleteWork(store, topic, topic_id, keys) for keys in chunks]
+    chosen: Runner = runner if len(works) > HERE else InProcess()
+    for work, result in chosen.run(works):
+        if not isinstance(work, DeleteWork):
+            continue
+        yield chunks[work.keys], result if isinstance(result, SparklogError) else None
 
 
 IDLE_MS = 90 * 24 * 3_600_000

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from sparklog.storage.fork_lock import ForkLock
-from sparklog.storage.keys import key_kind
-from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
+from sparklog.storage.locks import ForkLock
+from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, key_kind
 
 
 class CountingStore:
-    """Passes every call on to `inner` and counts it by verb and by kind of key (`sparklog.storage.keys.key_kind`).
+    """Passes every call on to `inner` and counts it by verb and by kind of key (`sparklog.storage.store.key_kind`).
 
     Verbs are the methods of `Store`; a data object counts as one `writer` when it is begun. Each `list` and
     `list_folders` counts once, however long. A pickled copy starts from the counts at that time and counts for itself.

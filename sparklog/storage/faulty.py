@@ -29,9 +29,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sparklog.errors import NotFound, Unavailable
-from sparklog.storage.keys import key_kind
-from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
-
+from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, key_kind
 
 T = TypeVar("T")
 

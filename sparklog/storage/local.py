@@ -29,12 +29,17 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.storage.fork_lock import ForkLock
-from sparklog.storage.keys import DOCUMENT_SUFFIX, MAX_DOCUMENT, check_key, check_prefix, is_part
-from sparklog.storage.local_errors import refuse, store_error
-from sparklog.storage.local_writer import LocalWriter
-from sparklog.storage.store import ObjectInfo, ObjectWriter
-
+from sparklog.storage.local_writer import LocalWriter, refuse, store_error
+from sparklog.storage.locks import ForkLock
+from sparklog.storage.store import (
+    DOCUMENT_SUFFIX,
+    MAX_DOCUMENT,
+    ObjectInfo,
+    ObjectWriter,
+    check_key,
+    check_prefix,
+    is_part,
+)
 
 TEMPORARY_PREFIX = "~"
 _READ_AT_ONCE = 1 << 30

@@ -1,4 +1,6 @@
-"""Writing a data object of a local store: a temporary file, which gets its name when it is whole and durable.
+"""What the operating system's errors mean for a local store, in words that say what to do.
+
+Writing a data object of a local store: a temporary file, which gets its name when it is whole and durable.
 
 While it is written the kernel is asked to begin writing its bytes to the disk, so that the fsync at its end finds
 little left to do. Python has no `sync_file_range`; Linux' C library has. It is a hint and nothing more: durability
@@ -8,12 +10,67 @@ comes from fsync alone, and where the call is missing or refused nothing changes
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn, Protocol
 
-from sparklog.errors import Unavailable
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+
+_ADVICE = {
+    errno.ENOSPC: "the file system is full: free some space and try again",
+    errno.EDQUOT: "the disk quota is used up: free some space and try again",
+    errno.EACCES: "permission denied: the process needs to read and write there",
+    errno.EPERM: "operation not permitted: the process needs to read and write there",
+    errno.EROFS: "the file system is read-only: remount it writable or use another place",
+    errno.EIO: "the device reports an I/O error: check the disk",
+    errno.EMFILE: "too many open files in this process: raise its limit (ulimit -n)",
+    errno.ENFILE: "too many open files on this machine: raise its limit",
+    errno.ESTALE: "the network file system lost the file: try again",
+    errno.ENAMETOOLONG: "the name is too long for this file system: use a shorter path",
+    errno.ELOOP: "too many symbolic links: check where the path leads",
+}
+
+
+def store_error(error: OSError, action: str, key: str, location: str) -> SparklogError:
+    """The error to raise when the system refused to `action` the object `key` below `location`.
+
+    An error raised on purpose comes back as it is. "No such file" is `NotFound` where an object was to be read,
+    everything else is `Unavailable` (whether a write took effect is then unknown).
+    """
+    if isinstance(error, SparklogError):
+        return error
+    what = f"{key} in {location}" if key else location
+    if error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR) and action == "read":
+        return NotFound(f"no object {what}: it was never written, or has been deleted")
+    if error.errno in (errno.ELOOP, errno.ENXIO) and action == "read":
+        return NotFound(f"no object {what}: a link or a socket lies there, expected a file")
+    if error.errno == errno.ENOTDIR:
+        return BadRequest(f"cannot {action} {what}: a part of the path is a file, expected a directory")
+    advice = _ADVICE.get(error.errno or 0) or f"{error.strerror or error} (errno {error.errno})"
+    return Unavailable(f"cannot {action} {what}: {advice}")
+
+
+def refuse(location: str, reason: str) -> NoReturn:
+    """This place cannot keep a store's promises: name the mount, so that its owner knows what to change."""
+    raise BadRequest(
+        f"{location} on {mount_of(location)} cannot hold a sparklog root: {reason}; use another file system"
+    )
+
+
+def mount_of(path: str) -> str:
+    """The mount a path lies on, for messages: `/mnt/usb (vfat)`, or the mount point alone where the type is unknown."""
+    point = os.path.realpath(path)
+    while not os.path.ismount(point) and os.path.dirname(point) != point:
+        point = os.path.dirname(point)
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+            types = [fields[2] for fields in map(str.split, mounts) if len(fields) > 2 and fields[1] == point]
+    except OSError:
+        types = []
+    return f"{point} ({types[-1]})" if types else point
 
 
 _WRITE_BUFFER = 1 << 20

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, NotFound, Unavailable
-from sparklog.storage.fork_lock import ForkLock
-from sparklog.storage.keys import check_key, check_prefix
-from sparklog.storage.store import ObjectInfo, ObjectWriter
-
+from sparklog.storage.locks import ForkLock
+from sparklog.storage.store import ObjectInfo, ObjectWriter, check_key, check_prefix
 
 Snapshot = dict[str, tuple[bytes, int]]
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Unavailable
-from sparklog.storage.fork_lock import ForkLock
+from sparklog.storage.locks import ForkLock
 from sparklog.storage.store import Store
-
 
 PROBE_FOLDER = "_probe"
 _THREADS = 8

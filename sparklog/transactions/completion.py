@@ -23,7 +23,6 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
 
-
 ONE_WRITE = "one-write:"
 """Ids of writes without one begin so. A process uses one while it is at work; its log goes when it is done with."""
 FEW_COMMITS = 8

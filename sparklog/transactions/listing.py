@@ -1,4 +1,10 @@
-"""How transactions stand: what was decided under each id, what is open in which topics, and ending one by hand."""
+"""Kafka's transactions that an import found open (`sparklog.log.state.kafka_source`), under the ids of who began them.
+
+They stand beside the root's own in every list: they hold back the same last stable offsets. Nothing ends them by
+itself, since the next import may bring their markers; an operator may, and then no import can go on with their topics.
+
+How transactions stand: what was decided under each id, what is open in which topics, and ending one by hand.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +16,64 @@ from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError
 from sparklog.groups.groups import Groups
 from sparklog.groups.state import GroupState
 from sparklog.log.decisions.decision import BY_OPERATOR, Decisions
-from sparklog.log.decisions.decision_logs import open_transactions, timeout_of
+from sparklog.log.decisions.decision_log import open_transactions, timeout_of
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.names import check_id, nearest
+from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
-from sparklog.storage.parallel import ask_each
-from sparklog.transactions import kafka
+from sparklog.storage.locks import ask_each
 from sparklog.transactions.completion import resolve_topic, transactional_ids
-from sparklog.transactions.kafka import KafkaHeld
+
+ONGOING = "Ongoing"
+PREPARE = {"commit": "PrepareCommit", "abort": "PrepareAbort"}
+"""Kafka's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaHeld:
+    """One that is open in one partition of a topic."""
+
+    topic: str
+    open: KafkaOpen
+
+
+def owner_of(each: KafkaOpen) -> str:
+    """Who began it: the transactional id, or `producer-7` where only the producer id is known."""
+    return each.transactional_id or f"producer-{each.producer}"
+
+
+def owners(heads: Mapping[str, Head]) -> set[str]:
+    """Owners of everything of Kafka's that is open in these topics."""
+    return {owner_of(each) for head in heads.values() for each in head.kafka_open}
+
+
+def held_by(heads: Mapping[str, Head], owner: str) -> tuple[KafkaHeld, ...]:
+    """What one owner has open, in the order of topics and partitions."""
+    found = [KafkaHeld(topic, each) for topic, head in heads.items() for each in head.kafka_open]
+    own = [each for each in found if owner_of(each.open) == owner]
+    return tuple(sorted(own, key=lambda each: (each.topic, each.open.partition, each.open.producer)))
+
+
+def state_of(held: tuple[KafkaHeld, ...]) -> str:
+    """Kafka's word: `PrepareCommit` or `PrepareAbort` if all of it is known to be decided so, else `Ongoing`."""
+    found = {each.open.decided for each in held}
+    decided = found.pop() if len(found) == 1 else None
+    return ONGOING if decided is None else PREPARE[decided]
+
+
+def end_held(root: Root, held: tuple[KafkaHeld, ...]) -> tuple[KafkaHeld, ...]:
+    """End these in their topics: as Kafka had decided, else by ABORT. Returns those that this call ended."""
+    ended: list[KafkaHeld] = []
+    for topic in sorted({each.topic for each in held}):
+        producers = {each.open.producer for each in held if each.topic == topic}
+        ended += [KafkaHeld(topic, each) for each in root.topic(topic).end_kafka_transactions(producers=producers)]
+    return tuple(ended)
 
 
 _LOG = logging.getLogger("sparklog.transactions")
 
 EMPTY = "Empty"
-ONGOING = "Ongoing"
 COMMITTED = "CompleteCommit"
 ABORTED = "CompleteAbort"
 DAMAGED = "Corrupt"
@@ -119,7 +168,7 @@ def list_transactions(root: Root, failures: list[SparklogError] | None = None) -
     ids = set(transactional_ids(root.store, failures))
     ids.update(item.txn.id for head in open_now.heads.values() for item in head.open)
     ids.update(item.txn for state in open_now.groups.values() for item in state.pending)
-    ids |= kafka.owners(open_now.heads)
+    ids |= owners(open_now.heads)
     found = []
     for standing, error in ask_each(root.store, lambda name: _listed(root, name, open_now), sorted(ids)):
         found.append(standing)
@@ -140,7 +189,7 @@ def describe_transaction(root: Root, transactional_id: str, failures: list[Spark
     found = _standing(root, open_now, root.decisions.log(transactional_id).refresh())
     if found.state == EMPTY and not found.time_ms:
         known = transactional_ids(root.store, [])
-        similar = nearest(transactional_id, [*known, *sorted(kafka.owners(open_now.heads))])
+        similar = nearest(transactional_id, [*known, *sorted(owners(open_now.heads))])
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
         raise NotFound(f"transactional id '{transactional_id}' was never used in {root.location}{hint}")
     return found
@@ -166,7 +215,7 @@ def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -
     if not standing.is_open and (n is not None or not standing.kafka):
         raise Conflict(f"no transaction of '{transactional_id}' is open; describe it")
     topics = _abort_own(root, standing, number) if standing.is_open else ()
-    ended = kafka.end_held(root, standing.kafka) if n is None else ()
+    ended = end_held(root, standing.kafka) if n is None else ()
     return Aborted(number if standing.is_open else None, topics, ended)
 
 
@@ -228,11 +277,11 @@ def _standing(root: Root, open_now: _Open, state: Decisions) -> Standing:
                     Held(topic, partition, first, item.end[partition], n, item.version, age, timeout_of(item))
                     for partition, first in sorted(item.first.items())
                 ]
-    of_kafka = kafka.held_by(open_now.heads, name)
+    of_kafka = held_by(open_now.heads, name)
     own = _state(state, bool(held) or any(item.committed is None for item in pending))
     return Standing(
         id=name,
-        state=kafka.state_of(of_kafka) if of_kafka and own != ONGOING else own,
+        state=state_of(of_kafka) if of_kafka and own != ONGOING else own,
         newest=state.newest,
         outcome=_outcome(state),
         reason=state.reason,

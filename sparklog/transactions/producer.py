@@ -37,14 +37,13 @@ from sparklog.log.decisions.decision import (
     init,
     prepare,
 )
-from sparklog.log.decisions.decision_log import DecisionLog
-from sparklog.log.decisions.decision_logs import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
+from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, DecisionLog
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.root import Root, open_root
-from sparklog.log.write.append_target import AppendOutcome, AppendTarget
+from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
 

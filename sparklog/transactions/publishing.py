@@ -1,23 +1,36 @@
-"""A whole batch over several topics as one transaction: what a Spark write with a `topic` column does."""
+"""A whole batch over several topics as one transaction: what a Spark write with a `topic` column does.
+
+A streaming sink that changes how it names topics: by an option before a restart, by a column after it, or back.
+
+A batch for the topic of an option is entered in the registry of that topic, one whose rows name their topics in the
+decisions of the query's id. If the sink committed a batch in one way and Spark did not, the restarted query sends it
+once more, perhaps in the other way. So the first batch of each run is looked for there, too, and the run takes over
+there, which fences an older run that may still write in that way. Later batches of a run cost nothing: a query keeps
+its options while it runs.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
+from sparklog.errors import NotFound, SparklogError
 from sparklog.log.decisions.decision import init
-from sparklog.log.decisions.decision_logs import DEFAULT_TIMEOUT_MS
+from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS
 from sparklog.log.journal.env import Moment
-from sparklog.log.state.content import content_of
-from sparklog.log.state.registry import WriterKey, decide
-from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.commit import TAKEOVER, Writer
+from sparklog.log.state.intents import Draft, Nothing, check_topic
+from sparklog.log.state.registry import WriterKey, decide, next_epoch
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.slices import FileSlices, content_of
+from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
-from sparklog.log.write.append_target import AppendTarget
+from sparklog.log.write.append_writer import AppendTarget
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
 from sparklog.transactions.producer import Committed, TransactionalProducer
-
 
 Written = tuple[AppendTarget, Sequence[FileSlices]]
 
@@ -105,3 +118,74 @@ def publish(
     if transactional_id is None:
         _spares[root].append(Spare(producer.id, producer.instance, producer.epoch, root.env.now()))
     return done
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOverIntent:
+    """Record the run of `key` in a topic that knows its writer; a batch of `count` records is judged, not written."""
+
+    topic_id: str
+    key: WriterKey
+    count: int
+    now_ms: int
+    needs_table: bool = False
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        key, entry = self.key, base.registry.get(self.key.id)
+        if entry is None or key.run is None:
+            return Nothing("the writer is not known here", base.version)
+        decide(entry, key, self.count, f"topic '{topic}'", self.now_ms)
+        if entry.run == key.run:
+            return Nothing("the run is known here", base.version)
+        epoch = next_epoch(entry, key.run, key.epoch)
+        return Draft(TAKEOVER, writer=Writer(key.mode, key.id, entry.batch, key.run, entry.count, epoch))
+
+
+def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
+    """True if this batch for a topic of an option was published as a transaction.
+
+    `Fenced` or `Conflict` as by the replay rule.
+    """
+    known = root.topic_handle(topic).log.current().head.registry.get(key.id)
+    if key.run is None or (known is not None and known.run == key.run):
+        return False
+    run, now_ms = key.run, root.env.wall_ms()
+    log = root.decisions.log(key.id)
+    if log.refresh().batch is None:
+        return False
+    decide(log.current().entry(), _of_any_layout(key), count, f"transactional id '{key.id}'", now_ms)
+    return log.write(lambda base: init(base, run, key.epoch, now_ms)).batch == key.batch
+
+
+def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | None = None) -> bool:
+    """True if this batch, whose rows name their topics, was published to the topic of an option.
+
+    Looks at these topics (None: all of the root, for any may have been the option's). `Fenced` or `Conflict` as by the
+    replay rule.
+    """
+    if key.run is None or root.decisions.log(key.id).current().run == key.run:
+        return False
+    unread: list[SparklogError] = []
+    now_ms = root.env.wall_ms()
+    judged = _of_any_layout(key)
+    intents: dict[str, TakeOverIntent] = {}
+    for name in root.topics(unread) if names is None else names:
+        head = root.topic_handle(name).log.current().head
+        entry = head.registry.get(key.id)
+        if entry is not None:
+            # All are asked before one is told: a batch that is refused stops no other run.
+            decide(entry, judged, count, f"topic '{name}'", now_ms)
+            intents[name] = TakeOverIntent(head.topic_id, judged, count, now_ms)
+    published = False
+    for name, intent in intents.items():
+        with suppress(NotFound):
+            after = root.topic_handle(name).commit(intent).head.registry.get(key.id)
+            published |= after is not None and after.batch == key.batch
+    return published
+
+
+def _of_any_layout(key: WriterKey) -> WriterKey:
+    """The key with a content that is compared by its bytes alone: in the other way rows lie in other topics."""
+    return key if key.content is None else replace(key, content=replace(key.content, layout=""))

@@ -20,7 +20,7 @@ from crc32c import crc32c
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.journal.names import append_path, sealed_path
-from sparklog.log.read.source_slices import SourceSlices
+from sparklog.log.read.read_plan import SourceSlices
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 from sparklog.log.state.slices import SliceFlag

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.compaction import clean_pass
-from sparklog.compaction.clean_work import CleanDone, CleanWork
-from sparklog.compaction.cleaning import plan_cleaning
+from sparklog.compaction.cleaning import CleanDone, CleanWork, plan_cleaning
 from sparklog.compaction.run import compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import Conflict, Corrupt

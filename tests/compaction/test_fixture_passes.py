@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparklog.compaction.clean_work import CleanDone
-from sparklog.compaction.cleaning import plan_cleaning
+from sparklog.compaction.cleaning import CleanDone, plan_cleaning
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.record_batch import BatchHeaders
@@ -24,7 +23,7 @@ from sparklog.log.state.intents import LogStartIntent, RewriteIntent
 from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import Settings
-from sparklog.retention.expiry import Expiry, plan_expiry
+from sparklog.retention.retain import Expiry, plan_expiry
 from sparklog.storage.store import Store
 from tests.compaction.fixture_stages import Pass, Stage, all_passes
 from tests.log.data_plane import Place

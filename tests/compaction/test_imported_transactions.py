@@ -478,7 +478,7 @@ def rewritten(topic: Topic) -> RewriteIntent:
     from sparklog.compaction.segment_writer import SegmentWriter
     from sparklog.format.batch_scan import scan_headers
     from sparklog.format.transaction_index import concatenate, parse
-    from sparklog.log.read.source_slices import source_slices
+    from sparklog.log.read.read_plan import source_slices
     from sparklog.log.state.commit import COMPACT, Edit
     from sparklog.log.state.intents import Rewrite
 

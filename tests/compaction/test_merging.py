@@ -25,7 +25,7 @@ from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeaders
 from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.read import fetch
-from sparklog.log.read.source_slices import SourceSlices
+from sparklog.log.read.read_plan import SourceSlices
 from sparklog.log.state.commit_log import Outcome
 from sparklog.log.state.intents import AppendIntent, Draft, Nothing, RewriteIntent
 from sparklog.log.state.invariants import check_state

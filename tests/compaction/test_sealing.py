@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
 from sparklog.compaction import sealing, segment_output
-from sparklog.compaction.seal_work import SealWork
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.sealing import SealWork, plan_sealing
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures, scan_headers

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sparklog.compaction.slice_batches import patch_batches, scan_slices
+from sparklog.compaction.segment_output import patch_batches, scan_slices
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader
-from sparklog.log.read.source_slices import SourceSlice
+from sparklog.log.read.read_plan import SourceSlice
 
 
 def batch(base: int, offsets: int, attributes: int = 0) -> bytes:

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import NotFound
-from sparklog.log.state.stored import Runs, Stored
-from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, Bounds, OffsetRange, TimestampOffset
+from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, Bounds, OffsetRange, Runs, Stored, TimestampOffset
 
 RECORD_BYTES = 100
 

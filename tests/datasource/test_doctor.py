@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from sparklog.tools.doctor.environment_checks import ask_spark, check_settings
 from sparklog.tools.doctor.finding import OK
-from sparklog.tools.doctor.spark_checks import ask_spark, check_settings
 from tests.tools.doctor.machines import EMPTY
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkRunner
 from sparklog.maintenance.work import Done, Work
-from sparklog.retention import deleting
-from sparklog.retention.deleting import CHUNK
+from sparklog.retention import vacuum
+from sparklog.retention.vacuum import CHUNK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -174,7 +174,7 @@ def test_a_topic_that_fails_is_said_on_stderr_and_the_rest_is_done(
 def test_many_deletions_are_spread_over_tasks(
     spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deleting, "HERE", 1)
+    monkeypatch.setattr(vacuum, "HERE", 1)
     root = sparklog.open(place)
     topic = root.topic("orders")
     folder = place / "orders" / "append"

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 import sparklog as library
 from sparklog.cli.app import app
-from sparklog.datasource.handles import root_at
 from sparklog.datasource.location import (
     KAFKA_DIRECTORY,
     KAFKA_PARTITION,
@@ -24,6 +23,7 @@ from sparklog.datasource.location import (
     open_view,
     resolve,
 )
+from sparklog.datasource.process import root_at
 from sparklog.errors import BadRequest
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.datasource import handles
+from sparklog.datasource import process
 from sparklog.datasource.location import resolve
 from sparklog.datasource.options import parse_options
 from sparklog.errors import Conflict
@@ -26,9 +26,8 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import StringType, StructField, StructType
 
-from sparklog.datasource.publish import StreamKey, publish
 from sparklog.datasource.write_task import write_task
-from sparklog.datasource.writer import plan_commit, plan_write
+from sparklog.datasource.writer import StreamKey, plan_commit, plan_write, publish
 
 TOPICS = ("t0", "t1", "t2")
 
@@ -56,7 +55,7 @@ class Processes:
             opened = sparklog.open(self.path)
             self.stores[name] = CountingStore(opened.store)
             self._roots[name] = {self.path: Root(self.stores[name], opened.id)}
-        self._monkeypatch.setattr(handles, "_roots", self._roots[name])
+        self._monkeypatch.setattr(process, "_roots", self._roots[name])
 
     def micro_batch(self, number: int) -> None:
         schema = StructType([StructField(name, StringType()) for name in ("key", "value", "topic")])

@@ -11,9 +11,9 @@ import pytest
 
 from sparklog.datasource.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.datasource.options import parse_options
+from sparklog.datasource.read_task import plan_tasks
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
-from sparklog.datasource.tasks import plan_tasks
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.log.read.key_lookup import latest_record

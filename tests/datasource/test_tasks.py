@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sparklog.datasource.tasks import (
+from sparklog.datasource.read_task import (
     PACK_BYTES,
     PACK_RECORDS,
     SPLIT_BYTES,

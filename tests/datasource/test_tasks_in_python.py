@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.datasource import handles
+from sparklog.datasource import process
 from sparklog.datasource.location import open_view, resolve
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import StreamPlanner
@@ -39,12 +39,11 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StringType, StructType
 
 from sparklog.datasource import source
-from sparklog.datasource.publish import BatchKey, StreamKey, publish
 from sparklog.datasource.read_task import BATCH_BYTES, LogPartition, ReadTask, log_partitions, merge_small
 from sparklog.datasource.schema import projection
 from sparklog.datasource.source import COMMITS, SparklogDataSource
 from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
-from sparklog.datasource.writer import plan_commit, plan_write
+from sparklog.datasource.writer import BatchKey, StreamKey, plan_commit, plan_write, publish
 
 
 @pytest.fixture(autouse=True)
@@ -353,7 +352,7 @@ def test_runs_on_machines_whose_clocks_differ(tmp_path: Path, monkeypatch: pytes
         now = SYSTEM.wall_ms() + ahead_ms
         env = replace(SYSTEM, wall_ms=lambda now=now: now)  # type: ignore[misc]
         opened = sparklog.open(root)
-        monkeypatch.setitem(handles._roots, root, Root(opened.store, opened.id, env))
+        monkeypatch.setitem(process._roots, root, Root(opened.store, opened.id, env))
         publish(sink, [message], StreamKey("q", number, f"r{number}", now + number * 1000))
     entry = sparklog.open(root).topic("t").head().registry["q"]
     assert entry.run == "r1"
@@ -471,7 +470,7 @@ def test_the_source_checks_options_when_it_is_made() -> None:
 
 
 def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparklog.datasource import handles
+    from sparklog.datasource import process
     from sparklog.datasource.location import TOPIC, Location
     from sparklog.datasource.stream_plan import Clock, StreamPlanner
     from sparklog.datasource.subscription import Subscriber
@@ -484,7 +483,7 @@ def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypat
     opened.create_topic("t", partitions=16)
     store = CountingStore(opened.store)
     root = Root(store, opened.id)
-    monkeypatch.setitem(handles._roots, path, root)
+    monkeypatch.setitem(process._roots, path, root)
 
     def micro_batch(number: int) -> None:
         sink = plan_without_pickling(path)
@@ -526,12 +525,12 @@ def plan_without_pickling(path: str) -> SinkPlan:
 def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     import gc
 
-    from sparklog.datasource import gc_freeze
+    from sparklog.datasource import process
 
     calls: list[str] = []
-    monkeypatch.setattr(gc_freeze, "_done", set())
+    monkeypatch.setattr(process, "_done", set())
     monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
     for after in ("read", "read", "write"):
-        gc_freeze.freeze_gc(after)
+        process.freeze_gc(after)
     assert calls == ["collect", "freeze"] * 2

@@ -6,7 +6,7 @@ import random
 
 from crc32c import crc32c
 
-from sparklog.format.flipped_bit import flipped_bit
+from sparklog.format.checksums import flipped_bit
 
 
 def test_any_single_bit_is_found() -> None:

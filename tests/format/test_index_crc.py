@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from crc32c import crc32c
 
-from sparklog.format.index_crc import index_crc
+from sparklog.format.checksums import index_crc
 
 
 def test_lengths_and_bytes_count_in_order() -> None:

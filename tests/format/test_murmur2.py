@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.format.murmur2 import murmur2, partition_for_key
+from sparklog.format.key_hash import murmur2, partition_for_key
 
 VECTORS = [
     (b"", 275646681), (b"a", -1563381124), (b"ab", 316155434), (b"abc", 479470107), (b"abcd", -1323649548),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import offset_index, time_index, transaction_index
-from sparklog.format.abort_markers import AbortMarker, fits, united
+from sparklog.format.control import AbortMarker, fits, united
 from sparklog.format.transaction_index import AbortedTransactions
 from tests.fixture_data import expected_dump
 

@@ -26,7 +26,7 @@ from sparklog.format.kernels.encode_kernels import cell_size, varint_size, write
 from sparklog.format.kernels.kernel_choice import Choice
 from sparklog.format.kernels.kernel_memory import address
 from sparklog.format.kernels.native_kernels import native
-from sparklog.format.murmur2 import murmur2, partition_for_key
+from sparklog.format.key_hash import murmur2, partition_for_key
 from sparklog.format.payloads import payloads
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.record_fields import record_fields

@@ -9,8 +9,8 @@ import pytest
 from sparklog.groups import Groups
 from sparklog.groups.lag import lag
 from sparklog.storage.faulty import FaultyStore
+from sparklog.storage.locks import ask_each
 from sparklog.storage.memory import MemoryStore
-from sparklog.storage.parallel import ask_each
 from sparklog.transactions.listing import list_transactions
 from tests.transactions.house import House, rows
 

@@ -15,7 +15,7 @@ from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.damage import Skipped
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.log.read import fetch
-from sparklog.log.read.max_timestamp import offsets_of_max_timestamp
+from sparklog.log.read.time_lookup import offsets_of_max_timestamp
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic

@@ -11,7 +11,7 @@ from sparklog.errors import Corrupt
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, Skipped
-from sparklog.kafka.in_place.offset_order import Span, first_is_wrong
+from sparklog.kafka.in_place.sound_batches import Span, first_is_wrong
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import open_root
 from sparklog.storage.memory import MemoryStore

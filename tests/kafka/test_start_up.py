@@ -14,9 +14,9 @@ from sparklog.errors import Corrupt
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place import KafkaView, kafka_layout
 from sparklog.kafka.in_place.damage import SKIP, TRUNCATE
+from sparklog.kafka.in_place.directory import after_start_up, next_offset_of
 from sparklog.kafka.in_place.file_names import companion
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
-from sparklog.kafka.in_place.start_up import after_start_up, next_offset_of
 from sparklog.log.journal.env import Env
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import open_root

@@ -16,7 +16,7 @@ from sparklog.errors import BadRequest, Unavailable
 from sparklog.storage import LocalStore
 from sparklog.storage import probe as probe_module
 from sparklog.storage.counting import CountingStore
-from sparklog.storage.fork_lock import ForkLock
+from sparklog.storage.locks import ForkLock
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.probe import ensure_probed, probe
 from sparklog.storage.store import Store
@@ -188,4 +188,4 @@ def test_every_lock_that_is_kept_is_free_after_a_fork() -> None:
     package = Path(probe_module.__file__).parents[1]
     plain = re.compile(r"threading\.(R?Lock|Condition|Semaphore)\(")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if plain.search(path.read_text())}
-    assert found == {"storage/fork_lock.py"}
+    assert found == {"storage/locks.py"}

@@ -13,9 +13,8 @@ from sparklog.errors import NotFound, Unavailable
 from sparklog.storage import LocalStore
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded
-from sparklog.storage.keys import key_kind
 from sparklog.storage.memory import MemoryStore
-from sparklog.storage.store import Store
+from sparklog.storage.store import Store, key_kind
 from tests.storage.suite import StoreTests
 
 

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sparklog.errors import NotFound
-from sparklog.storage.keys import check_prefix
-from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
+from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, check_prefix
 
 __all__ = ["NameCachingStore"]
 

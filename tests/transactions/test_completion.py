@@ -13,7 +13,7 @@ import pytest
 
 from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError
-from sparklog.log.decisions import decision_logs
+from sparklog.log.decisions import decision_log
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import commit_key
 from sparklog.log.read.scan import read_parts
@@ -366,7 +366,7 @@ def test_a_forked_process_uses_ids_of_its_own() -> None:
 
 
 def test_logs_of_single_writes_do_not_pile_up_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision_logs, "KEPT_LOGS", 4)
+    monkeypatch.setattr(decision_log, "KEPT_LOGS", 4)
     monkeypatch.setattr(publishing, "REUSED_MS", 0)
     house = House()
     writer, reader = house.root(), house.root()
@@ -379,7 +379,7 @@ def test_logs_of_single_writes_do_not_pile_up_in_memory(monkeypatch: pytest.Monk
 
 
 def test_a_log_that_was_dropped_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision_logs, "KEPT_LOGS", 1)
+    monkeypatch.setattr(decision_log, "KEPT_LOGS", 1)
     house = House()
     root = house.root()
     held = [house.hold(transactional(root, name), a=[name]) for name in ("one", "two", "three")]

@@ -6,11 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.documents import named, print_json
 from sparklog.cli.options import JsonOption, LinkOption, example
-from sparklog.cli.progress import copy_progress
-from sparklog.cli.tables import print_table
-from sparklog.cli.terminal import complain
+from sparklog.cli.terminal import complain, copy_progress, named, print_json, print_table
 
 if TYPE_CHECKING:
     from sparklog.tools.backup.manifest import Manifest
@@ -55,8 +52,8 @@ def backup(
     from sparklog.datasource.location import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
     from sparklog.tools.backup.pruning import prune as drop
+    from sparklog.tools.backup.pruning import shown_left_out
     from sparklog.tools.backup.repository import Place
-    from sparklog.tools.backup.unread import shown_left_out
 
     refuse_inside(to)
     target = open_folder(to)
@@ -93,7 +90,7 @@ def backup(
 
 
 def _show(found: list[Manifest], as_json: bool) -> None:
-    from sparklog.log.journal.iso_time import iso_time
+    from sparklog.log.journal.clock import iso_time
 
     if as_json:
         print_json([named(item, fromMs=item.from_ms, totalBytes=item.total_bytes) for item in found])

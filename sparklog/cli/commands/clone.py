@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sparklog.cli.documents import named, print_json
 from sparklog.cli.options import AsOfOption, JsonOption, RootOption, example
+from sparklog.cli.terminal import named, print_json
 
 HELP = """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.documents import print_json
 from sparklog.cli.options import JsonOption, PlaceOption, RootOption, example
+from sparklog.cli.terminal import print_json
 
 if TYPE_CHECKING:
     from sparklog.maintenance.config_docs import ConfigDoc
@@ -166,7 +166,7 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
 
 
 def _of_file(file: Path) -> dict[str, str]:
-    from sparklog.cli.files import read_text
+    from sparklog.cli.terminal import read_text
     from sparklog.maintenance.properties import parse_properties
 
     text = read_text(file, "--add-config-file")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sparklog.cli.documents import print_json
 from sparklog.cli.options import JsonOption, RootOption, example
+from sparklog.cli.terminal import print_json
 
 HELP = """Delete the records below an offset: the log starts there then.
 
@@ -32,8 +32,8 @@ def delete_records(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, say where logs would start.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    from sparklog.cli.files import read_text
     from sparklog.cli.places import open_root
+    from sparklog.cli.terminal import read_text
     from sparklog.log.topic import delete_records as deleting
 
     short = (topic, partition, offset)

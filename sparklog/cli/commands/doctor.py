@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sparklog.cli.documents import print_json
 from sparklog.cli.options import JsonOption, example
+from sparklog.cli.terminal import print_json
 
 HELP = """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
 

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.documents import print_json
 from sparklog.cli.options import AsOfOption, JsonOption, RootOption, example
-from sparklog.cli.tables import print_table
-from sparklog.cli.terminal import printable
+from sparklog.cli.terminal import print_json, print_table, printable
 
 if TYPE_CHECKING:
     from sparklog.kafka.exporting import ExportedTopic
@@ -176,7 +174,7 @@ def export(
 
 def _show(topic: ExportedTopic) -> None:
     """The first line as `topics describe` has it, then a table."""
-    from sparklog.kafka.exporting.properties import broker_configs
+    from sparklog.kafka.exporting.plan import broker_configs
     from sparklog.log.state.configs import TopicConfigs
 
     taken, refused = broker_configs(TopicConfigs(topic.configs))

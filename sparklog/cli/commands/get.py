@@ -38,7 +38,7 @@ EXAMPLES = example("sparklog get orders --key customer-17 --root /data/log --pri
 
 
 class KeyFormat(str, Enum):
-    """Of `sparklog.format.key_text`."""
+    """Of `sparklog.format.text`."""
 
     string = "string"
     hex = "hex"
@@ -74,7 +74,7 @@ def get(
     from sparklog.cli.places import open_place
     from sparklog.cli.text import Layout
     from sparklog.errors import NotFound
-    from sparklog.format.key_text import parse_key
+    from sparklog.format.text import parse_key
     from sparklog.log.read.key_lookup import latest_record
 
     if partition is not None and all_partitions:

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from sparklog.cli.documents import print_json
 from sparklog.cli.options import JsonOption, PlaceOption, RootOption, example
-from sparklog.cli.tables import print_table
-from sparklog.cli.terminal import complain, printable
+from sparklog.cli.terminal import complain, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -303,7 +301,7 @@ def _scenario(
 
 
 def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
-    from sparklog.cli.files import read_text
+    from sparklog.cli.terminal import read_text
     from sparklog.errors import BadRequest
     from sparklog.groups.reset import parse_offsets_file
 

@@ -17,8 +17,7 @@ from sparklog.cli.options import (
     example,
     parse_configs,
 )
-from sparklog.cli.tables import print_table
-from sparklog.cli.terminal import say
+from sparklog.cli.terminal import print_table, say
 
 if TYPE_CHECKING:
     from sparklog.kafka.importing.importing import ImportedTopic, ImportReport, OnProgress

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.options import JsonOption, PlaceOption, example
-from sparklog.cli.tables import print_table
+from sparklog.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from sparklog.log.state.view import PartitionSize

@@ -28,8 +28,7 @@ def metrics(
 ) -> None:
     from sparklog.cli.places import open_place, report_settings
     from sparklog.tools.report.gather import gather
-    from sparklog.tools.report.metrics import exposition
-    from sparklog.tools.report.whole_file import write_whole
+    from sparklog.tools.report.metrics import exposition, write_whole
 
     place = open_place(root)
     chosen = place.narrowed(topics)

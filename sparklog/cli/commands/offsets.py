@@ -26,7 +26,7 @@ NAMES = {"latest": LATEST, "earliest": EARLIEST, "max-timestamp": MAX_TIMESTAMP}
 
 def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int, int]:
     """Offset per partition of a topic for a `--time`; partitions without an answer are missing."""
-    from sparklog.log.read.max_timestamp import offsets_of_max_timestamp
+    from sparklog.log.read.time_lookup import offsets_of_max_timestamp
 
     bounds = view.bounds(topic)
     if time == LATEST:

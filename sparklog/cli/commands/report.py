@@ -51,8 +51,8 @@ def report(
         place.view, report_settings(place, properties, now), topics=chosen, made_by=f"sparklog {__version__}"
     )
     if html is not None:
+        from sparklog.tools.report.metrics import write_whole
         from sparklog.tools.report.page import as_html
-        from sparklog.tools.report.whole_file import write_whole
 
         write_whole(html, as_html(found), "--html")
         if not as_json:

@@ -6,11 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.documents import named, print_json
 from sparklog.cli.options import JsonOption, LinkOption, example
-from sparklog.cli.progress import copy_progress
-from sparklog.cli.tables import print_table
-from sparklog.cli.terminal import complain, printable
+from sparklog.cli.terminal import complain, copy_progress, named, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from sparklog.tools.backup.restore_point import Wanted
@@ -54,9 +51,9 @@ def restore(
 ) -> None:
     from sparklog.cli.places import open_folder
     from sparklog.datasource.location import refuse_inside
+    from sparklog.tools.backup.pruning import shown_left_out
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as make
-    from sparklog.tools.backup.unread import shown_left_out
 
     wanted = _wanted(as_of, number, topic)
     names = _renamed(rename)
@@ -92,7 +89,7 @@ def _renamed(given: list[str] | None) -> dict[str, str]:
 
 
 def _show(found: Restored, to: str, dry_run: bool) -> None:
-    from sparklog.log.journal.iso_time import iso_time
+    from sparklog.log.journal.clock import iso_time
 
     origin = "a root" if found.backup is None else f"backup {found.backup}"
     print(

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.documents import print_json
 from sparklog.cli.options import ConfigOption, JsonOption, PlaceOption, RootOption, example, parse_configs
-from sparklog.cli.tables import print_table
-from sparklog.cli.terminal import printable, say
+from sparklog.cli.terminal import print_json, print_table, printable, say
 
 if TYPE_CHECKING:
     from sparklog.cli.places import Place

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.options import JsonOption, RootOption, example
-from sparklog.cli.tables import print_table
-from sparklog.cli.terminal import complain, printable
-from sparklog.log.journal.iso_time import iso_time
+from sparklog.cli.terminal import complain, print_table, printable
+from sparklog.log.journal.clock import iso_time
 
 if TYPE_CHECKING:
     from sparklog.errors import SparklogError
-    from sparklog.log.state.kafka_open import KafkaOpen
-    from sparklog.transactions.kafka import KafkaHeld
-    from sparklog.transactions.listing import Standing
+    from sparklog.log.state.kafka_source import KafkaOpen
+    from sparklog.transactions.listing import KafkaHeld, Standing
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
 

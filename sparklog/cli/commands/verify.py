@@ -34,7 +34,7 @@ def verify(
     from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, TOPIC, exists, missing, resolve
     from sparklog.errors import BadRequest, NotFound
     from sparklog.storage import open_store
-    from sparklog.tools.verification.report import document, summary
+    from sparklog.tools.verification.findings import document, summary
 
     location = resolve(root)
     topics = list(topic or ())

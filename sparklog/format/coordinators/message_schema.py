@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.java_text import java_text
+from sparklog.format.text import java_text
 
 Value: TypeAlias = "int | str | bytes | list[Value] | dict[str, Value] | None"
 Fields: TypeAlias = dict[str, Value]

@@ -27,7 +27,6 @@ from dataclasses import astuple, dataclass
 
 from sparklog.errors import Corrupt
 
-
 VERSION = 1
 _HEAD = struct.Struct(">hIi")
 ENTRY = struct.Struct(">qhiqiqiq")

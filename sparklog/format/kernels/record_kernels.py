@@ -47,6 +47,7 @@ from sparklog.format.kernels.kernel_memory import (
     store_u8,
 )
 
+__all__ = ["ERROR_BATCH", "ERROR_OFFSET", "ERROR_POSITION", "OK", "STATE_SIZE", "find_records", "write_batches"]
 
 # Columns of the survey: what is kept of each batch.
 KEPT = 0

@@ -48,7 +48,6 @@ from sparklog.format.record_batch import (
     as_bytes_array,
 )
 
-
 HEADER_BYTES = (18, 26)
 """Bytes before the key, by magic."""
 CRC_START = MAGIC_POSITION

@@ -45,8 +45,15 @@ from sparklog.kafka.exporting.group_offsets import (
     with_epoch_0,
     within,
 )
-from sparklog.kafka.exporting.plan import CopyRules, ExportRange, PartitionPlan, plan_export, stable_ends
-from sparklog.kafka.exporting.properties import properties_file, properties_name
+from sparklog.kafka.exporting.plan import (
+    CopyRules,
+    ExportRange,
+    PartitionPlan,
+    plan_export,
+    properties_file,
+    properties_name,
+    stable_ends,
+)
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.state.history import History
@@ -57,8 +64,7 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.work import Progress, silent
 from sparklog.storage import local_path
 from sparklog.storage.local import LocalStore, sync_folder
-from sparklog.storage.local_errors import store_error
-
+from sparklog.storage.local_writer import store_error
 
 PARTITIONS_AT_ONCE = 128
 """Each may have a file open."""

@@ -44,13 +44,12 @@ from sparklog.kafka.importing.segment import offset_index_of, time_index_of
 from sparklog.kafka.importing.totals import Batches
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.read.fetch import MissingFile, read_window
-from sparklog.log.read.source_slices import SourceSlice
+from sparklog.log.read.read_plan import SourceSlice
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Progress
 from sparklog.storage.local import LocalStore
 from sparklog.storage.store import Store
-
 
 SUFFIXES = ("log", "index", "timeindex")
 BEFORE_ALL_TIMES = -1

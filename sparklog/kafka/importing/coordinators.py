@@ -7,7 +7,7 @@ without any. An offset replaces an older one only, so an import that is run agai
 has been read with in the root since is left alone, because its members go on from their own offsets.
 
 **Transactions** (`__transaction_state`): whose an open transaction is, since when, with which timeout, and what was
-decided where the marker has not reached the partition yet (`sparklog.log.state.kafka_open`). A broker at work goes on
+decided where the marker has not reached the partition yet (`sparklog.log.state.kafka_source`). A broker at work goes on
 to the next transaction meanwhile, so a decision counts only if the same record of it is the newest before the logs are
 copied and after: an id begins nothing new before the markers of what was decided are everywhere and that is written
 down.
@@ -43,7 +43,7 @@ from sparklog.kafka.in_place.damage import FAIL, OnSkipped, Skipped
 from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE, Kept, newest_values
 from sparklog.log.journal.env import Env
 from sparklog.log.state.imports import ImportedPartition, ImportIntent
-from sparklog.log.state.kafka_open import ABORT, COMMIT, KafkaOpen
+from sparklog.log.state.kafka_source import ABORT, COMMIT, KafkaOpen
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root

@@ -19,11 +19,9 @@ from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
 from sparklog.kafka.importing.totals import Ending, SegmentTotals
-from sparklog.kafka.in_place.lost_markers import ANYBODY, lost_markers
 from sparklog.kafka.in_place.segment_file import SegmentFile, Window
-from sparklog.kafka.in_place.transaction_state import TransactionEvents
+from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, lost_markers
 from sparklog.log.write.kafka_end import MAX_EPOCH
-
 
 LeftOut: TypeAlias = Callable[[int, int, int, int | None, str], None]
 """Told of damage that is not copied: position, bytes, first offset, offset behind it or None, what was found."""

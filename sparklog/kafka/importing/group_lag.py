@@ -20,7 +20,6 @@ from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, OffsetRange
 
-
 UNKNOWN = "Unknown"
 """Kafka's word for a state that cannot be told."""
 

@@ -39,7 +39,6 @@ from sparklog.log.state.kafka_source import KafkaSource
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 
-
 INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
 """Kafka's own override of `segment.bytes`, which it lets nobody set below 1 MiB."""
 SLICES_PER_COMMIT = 10_000

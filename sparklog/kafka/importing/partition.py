@@ -22,10 +22,9 @@ from typing import TypeAlias
 
 from sparklog.errors import Corrupt, Unavailable
 from sparklog.format import transaction_index
-from sparklog.format.abort_markers import AbortMarker, fits, united
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.format.control import ABORT, COMMIT
-from sparklog.format.index_crc import index_crc
+from sparklog.format.checksums import index_crc
+from sparklog.format.control import ABORT, COMMIT, AbortMarker, fits, united
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.importing.endings import Endings
 from sparklog.kafka.importing.segment import (
@@ -45,11 +44,9 @@ from sparklog.kafka.in_place.transaction_state import TransactionEvents, Transac
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import append_path, file_key, is_sealed, sealed_path
 from sparklog.log.state.imports import ImportedPartition
-from sparklog.log.state.kafka_open import KafkaEnded, KafkaOpen
-from sparklog.log.state.kafka_source import ImportedEnd
+from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen
 from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import ObjectWriter, Store
-
 
 _LeftOut: TypeAlias = tuple[int | None, int, int, int | None, str]
 """Position, bytes, first offset, offset behind it, reason: as in `Skipped`."""

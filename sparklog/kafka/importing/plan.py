@@ -32,9 +32,8 @@ from sparklog.format.checkpoint_files import (
 from sparklog.kafka.importing.partition import FRESH, Known, PartitionSource
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.damage import SKIP
-from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, settled_segments
+from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, next_offset_of, settled_segments
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
-from sparklog.kafka.in_place.start_up import next_offset_of
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name, did_you_mean
 from sparklog.log.state.commit import MAX_PARTITIONS

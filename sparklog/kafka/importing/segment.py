@@ -41,7 +41,6 @@ from sparklog.log.journal.names import is_sealed
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter
 
-
 Int64s = npt.NDArray[np.int64]
 
 GO_ON = "restore the file, or import what is whole with corrupt_records skip or truncate"

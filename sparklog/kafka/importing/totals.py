@@ -12,7 +12,6 @@ from sparklog.kafka.in_place.segment_file import SegmentFile, Window
 from sparklog.kafka.in_place.transaction_state import TransactionEvents
 from sparklog.log.state.slices import SliceFlag
 
-
 Int64s = npt.NDArray[np.int64]
 
 

@@ -22,7 +22,6 @@ from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
 from sparklog.kafka.in_place.sound_batches import Damage, Resumed, sound_windows
 from sparklog.log.journal.env import Env
 
-
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 WINDOW_BYTES = 1 << 20

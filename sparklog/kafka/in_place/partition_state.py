@@ -26,7 +26,7 @@ from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.segment_state import SegmentState
 from sparklog.kafka.in_place.transaction_state import TransactionState, merged
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.state.stored import Runs, Stored
+from sparklog.log.state.view import Runs, Stored
 
 RACY_MS = 100
 """A folder that changed so shortly before it was listed may have changed again since without showing it."""

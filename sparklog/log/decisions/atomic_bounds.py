@@ -18,7 +18,6 @@ from sparklog.log.state.slice_table import COMMITTED, Slices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head, Offsets, Prepare
 
-
 Cut = tuple[str, int]
 
 

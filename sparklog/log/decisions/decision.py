@@ -33,9 +33,9 @@ from sparklog.log.journal.documents import Fields
 from sparklog.log.journal.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
 from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER, transactions_prefix
 from sparklog.log.state.commit import Resolved, decode_content, epoch_and_content
-from sparklog.log.state.content import Content
 from sparklog.log.state.registry import Entry as RegistryEntry
 from sparklog.log.state.registry import WriterKey, decide, earlier_runs, is_superseded, next_epoch
+from sparklog.log.state.slices import Content
 
 INIT = "init"
 PREPARE = "prepare"

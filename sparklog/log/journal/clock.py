@@ -1,4 +1,6 @@
-"""Clocks: who may commit, and what time a commit gets.
+"""Times in messages and tables: text that the commands take back (`--as-of`, `--to-datetime`).
+
+Clocks: who may commit, and what time a commit gets.
 
 A writer whose clock is far ahead of the store's does not commit. That says nothing where the store's clock is the
 machine's own, as on a local disk: a clock that jumps ahead and back again leaves commits from the future. Their
@@ -15,11 +17,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Protocol
 
 from sparklog.errors import Unavailable
 from sparklog.log.journal.env import Env, Moment
 from sparklog.storage.store import Store
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+LAST_MS = 253_402_300_799_999
+"""The last ms of the year 9999, where Python's times end; Kafka's do not."""
+
+
+def iso_time(ms: int) -> str:
+    """Milliseconds since the epoch as `2026-01-31T12:00:00.000Z`; as a number if not of the years 1970 to 9999."""
+    if not 0 <= ms <= LAST_MS:
+        return str(ms)
+    return (EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 MAX_AHEAD_MS = 300_000

@@ -16,7 +16,7 @@ from typing import Any
 import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.storage.keys import MAX_DOCUMENT
+from sparklog.storage.store import MAX_DOCUMENT
 
 FORMAT = 1
 KNOWN_READ_FEATURES: frozenset[str] = frozenset()

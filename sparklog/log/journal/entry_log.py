@@ -42,7 +42,6 @@ from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkp
 from sparklog.log.journal.numbered_objects import STALE_MS, Answer, Numbered, pause
 from sparklog.storage.store import Store
 
-
 ENTRY_FIELDS = (
     *("format", "readFeatures", "writeFeatures", "number", "id", "commitId", "prevCrc", "timeMs"),
     *("clockMs", "clockSince"),

@@ -11,9 +11,8 @@ from typing import TypeVar
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
-from sparklog.storage.parallel import ask_each
+from sparklog.storage.locks import ask_each
 from sparklog.storage.store import Store
-
 
 KEEP_MS = 7 * 86_400_000
 """An entry stays as long as a commit does, unless its kind says something else."""

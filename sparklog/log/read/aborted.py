@@ -23,10 +23,8 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.read_plan import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
-from sparklog.storage.fork_lock import ForkLock
-from sparklog.storage.parallel import ask_each
+from sparklog.storage.locks import ForkLock, ask_each
 from sparklog.storage.store import Store
-
 
 Aborted = AbortedTransactions | None
 

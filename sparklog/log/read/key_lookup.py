@@ -20,7 +20,6 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.arrow_numpy import bytes_array, bytes_scalar
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, TakenView
 
-
 FIRST_RUN_BYTES = 4 << 20
 LARGEST_RUN_BYTES = 256 << 20
 """Stored bytes that one run reads; records go through memory a few MiB at a time whatever it is."""
@@ -73,7 +72,7 @@ def partitions_of_key(view: TakenView, topic: str, key: bytes) -> dict[int, int]
             f"{view.location} holds partitions {', '.join(map(str, there))} of topic {topic}, not how many there are:"
             " name the partition, or search all of them"
         )
-    from sparklog.format.murmur2 import partition_for_key
+    from sparklog.format.key_hash import partition_for_key
 
     counts = [len(there), *reversed(view.earlier_partitions(topic))]
     found: dict[int, int] = {}

@@ -24,7 +24,6 @@ from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.read.fetch import Cursor, Fetcher, Piece
 from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA
 
-
 Int64s = npt.NDArray[np.int64]
 
 BATCH_BYTES = 4 << 20

@@ -18,12 +18,20 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
-from sparklog.log.decisions.decision_logs import reader_of
+from sparklog.log.decisions.decision_log import reader_of
 from sparklog.log.read.aborted import aborted_ranges, has_aborted
 from sparklog.log.read.read_plan import Int64s, PlannedSlices, planned_slices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
-from sparklog.log.state.stored import Runs, Stored
-from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds, OffsetRange, PartitionSize, ReadPart
+from sparklog.log.state.view import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    Bounds,
+    OffsetRange,
+    PartitionSize,
+    ReadPart,
+    Runs,
+    Stored,
+)
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from sparklog.log.state.intents import Draft, Nothing
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
 
-
 GRACE_MS = 86_400_000
 """How long a clone's hold stays without a clone: the process that was to create it has died."""
 _PREFIX = "clone"

@@ -48,10 +48,8 @@ from sparklog.errors import Corrupt
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT, INT64_MAX, Fields, by_text
 from sparklog.log.journal.names import MAX_VERSION, is_sealed, path_read_version
-from sparklog.log.state.content import Content
-from sparklog.log.state.kafka_open import KafkaEnded, KafkaOpen
-from sparklog.log.state.kafka_source import KafkaSource
-from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.kafka_source import KafkaEnded, KafkaOpen, KafkaSource
+from sparklog.log.state.slices import Content, FileSlices
 
 MAX_PARTITIONS = 100_000
 CREATE = "create"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sparklog.log.state.config_table import CONFIGS
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.kafka_open import KafkaOpen
+from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.snapshot import Snapshot
 
 

@@ -38,7 +38,6 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.store import ObjectInfo, Store
 
-
 _LOG = logging.getLogger("sparklog.log")
 _BLOCK = 256
 

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from sparklog.errors import Conflict
 from sparklog.log.state.commit import IMPORT, Edit
 from sparklog.log.state.intents import Draft, Nothing, check_floor, check_topic
-from sparklog.log.state.kafka_open import KafkaEnded, KafkaOpen
-from sparklog.log.state.kafka_source import ImportedEnd, KafkaSource
+from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen, KafkaSource
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head
-
 
 MAX_LEADER_EPOCH = 2**31 - 1
 

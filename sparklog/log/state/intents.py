@@ -46,9 +46,9 @@ from sparklog.log.state.commit import (
     removals_by_file,
 )
 from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.invariants import Outputs
 from sparklog.log.state.kafka_source import KafkaSource
 from sparklog.log.state.registry import WriterKey, decide
-from sparklog.log.state.rewrite_outputs import Outputs
 from sparklog.log.state.slice_table import SliceTable, positions
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head

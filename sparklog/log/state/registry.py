@@ -10,7 +10,7 @@ n:
 | txn    | write | skip with a warning, as Delta does                                 | skip with a warning     |
 
 Skipping what is lower would lose data silently whenever a checkpoint was restored or copied: its next batch holds
-other records under an old number; so may one of the same number (`sparklog.log.state.content`). For the same reason
+other records under an old number; so may one of the same number (`sparklog.log.state.slices`). For the same reason
 one run at a time may write: the first commit of another run takes over, also when it only replays, and a run that was
 superseded is fenced.
 
@@ -32,7 +32,7 @@ from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.journal.clock import MAX_AHEAD_MS
 from sparklog.log.journal.documents import Fields
 from sparklog.log.state.commit import Writer, decode_content, epoch_and_content
-from sparklog.log.state.content import Content
+from sparklog.log.state.slices import Content
 
 EARLIER_RUNS = 4
 STREAM = "stream"

@@ -30,7 +30,6 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.slices import MERGE_TIER_MASK, SliceFlag
 
-
 NO_TIMESTAMP = -1
 
 

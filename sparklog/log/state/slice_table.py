@@ -42,7 +42,7 @@ from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.log.state.commit import Commit, Removal, Resolved
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head, Offsets
-from sparklog.storage.fork_lock import ForkLock
+from sparklog.storage.locks import ForkLock
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -32,8 +32,7 @@ from sparklog.log.state.commit import (
     txn_document,
 )
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.kafka_open import KafkaOpen, forgotten
-from sparklog.log.state.kafka_source import KafkaSource
+from sparklog.log.state.kafka_source import KafkaOpen, KafkaSource, forgotten
 from sparklog.log.state.registry import Entry, advance
 
 Offsets = npt.NDArray[np.int64]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
-from sparklog.log.decisions.decision_logs import open_transactions, settled
+from sparklog.log.decisions.decision_log import open_transactions, settled
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.journal.numbered_objects import STALE_MS
 from sparklog.log.state.clone_holds import GRACE_MS, clone_hold

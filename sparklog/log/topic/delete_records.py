@@ -16,7 +16,6 @@ from typing import Any
 from sparklog.errors import BadRequest
 from sparklog.log.topic.root import Root
 
-
 ALL = -1
 VERSION = 1
 

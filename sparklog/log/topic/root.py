@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
-from sparklog.log.decisions.decision_logs import DecisionLogs
+from sparklog.log.decisions.decision_log import DecisionLogs
 from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.env import SYSTEM, Env
@@ -24,7 +24,7 @@ from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.intents import CreateIntent, DeleteIntent, Intent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.parallel import ask_each
+from sparklog.storage.locks import ask_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:

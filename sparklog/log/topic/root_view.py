@@ -11,15 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sparklog.errors import NotFound
 from sparklog.log.decisions.atomic_bounds import whole_ends
-from sparklog.log.decisions.decision_logs import settle
+from sparklog.log.decisions.decision_log import settle
 from sparklog.log.read.scan import sizes_of
-from sparklog.log.read.snapshot_view import SnapshotView
 from sparklog.log.read.time_lookup import offsets_for_timestamps
+from sparklog.log.read.topic_scan import SnapshotView
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-
 
 LOCAL_POLL_MS = 10
 REMOTE_POLL_MS = 250

@@ -8,25 +8,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.decisions.decision_logs import DecisionLogs, read_snapshot
+from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.env import Env
 from sparklog.log.read.key_lookup import latest_record
-from sparklog.log.read.snapshot_view import SnapshotView
 from sparklog.log.read.time_lookup import offsets_for_timestamps
-from sparklog.log.read.topic_scan import Position, Scan, record_at, scan
+from sparklog.log.read.topic_scan import Position, Scan, SnapshotView, record_at, scan
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.commit_log import CommitLog, Outcome
 from sparklog.log.state.configs import check_delete_delay
-from sparklog.log.state.content import content_of
 from sparklog.log.state.description import TopicDescription, describe
 from sparklog.log.state.intents import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
-from sparklog.log.state.kafka_open import COMMIT, KafkaOpen
+from sparklog.log.state.kafka_source import COMMIT, KafkaOpen
 from sparklog.log.state.registry import WriterKey
-from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, TimestampOffset
-from sparklog.log.write.append_target import AppendOutcome, AppendTarget, appended
+from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, appended
 from sparklog.log.write.kafka_end import end_kafka_transactions
 from sparklog.storage.store import Store
 

@@ -1,4 +1,11 @@
-"""What a task does with the rows it appends: buffer, partition, encode, upload. Nothing is published here.
+"""What an append carries from the driver to its tasks, and what comes of it.
+
+Counts of the rows of an append by partition, from which the content of its batch is made.
+
+See `sparklog.log.state.slices`. Everything goes by Arrow's buffers: its functions would load `pyarrow.compute`, and
+with it pandas, into each task.
+
+What a task does with the rows it appends: buffer, partition, encode, upload. Nothing is published here.
 
 `AppendWriter` buffers up to `buffer_bytes` of Arrow data, then flushes it grouped by partition, one slice per
 partition, and goes on in the same file; so a task's memory is bounded whatever it writes, and it costs one object per
@@ -9,27 +16,127 @@ order.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format import append_file
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
+from sparklog.log.journal.arrow_numpy import valid_rows
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
-from sparklog.log.state.content import RowCounts
-from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.state.commit import Commit
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.slices import ANYWHERE, FileSlices, RowCounts, SliceFlag
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.log.write.partitioner import Partitioner
-from sparklog.log.write.row_counts import add_rows
 from sparklog.log.write.rows import Rows, check_columns, rows_of
+from sparklog.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class AppendTarget:
+    """All that a task needs to write files for a topic: picklable, carried from the driver to the tasks."""
+
+    store: Store
+    root_id: str
+    topic: str
+    topic_id: str
+    partitions: int
+    configs: TopicConfigs
+    read_version: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOutcome:
+    """Of an append: first and next offsets per partition that got records. `skipped`: a replay (see `note`)."""
+
+    version: int
+    base: Mapping[int, int]
+    end: Mapping[int, int]
+    records: int
+    skipped: bool = False
+    note: str = ""
+    commit_id: str = ""
+
+
+def appended(commit: Commit | None, records: int) -> AppendOutcome:
+    """The outcome of `commit`; without files in it a replay, of which at most the run was recorded."""
+    if commit is None or not commit.files:
+        version = -1 if commit is None else commit.version
+        return AppendOutcome(
+            version, {}, {}, 0, True, "a replay: only the new run was recorded", commit.commit_id if commit else ""
+        )
+    base: dict[int, int] = {}
+    end: dict[int, int] = {}
+    for file in commit.files:
+        for partition, first, offsets in zip(file.partition, file.base, file.offsets, strict=True):
+            base.setdefault(partition, first)
+            end[partition] = first + offsets
+    return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id)
+
 
 if TYPE_CHECKING:
-    from sparklog.log.write.append_target import AppendTarget
+    import pyarrow as pa
+
+
+def add_rows(counts: dict[int, tuple[int, int]], rows: Rows, partition: npt.NDArray[np.int32]) -> None:
+    """Add rows, which were given these partitions, to the counts."""
+    sizes = _sizes(rows.key, rows.n) + _sizes(rows.value, rows.n) + _header_sizes(rows.headers, rows.n)
+    place = np.where(_is_valid(rows.key, rows.n) | _is_valid(rows.partition, rows.n), partition, ANYWHERE)
+    # Counting is much faster than sorting; a sum of bytes in floats is exact below 2^53.
+    records = np.bincount(place - ANYWHERE)
+    nbytes = np.bincount(place - ANYWHERE, weights=sizes)
+    for at in np.flatnonzero(records).tolist():
+        number, count, size = at + ANYWHERE, int(records[at]), int(nbytes[at])
+        before = counts.get(number, (0, 0))
+        counts[number] = before[0] + count, before[1] + size
+
+
+def _is_valid(column: pa.Array | None, n: int) -> npt.NDArray[np.bool_]:
+    if column is None or column.null_count == n:
+        return np.zeros(n, np.bool_)
+    return valid_rows(column)
+
+
+def _sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
+    """int64[n]: bytes of each item, 0 for null."""
+    import pyarrow as pa
+
+    if column is None or n == 0 or column.null_count == n:
+        return np.zeros(n, np.int64)
+    kind = column.type
+    wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
+    if not wide and not pa.types.is_binary(kind) and not pa.types.is_string(kind):
+        return _sizes(column.cast(pa.large_binary()), n)
+    offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)
+    sizes = np.diff(offsets[column.offset : column.offset + n + 1]).astype(np.int64)
+    return np.where(_is_valid(column, n), sizes, 0) if column.null_count else sizes
+
+
+def _header_sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
+    """int64[n]: bytes of the keys and values of each row's headers."""
+    import pyarrow as pa
+
+    if column is None or pa.types.is_null(column.type) or column.null_count == n:
+        return np.zeros(n, np.int64)
+    wide = pa.types.is_large_list(column.type)
+    offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)[column.offset : column.offset + n + 1]
+    first = int(offsets[0])
+    items = column.values.slice(first, int(offsets[-1]) - first)
+    sizes = _sizes(items.field("key"), len(items)) + _sizes(items.field("value"), len(items))
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[offsets - first]
+    return np.diff(sums) * _is_valid(column, n)
+
+
+if TYPE_CHECKING:
+    pass
 
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -12,8 +12,7 @@ from sparklog.log.journal.env import Env
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.write.append_target import AppendTarget
-from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+from sparklog.log.write.append_writer import AppendTarget, AppendWriter, WriteOptions
 from sparklog.log.write.partitioner import sticky_seed
 from sparklog.log.write.rows import ROW_COLUMNS
 

@@ -22,11 +22,10 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state.commit import APPEND
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.intents import Draft, Nothing, assign, check_floor, check_topic
-from sparklog.log.state.kafka_open import COMMIT, KafkaOpen
+from sparklog.log.state.kafka_source import COMMIT, KafkaOpen
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
-
 
 MAX_EPOCH = 2**15 - 1
 TRIES = 10

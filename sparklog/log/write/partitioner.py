@@ -17,7 +17,6 @@ import pyarrow as pa
 from sparklog.errors import BadRequest
 from sparklog.log.journal.arrow_numpy import fixed_values, valid_rows
 
-
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
@@ -75,7 +74,7 @@ class Partitioner:
         return narrow
 
     def _keyed(self, rows: int, key: pa.Array | None, value: pa.Array | None) -> Int32s:
-        from sparklog.format.murmur2 import partition_for_key
+        from sparklog.format.key_hash import partition_for_key
 
         if key is None or key.null_count == rows:
             return self._sticky_rows(_lengths(value, rows))

@@ -26,7 +26,6 @@ from sparklog.errors import BadRequest
 from sparklog.log.journal.arrow_numpy import fixed_values, valid_rows
 from sparklog.log.state.view import HEADERS_TYPE
 
-
 Int64s = npt.NDArray[np.int64]
 
 ROW_COLUMNS = ("key", "value", "headers", "timestamp", "partition")

@@ -42,9 +42,8 @@ from sparklog.tools.backup.copying import AT_ONCE, Copied, DataFile, copy_all, d
 from sparklog.tools.backup.entries import EntryChain
 from sparklog.tools.backup.history import Named, files_named, oldest_base, start_at
 from sparklog.tools.backup.manifest import EntriesBackup, LeftOut, Manifest, TopicBackup, encode_manifest
-from sparklog.tools.backup.numbering import backup_key, begun_key, newest_number, take_number
-from sparklog.tools.backup.repository import BACKUP, Mark, Place
-from sparklog.tools.backup.unread import Unread
+from sparklog.tools.backup.pruning import Unread
+from sparklog.tools.backup.repository import BACKUP, Mark, Place, backup_key, begun_key, newest_number, take_number
 
 E = TypeVar("E", bound=Entry)
 

@@ -32,7 +32,7 @@ import numpy as np
 from sparklog.errors import NotFound, Unavailable
 from sparklog.groups.state import GROUPS, GroupState, Pending
 from sparklog.log.decisions.decision import DECISIONS, Decisions
-from sparklog.log.decisions.decision_logs import DecisionLogs, open_transactions
+from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
 from sparklog.log.journal.numbered_objects import SETTLE_MS
@@ -43,8 +43,7 @@ from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.entries import EntryChain
 from sparklog.tools.backup.manifest import LeftOut
-from sparklog.tools.backup.unread import Unread
-
+from sparklog.tools.backup.pruning import Unread
 
 Transaction = tuple[str, int]
 E = TypeVar("E", bound=Entry)

@@ -17,14 +17,13 @@ import crc32c
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format.append_file import decode_footer
-from sparklog.format.index_crc import SUFFIXES, index_crc
+from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.slice_table import Slices, positions
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.cloning import file_slices
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
-
 
 CHUNK = 4 << 20
 AT_ONCE = 4

@@ -15,7 +15,6 @@ from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key
 from sparklog.storage.store import Store
 
-
 E = TypeVar("E", bound=Entry)
 
 

@@ -54,7 +54,6 @@ from sparklog.errors import Corrupt
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT, Fields
 
-
 PLACE_FIELDS = ("format", "readFeatures", "rootId", "createdMs", "crc")
 MANIFEST_FIELDS = (
     *("format", "readFeatures", "number", "id", "rootId", "startedMs", "completedMs", "objects", "bytes"),

@@ -14,9 +14,8 @@ from typing import TypeVar
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS
-from sparklog.log.journal.clock import newest_at
+from sparklog.log.journal.clock import iso_time, newest_at
 from sparklog.log.journal.entry_log import Entry, EntryKind
-from sparklog.log.journal.iso_time import iso_time
 from sparklog.log.journal.names import is_topic_name, nearest
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.history import History
@@ -29,8 +28,8 @@ from sparklog.tools.backup.copying import listed
 from sparklog.tools.backup.entries import EntryChain
 from sparklog.tools.backup.history import files_named, oldest_base, start_at
 from sparklog.tools.backup.manifest import EntriesBackup, Manifest, TopicBackup
+from sparklog.tools.backup.pruning import Unread
 from sparklog.tools.backup.repository import Place
-from sparklog.tools.backup.unread import Unread
 
 E = TypeVar("E", bound=Entry)
 

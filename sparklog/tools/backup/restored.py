@@ -17,7 +17,7 @@ import numpy as np
 from sparklog.groups.offsets import NO_EPOCH, TopicOffsets, topic_offsets
 from sparklog.groups.state import GroupState
 from sparklog.log.decisions.decision import Decisions, Prepared, PreparedGroup
-from sparklog.log.decisions.decision_logs import open_transactions
+from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal.names import VERSION_DIGITS, local_path, path_read_version
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.intents import Draft
@@ -27,7 +27,6 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.cloning import file_slices
 from sparklog.storage.store import Store
 from sparklog.tools.backup.copying import DataFile, data_file
-
 
 MAX_EPOCH = 2**31 - 1
 

@@ -25,13 +25,12 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.groups.state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.clock import iso_time
 from sparklog.log.journal.documents import FORMAT, Fields
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.foreign_content import foreign_name
-from sparklog.log.journal.iso_time import iso_time
 from sparklog.log.journal.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
-from sparklog.log.journal.root_id import read_root_id
+from sparklog.log.journal.root_id import foreign_name, read_root_id
 from sparklog.log.state.commit import decode_commit, encode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
@@ -45,8 +44,7 @@ from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
 from sparklog.tools.backup.entries import EntryChain
 from sparklog.tools.backup.manifest import LeftOut, decode_left_out, left_out_document
-from sparklog.tools.backup.numbering import backup_numbers
-from sparklog.tools.backup.repository import Place, is_place, refuse_inside
+from sparklog.tools.backup.repository import Place, backup_numbers, is_place, refuse_inside
 from sparklog.tools.backup.restore_point import Wanted, from_place, from_root
 from sparklog.tools.backup.restored import (
     MovedOffset,
@@ -58,7 +56,6 @@ from sparklog.tools.backup.restored import (
     group_of,
     stand_alone,
 )
-
 
 RESTORE_FIELDS = (
     "format",

@@ -6,9 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparklog.errors import SparklogError
+from sparklog.tools.doctor.environment_checks import (
+    ask_spark,
+    check_java,
+    check_kernels,
+    check_packages,
+    check_python,
+    check_settings,
+    check_workers,
+    has_spark,
+    spark_settings,
+)
 from sparklog.tools.doctor.finding import FAIL, HERE, OK, WARN, Finding, Machine
-from sparklog.tools.doctor.python_checks import check_kernels, check_packages, check_python, check_workers
-from sparklog.tools.doctor.spark_checks import ask_spark, check_java, check_settings, has_spark, spark_settings
 
 if TYPE_CHECKING:
     from sparklog.datasource.location import Location
@@ -56,10 +65,9 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
 
 def _root(location: Location, machine: Machine) -> list[Finding]:
     from sparklog.datasource.location import NOTHING, open_log
-    from sparklog.log.journal.foreign_content import refuse_foreign
+    from sparklog.log.journal.root_id import refuse_foreign
     from sparklog.storage import open_store
-    from sparklog.tools.doctor.root_checks import check_root
-    from sparklog.tools.doctor.store_checks import check_disk, check_store
+    from sparklog.tools.doctor.root_checks import check_disk, check_root, check_store
 
     store = open_store(location.root)
     if location.kind == NOTHING:

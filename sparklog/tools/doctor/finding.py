@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-
 OK, WARN, FAIL = "ok", "warn", "fail"
 ANSWER_SECONDS = 60
 

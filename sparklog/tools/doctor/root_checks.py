@@ -1,19 +1,79 @@
-"""The state of a root's topics: does maintenance run, are there checkpoints, does a transaction hold something back?"""
+"""The place of a root: does its store keep its promises, is it the right kind of disk, is there space, is the clock
+right?
+
+The state of a root's topics: does maintenance run, are there checkpoints, does a transaction hold something back?
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Sequence
 
 from sparklog.errors import SparklogError
-from sparklog.log.journal.clock import reading_clock_ms
+from sparklog.log.journal.clock import MAX_AHEAD_MS, reading_clock_ms
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.state.slices import MERGE_TIER_MASK
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import MANY_UNSEALED, Topic
-from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding
-from sparklog.transactions.kafka import owner_of
+from sparklog.storage.local_writer import mount_of
+from sparklog.storage.probe import probe
+from sparklog.storage.store import Store
+from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding, Machine
+from sparklog.transactions.listing import owner_of
+
+WORTH_A_WORD_MS = 10_000
+FULL_BYTES = 64 << 20
+NEARLY_FULL_BYTES = 1 << 30
+NEARLY_FULL_SHARE = 0.05
+_NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|glusterfs|lustre|fuse\..+")
+_MEMORY = ("tmpfs", "ramfs")
+
+
+def check_store(store: Store) -> list[Finding]:
+    """Exclusive create, read-back, hard links, a directory's fsync, and the clock, by a real probe: it writes a few
+    small objects below `_probe` and removes them.
+    """
+    fix = "use a local disk, or an object store with conditional writes, as --root"
+    try:
+        report = probe(store)
+    except SparklogError as error:
+        return [Finding("store", FAIL, str(error), fix)]
+    said = f"{report.location} creates exclusively (8 threads, one winner), durably, and tells case apart"
+    return [Finding("store", OK, f"{said}; {report.took_ms:.0f} ms"), _clock(report.clock_ahead_ms)]
+
+
+def _clock(ahead_ms: int) -> Finding:
+    fix = "sudo timedatectl set-ntp true"
+    side = "ahead of" if ahead_ms > 0 else "behind"
+    said = f"this machine's clock is {abs(ahead_ms) / 1000:.1f} s {side} the store's"
+    if ahead_ms > MAX_AHEAD_MS:
+        return Finding("clock", FAIL, f"{said}; beyond {MAX_AHEAD_MS // 1000} s nothing is committed", fix)
+    if abs(ahead_ms) > WORTH_A_WORD_MS:
+        return Finding("clock", WARN, said, fix)
+    return Finding("clock", OK, said if ahead_ms else "this machine's clock is the store's")
+
+
+def check_disk(machine: Machine, path: str) -> list[Finding]:
+    """Kind of file system and free space of a local root."""
+    mount = mount_of(path)
+    kind = mount.rpartition("(")[2].rstrip(")") if mount.endswith(")") else ""
+    if _NETWORK.fullmatch(kind):
+        said = f"{mount} is a network file system: it works as far as the probe can see, a commit costs several trips"
+        system = Finding("file system", WARN, said, "put the root on a local disk, or keep its clients' caches short")
+    elif kind in _MEMORY:
+        system = Finding("file system", WARN, f"{mount} is memory: nothing there outlives a restart", "use a disk")
+    else:
+        system = Finding("file system", OK, mount)
+    free, total = machine.free(path)
+    said = f"{free / 2**30:,.1f} GiB of {total / 2**30:,.1f} GiB are free on {mount}"
+    fix = "free space: shorten retention.ms, run jobs/retain.py, or enlarge the disk"
+    if free < FULL_BYTES:
+        return [system, Finding("space", FAIL, f"{said}: neither writers nor jobs get on", fix)]
+    if free < NEARLY_FULL_BYTES or free < total * NEARLY_FULL_SHARE:
+        return [system, Finding("space", WARN, said, fix)]
+    return [system, Finding("space", OK, said)]
 
 
 NEVER_COMPACTED_SLICES = 1_000

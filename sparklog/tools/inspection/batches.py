@@ -51,7 +51,6 @@ from sparklog.format.record_batch import CODECS, HEADER_BYTES, LOG_OVERHEAD, Bat
 from sparklog.tools.inspection.record_facts import RecordFacts
 from sparklog.tools.inspection.runs import PartitionLog, Run, first_open
 
-
 TIME = pa.timestamp("ms", tz="UTC")
 WINDOW_BYTES = 1 << 20
 OUTCOMES = ("plain", "committed", "aborted", "open", "marker")

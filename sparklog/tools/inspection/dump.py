@@ -21,7 +21,6 @@ from sparklog.tools.inspection.dump_index import Findings, Row
 from sparklog.tools.inspection.dump_log import LogOptions, LogRun, json_line, json_lines, text_lines
 from sparklog.tools.inspection.dump_source import Source
 
-
 MAX_MESSAGE_SIZE = 5 * 1024 * 1024
 _METADATA_SNAPSHOT = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 _OF_SEGMENTS = ("log", "index", "timeindex", "txnindex")

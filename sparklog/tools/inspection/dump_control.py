@@ -13,7 +13,6 @@ from sparklog.format import control
 from sparklog.format.coordinators.message_schema import ENDS_EARLY, Field, Struct, decode_from, json_fields, json_text
 from sparklog.tools.inspection.dump_halt import INVALID_RECORD, RUNTIME, UNDERFLOW, Halt
 
-
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 _VERSION = Field("version", "int16")

@@ -38,9 +38,8 @@ from sparklog.format.coordinators.message_schema import (
     json_fields,
     json_text,
 )
-from sparklog.format.java_text import java_text
+from sparklog.format.text import java_text
 from sparklog.tools.inspection.dump_halt import RUNTIME, UNDERFLOW, Halt
-
 
 Shown: TypeAlias = tuple[str, Any]
 """What is printed, and what JSON holds."""

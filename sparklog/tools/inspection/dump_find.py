@@ -10,7 +10,6 @@ from sparklog.storage import Store, open_store
 from sparklog.tools.inspection.dump import is_known
 from sparklog.tools.inspection.dump_source import Source
 
-
 _ORDER = ("log", "index", "timeindex", "txnindex", "snapshot")
 """Of a segment's files."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from sparklog.errors import Corrupt
 
-
 KAFKA = "org.apache.kafka.common.KafkaException"
 INVALID_RECORD = "org.apache.kafka.common.InvalidRecordException"
 CORRUPT_RECORD = "org.apache.kafka.common.errors.CorruptRecordException"

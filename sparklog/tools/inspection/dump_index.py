@@ -1,4 +1,9 @@
-"""`.index`, `.timeindex`, `.txnindex` and `.snapshot` files as lines, and what Kafka's tool has against them.
+"""A `.snapshot` read as Kafka reads it: with its words for what is wrong, and leniently where it is lenient.
+
+`sparklog.format.coordinators.producer_snapshot` has the byte table. Kafka looks at the version, reads the entries,
+then compares the checksum, which covers all bytes behind it, also those behind the last entry.
+
+`.index`, `.timeindex`, `.txnindex` and `.snapshot` files as lines, and what Kafka's tool has against them.
 
 An index is read as Kafka reads it: whole entries of its length, whatever they say. Every entry is looked up in the
 `.log` beside it; what does not agree is collected, and printed behind all files' lines as Kafka's tool does.
@@ -15,6 +20,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format.coordinators.producer_snapshot import ENTRY, VERSION, ProducerEntry
 from sparklog.format.record_batch import Int64Array
 from sparklog.tools.inspection.dump_halt import (
     CORRUPT_INDEX,
@@ -26,6 +32,44 @@ from sparklog.tools.inspection.dump_halt import (
 from sparklog.tools.inspection.dump_records import records_of
 from sparklog.tools.inspection.dump_source import MAX_INT, Source
 from sparklog.tools.inspection.dump_walk import LogWalk, Window
+
+_VERSION = struct.Struct(">h")
+_HEAD = struct.Struct(">Ii")
+_COVERED_FROM = 6
+
+
+def first_sequence(entry: ProducerEntry) -> int:
+    """Of a producer's last batch; before 0 comes 2^31 - 1."""
+    return (entry.last_sequence - entry.offset_delta) & 0x7FFFFFFF if entry.offset_delta else entry.last_sequence
+
+
+def snapshot_entries(data: bytes) -> list[ProducerEntry]:
+    """The entries in file order. `Corrupt` where Kafka calls it corrupt."""
+    from crc32c import crc32c
+
+    if len(data) < _VERSION.size:
+        raise Corrupt("Snapshot failed schema validation: null")
+    version = int(_VERSION.unpack_from(data)[0])
+    if version != VERSION:
+        raise Corrupt(f"Snapshot failed schema validation: Snapshot contained an unknown file version {version}")
+    try:
+        crc, count = _HEAD.unpack_from(data, _VERSION.size)
+        start = _VERSION.size + _HEAD.size
+        if count < 0:
+            raise Corrupt(
+                "Snapshot failed schema validation: non-nullable field producerEntries was serialized as null"
+            )
+        if count > len(data) - start:
+            said = f"Tried to allocate a collection of size {count}, but there are only {len(data) - start} bytes"
+            raise Corrupt(f"Snapshot failed schema validation: {said} remaining.")
+        rows = [ENTRY.unpack_from(data, start + number * ENTRY.size) for number in range(count)]
+    except struct.error:
+        raise Corrupt("Snapshot failed schema validation: null") from None
+    computed = crc32c(data[_COVERED_FROM:])
+    if crc != computed:
+        said = f"Stored crc: {crc}. Computed crc: {computed}"
+        raise Corrupt(f"Snapshot is corrupt (CRC is no longer valid). {said}")
+    return [ProducerEntry(*row) for row in rows]
 
 
 _WARM_BYTES = 8192
@@ -198,7 +242,6 @@ def transaction_index_rows(source: Source) -> Iterator[Row]:
 
 def snapshot_rows(source: Source) -> Iterator[Row]:
     """Of a `.snapshot`. `Corrupt` with Kafka's words, which its tool prints on standard error and goes on."""
-    from sparklog.tools.inspection.dump_snapshot import first_sequence, snapshot_entries
 
     for entry in snapshot_entries(source.read()):
         open_since = entry.open_since

@@ -29,7 +29,6 @@ from sparklog.tools.inspection.dump_records import Records, records_of
 from sparklog.tools.inspection.dump_source import MAX_INT, Source
 from sparklog.tools.inspection.dump_walk import LogWalk, Window, batch_starts, pieces
 
-
 Row = TypeVar("Row")
 TIME_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 

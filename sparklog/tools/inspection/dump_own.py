@@ -24,7 +24,6 @@ from sparklog.log.journal.documents import checksum_holds
 from sparklog.tools.inspection.dump_index import Row
 from sparklog.tools.inspection.dump_source import Source
 
-
 PIECE_BYTES = 4 << 20
 TEXT_FILES = frozenset(
     {

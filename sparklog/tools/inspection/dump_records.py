@@ -16,7 +16,6 @@ import numpy as np
 from sparklog.errors import Corrupt
 from sparklog.format import compression
 from sparklog.format.decode import decode
-from sparklog.format.java_text import java_text
 from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
     CODEC_MASK,
@@ -30,9 +29,9 @@ from sparklog.format.record_batch import (
     BatchHeader,
     BatchHeaders,
 )
+from sparklog.format.text import java_text
 from sparklog.tools.inspection.dump_halt import CORRUPT_RECORD, ILLEGAL_ARGUMENT, INVALID_RECORD, KAFKA, Halt
 from sparklog.tools.inspection.dump_walk import Window
-
 
 Header = tuple[str, bytes | None]
 NO_HEADERS: tuple[Header, ...] = ()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from sparklog.errors import NotFound
 from sparklog.storage import Store
 
-
 MAX_INT = 2**31 - 1
 
 

@@ -31,7 +31,6 @@ from sparklog.format.record_batch import (
 from sparklog.tools.inspection.dump_halt import CORRUPT_RECORD, ILLEGAL_ARGUMENT, KAFKA, Halt
 from sparklog.tools.inspection.dump_source import MAX_INT, Source
 
-
 WINDOW_BYTES = 1 << 20
 PIECE_RECORDS = 20_000
 _LENGTH = struct.Struct(">i")

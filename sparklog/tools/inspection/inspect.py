@@ -21,7 +21,6 @@ from sparklog.tools.inspection import batches as batches_
 from sparklog.tools.inspection import tables
 from sparklog.tools.inspection.runs import PartitionLog, of_file, of_kafka, of_root
 
-
 BOUNDS = pa.schema(
     [
         ("topic", pa.string()),

@@ -17,7 +17,6 @@ from sparklog.format.payloads import payloads
 from sparklog.format.record_batch import BatchHeaders, BytesLike, Int64Array
 from sparklog.format.record_fields import RecordFields, record_fields
 
-
 COLUMNS = (
     "uncompressed_bytes",
     "keys_null",

@@ -27,7 +27,6 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import Bounds
 from sparklog.storage import Store, open_store
 
-
 SEGMENT, SEALED, APPEND = "Kafka segment", "sealed segment", "append file"
 _OUTCOMES = {OPEN: "open", COMMITTED: "committed", ABORTED: "aborted"}
 

@@ -16,7 +16,6 @@ from sparklog.format.append_file import decode_footer
 from sparklog.tools.inspection.batches import TIME, Stop
 from sparklog.tools.inspection.runs import APPEND, PartitionLog, Run
 
-
 GAPS = pa.schema(
     [
         ("topic", pa.string()),

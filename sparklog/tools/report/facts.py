@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 
-
 ATTENTION, INFORMATION = "attention", "information"
 
 

@@ -1,4 +1,6 @@
-"""A report's figures as Prometheus reads them: the text exposition format, version 0.0.4.
+"""Writing a file that others read at any moment.
+
+A report's figures as Prometheus reads them: the text exposition format, version 0.0.4.
 
     # HELP sparklog_group_lag Offsets between the committed offset and the log end.
     # TYPE sparklog_group_lag gauge
@@ -13,7 +15,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from sparklog.errors import BadRequest
+from sparklog.storage.local import replace_file
 from sparklog.tools.report.facts import ATTENTION, Report
+
+
+def write_whole(path: str, text: str, option: str) -> None:
+    """Write a text that is seen whole, or not at all: then what was there before stays.
+
+    Of several writers at once the last one counts. `BadRequest`, naming `option`, if the file cannot be written.
+    """
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}; choose another {option}") from None
 
 
 Number = int | float

@@ -72,7 +72,7 @@ def _footer(store: Store, file: DataFile, checked: Checked) -> Footer | None:
 def _placed_footer(finding: Finding, data: bytes, start: int) -> Finding:
     from crc32c import crc32c
 
-    from sparklog.format.flipped_bit import flipped_bit
+    from sparklog.format.checksums import flipped_bit
 
     body, said = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
     found = crc32c(body)

@@ -20,7 +20,6 @@ from sparklog.log.journal.arrow_numpy import valid_rows
 from sparklog.log.state.slices import SliceFlag
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, Finding
 
-
 Int64s = npt.NDArray[np.int64]
 
 _FLAGS = (SliceFlag.HAS_NULL_KEYS, SliceFlag.KAFKA_PRODUCERS, SliceFlag.LOG_APPEND_TIME)
@@ -174,7 +173,7 @@ def wrong_batches(
 def _wrong_crc(data: BytesLike, headers: BatchHeaders, row: int, shift: int, file: str, position: int) -> Finding:
     from crc32c import crc32c
 
-    from sparklog.format.flipped_bit import flipped_bit
+    from sparklog.format.checksums import flipped_bit
     from sparklog.format.record_batch import CRC_START
 
     start, size = int(headers.position[row]), int(headers.size[row])

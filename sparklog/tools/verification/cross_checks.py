@@ -16,7 +16,6 @@ from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import TRANSACTION, Finding
 from sparklog.tools.verification.topic_log import TopicLog
 
-
 TOGETHER = "topics that share transactions are restored together: restore the one that is behind"
 
 

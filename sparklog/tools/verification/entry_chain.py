@@ -1,4 +1,11 @@
-"""A log of entries (decisions of a transactional id, offsets of a group): every entry, their chain, and every copy.
+"""Numbers beyond a gap: no reader gets to them.
+
+A reader begins behind the newest checkpoint and ends at the first number that is missing. What lies beyond is either
+the rest of a log that lost objects, or was made by a process that outlived its root and went on with its own numbers.
+
+Reading the JSON objects of a log so that damage in one is named to the byte.
+
+A log of entries (decisions of a transactional id, offsets of a group): every entry, their chain, and every copy.
 
 Entries below the second newest copy may have been deleted, the oldest first; all others must be there. What a copy
 says must be what its entry says, byte for byte. Each entry carries the whole state, so of a damaged one that is not the
@@ -7,19 +14,102 @@ newest only its own past is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from crc32c import crc32c
 
-from sparklog.errors import NotFound
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.format.checksums import flipped_bit
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.names import checkpoint_key, checkpoint_version, commit_key, id_folder
 from sparklog.storage.store import Store
-from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, MISSING, Counts, Finding
-from sparklog.tools.verification.json_damage import numbered, read_object
-from sparklog.tools.verification.log_gap import log_end, unreached
+from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, Counts, Finding
+
+MOST_UNREACHED = 20
+REMEDY = "restore what is missing before it, or delete it if a process that outlived a restored root made it"
+
+
+def log_end(numbers: Sequence[int], checkpoint: int) -> int:
+    """The last of `numbers` (ascending) that readers get to, who begin behind `checkpoint` (-1: there is none).
+
+    All numbers count as reached where nothing lies below the gap.
+    """
+    end = checkpoint
+    for number in numbers:
+        if number > end + 1:
+            return end if end >= 0 else numbers[-1]
+        end = max(end, number)
+    return end
+
+
+def unreached(store: Store, prefix: str, what: str, numbers: Sequence[int], end: int) -> Iterator[Finding]:
+    """Name what lies beyond the end of a log. `NotFound` if the gap was one of the listing alone: list again."""
+    beyond = [number for number in numbers if number > end]
+    if beyond and store.stat(commit_key(prefix, end + 1)) is not None:
+        raise NotFound(f"{what} {end + 1} came to be while the log was listed")
+    for number in beyond[:MOST_UNREACHED]:
+        message = f"{what} {number} lies beyond a gap: {what} {end + 1} is not there, and no reader goes on behind it"
+        yield Finding(LOG, commit_key(prefix, number), message, REMEDY)
+
+
+_TRAILER = re.compile(rb'crc":([0-9]{1,10})\}\n\Z')
+_MARK = b',"crc":'
+T = TypeVar("T")
+
+
+def read_object(
+    store: Store, key: str, decode: Callable[[bytes], T], kind: str
+) -> tuple[T | None, bytes, Finding | None]:
+    """The decoded object, its bytes, and what is wrong with it. `NotFound` if it is not there.
+
+    Read again before it is called damaged: a bit may flip on the way. An object of a newer sparklog is a finding, too.
+    """
+    try:
+        data = store.get(key)
+    except Corrupt as error:
+        return None, b"", Finding.of(kind, error, key)
+    try:
+        return decode(data), data, None
+    except (Corrupt, BadRequest):
+        data = store.get(key)
+    try:
+        return decode(data), data, None
+    except (Corrupt, BadRequest) as error:
+        return None, data, _placed(Finding.of(kind, error, key), data)
+
+
+def numbered(decode: Callable[[bytes, str, int], T], key: str, number: int) -> Callable[[bytes], T]:
+    """`decode(data, key, number)` for the object of one number, which lies under `key`."""
+    return lambda data: decode(data, key, number)
+
+
+def _placed(finding: Finding, data: bytes) -> Finding:
+    """With the place of the damage, as well as it can be told."""
+    from crc32c import crc32c
+
+    end = _TRAILER.search(data)
+    cut = data.rfind(_MARK)
+    if end is not None and cut >= 0 and cut + len(_MARK) == end.start(1):
+        said = int(end[1])
+        body = data[:cut]
+        found = crc32c(body)
+        at = flipped_bit(len(body), found, said) if said < 2**32 else None
+        if at is not None:
+            return replace(finding, position=at[0], bit=at[1])
+        # A digit of the checksum itself, or more than one bit.
+        return finding if found == said else replace(finding, position=cut + len(_MARK) if _near(said, found) else 0)
+    odd = next((at for at, byte in enumerate(data[:-1]) if not 0x20 <= byte < 0x7F), None)
+    # Nothing else is known to be odd: it is the checksum's own member, the last one.
+    return replace(finding, position=odd if odd is not None else max(data.rfind(b","), 0))
+
+
+def _near(said: int, found: int) -> bool:
+    """Whether two numbers differ in one digit."""
+    left, right = str(said), str(found)
+    return len(left) == len(right) and sum(a != b for a, b in zip(left, right, strict=True)) == 1
 
 
 TRIES = 6

@@ -20,7 +20,6 @@ from sparklog.format.control import ABORT, control_types
 from sparklog.format.record_batch import BatchHeaders, BytesLike
 from sparklog.tools.verification.findings import INDEX, Finding
 
-
 Int64s = npt.NDArray[np.int64]
 REBUILD = "restore the file from a backup; it can be built anew from the segment beside it"
 

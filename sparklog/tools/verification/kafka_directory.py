@@ -32,7 +32,6 @@ from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Or
 from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
 from sparklog.tools.verification.run import Say
 
-
 CHECKPOINTS = (LOG_STARTS_FILE, HIGH_WATERMARKS_FILE, RECOVERY_POINTS_FILE, CLEANER_OFFSETS_FILE)
 KNOWN = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", ".kafka_cleanshutdown"})
 LEFT = (DELETED, CLEANED, SWAP)

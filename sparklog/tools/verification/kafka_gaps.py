@@ -22,7 +22,6 @@ from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import NO_LEADER_EPOCH
 from sparklog.kafka.in_place.segment_file import Window
 
-
 MOST_LOST = 3
 """Gaps of one segment that are reported one by one."""
 

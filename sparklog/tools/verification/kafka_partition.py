@@ -25,9 +25,9 @@ from sparklog.format.checkpoint_files import (
     parse_partition_metadata,
     partition_metadata_to_bytes,
 )
+from sparklog.format.checksums import SUFFIXES
 from sparklog.format.control import ABORT
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
-from sparklog.format.index_crc import SUFFIXES
 from sparklog.kafka.importing.segment import WINDOW_BYTES
 from sparklog.kafka.in_place.directory import SegmentName, file_bytes, settled_segments
 from sparklog.kafka.in_place.file_names import SWAP, companion
@@ -44,7 +44,6 @@ from sparklog.tools.verification.index_files import (
     check_transaction_index,
 )
 from sparklog.tools.verification.kafka_gaps import Gap, Gaps
-
 
 LOOKS = 3
 PAUSE_SECONDS = 0.2
@@ -209,7 +208,7 @@ class _Reader:
         """Where exactly, if one bit explains the wrong checksum of a batch."""
         from crc32c import crc32c
 
-        from sparklog.format.flipped_bit import flipped_bit
+        from sparklog.format.checksums import flipped_bit
         from sparklog.format.record_batch import CRC_START, MAGIC
 
         header = file.header_at(damage.position) if damage.wrong_crc else None

@@ -13,7 +13,6 @@ from sparklog.log.state.topic_state import Head
 from sparklog.tools.verification.batches import Claim
 from sparklog.tools.verification.reading import DataFile
 
-
 _CLAIM = (
     *("partition", "position", "size", "base", "end", "shift", "records", "min_ts", "max_ts", "crc", "flags"),
     "append_time",

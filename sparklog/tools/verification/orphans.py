@@ -12,8 +12,7 @@ from sparklog.log.journal.names import (
     is_topic_name,
 )
 from sparklog.retention.vacuum_plan import data_file
-from sparklog.storage.keys import key_kind
-from sparklog.storage.store import ObjectInfo, Store
+from sparklog.storage.store import ObjectInfo, Store, key_kind
 from sparklog.tools.verification.findings import Orphan
 from sparklog.tools.verification.topic_log import TopicLog
 

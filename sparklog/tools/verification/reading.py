@@ -17,7 +17,6 @@ from sparklog.tools.verification.batches import Claim, Totals, count_batches, di
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, Counts, Finding
 from sparklog.tools.verification.index_files import Batches
 
-
 Int64s = npt.NDArray[np.int64]
 RANGE = ("shift", "base", "end")
 """Of a claim: what its batches' offsets are held against."""
@@ -29,7 +28,7 @@ Progress = Callable[[int, int], None]
 class DataFile:
     """A data file as versions name it: its key, whole size, its footer's length (0: a sealed segment), its slices.
 
-    `index_crc`: of a sealed segment, `sparklog.format.index_crc`.
+    `index_crc`: of a sealed segment, `sparklog.format.checksums`.
     """
 
     key: str
@@ -204,7 +203,7 @@ def _rest(store: Store, file: DataFile, claim: Claim, low: int, crc: int) -> int
 
 def _wrong_crc(file: DataFile, claim: Claim, crc: int, checked: Checked, before: int) -> None:
     """As `check_crc`, where the checksum is `crc` and not that of the claim."""
-    from sparklog.format.flipped_bit import flipped_bit
+    from sparklog.format.checksums import flipped_bit
 
     at = flipped_bit(claim.size, crc, claim.crc)
     if at is not None:

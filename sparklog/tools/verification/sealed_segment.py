@@ -6,8 +6,7 @@ from collections.abc import Container
 
 from sparklog.errors import NotFound
 from sparklog.format import transaction_index
-from sparklog.format.flipped_bit import flipped_bit
-from sparklog.format.index_crc import SUFFIXES, index_crc
+from sparklog.format.checksums import SUFFIXES, flipped_bit, index_crc
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
 from sparklog.tools.verification.batches import Claim

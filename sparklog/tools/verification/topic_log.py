@@ -27,12 +27,10 @@ from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.store import Store
+from sparklog.tools.verification.entry_chain import log_end, numbered, read_object, unreached
 from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding
-from sparklog.tools.verification.json_damage import numbered, read_object
-from sparklog.tools.verification.log_gap import log_end, unreached
 from sparklog.tools.verification.named_files import NamedFiles, differing_columns, gaps
 from sparklog.tools.verification.reading import DataFile
-
 
 TRIES = 6
 MOST_MISSING = 20
@@ -357,7 +355,7 @@ def _deletable(finding: Finding) -> Finding:
 
 
 def _flipped(finding: Finding, data: bytes, crc: int) -> Finding:
-    from sparklog.format.flipped_bit import flipped_bit
+    from sparklog.format.checksums import flipped_bit
 
     at = flipped_bit(len(data), crc32c(data), crc)
     if at is None:

@@ -17,7 +17,7 @@ from sparklog.compaction.run import compact_topic
 from sparklog.groups import CommittedOffset, Groups
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.exporting.group_offsets import OFFSETS_CONFIGS, OFFSETS_TOPIC
-from sparklog.kafka.exporting.properties import broker_configs
+from sparklog.kafka.exporting.plan import broker_configs
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root

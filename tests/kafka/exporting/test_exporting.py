@@ -25,7 +25,7 @@ from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.rewrite_headers import rewrite_headers
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.exporting.partition_files import leader_epochs
-from sparklog.kafka.exporting.properties import properties_file
+from sparklog.kafka.exporting.plan import properties_file
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.configs import TopicConfigs

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog.log.read.max_timestamp import offsets_of_max_timestamp
+from sparklog.log.read.time_lookup import offsets_of_max_timestamp
 from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, TimestampOffset
 
 TIMES = st.integers(-1, 50) | st.integers(1_700_000_000_000, 1_700_100_000_000) | st.integers(2**63 - 3, 2**63 - 1)

@@ -15,7 +15,7 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_target import AppendOutcome, AppendTarget
+from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from tests.log.simulation.model import Model, TopicModel, WatchedStore
 from tests.log.simulation.world import EPOCH_MS

@@ -13,7 +13,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_target import AppendOutcome, AppendTarget
+from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
 from sparklog.storage.faulty import Call, Crash, Decide, Fault, FaultKind
 from sparklog.storage.store import Store
 from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect

@@ -26,8 +26,7 @@ from sparklog.log.state.commit import (
     decode_commit,
     encode_commit,
 )
-from sparklog.log.state.kafka_open import KafkaEnded, KafkaOpen
-from sparklog.log.state.kafka_source import ImportedEnd, KafkaSource
+from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen, KafkaSource
 from sparklog.log.state.slices import FileSlices
 from tests.log.topics import file_of, output_of
 

@@ -17,7 +17,7 @@ from sparklog.log.state.commit import TAKEOVER, Hold, Resolved, Txn, decode_comm
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.root import open_root
-from sparklog.log.write.append_target import AppendOutcome
+from sparklog.log.write.append_writer import AppendOutcome
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.local import LocalStore

@@ -34,8 +34,12 @@ from sparklog.log.state.commit import (
     WRITER_FIELDS,
     WRITER_OPTIONAL_FIELDS,
 )
-from sparklog.log.state.kafka_open import KAFKA_ENDED_FIELDS, KAFKA_OPEN_FIELDS, KAFKA_OPEN_OPTIONAL_FIELDS
-from sparklog.log.state.kafka_source import KAFKA_SOURCE_FIELDS
+from sparklog.log.state.kafka_source import (
+    KAFKA_ENDED_FIELDS,
+    KAFKA_OPEN_FIELDS,
+    KAFKA_OPEN_OPTIONAL_FIELDS,
+    KAFKA_SOURCE_FIELDS,
+)
 from sparklog.log.state.registry import REGISTRY_FIELDS
 from sparklog.log.state.slice_table import COLUMN_TYPES, STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag

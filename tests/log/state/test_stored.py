@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sparklog.log.state.stored import Runs, Stored
+from sparklog.log.state.view import Runs, Stored
 
 FAR = 2**63 - 1
 

@@ -24,7 +24,7 @@ from sparklog.log.state.commit import (
     Writer,
 )
 from sparklog.log.state.invariants import check_commit
-from sparklog.log.state.kafka_open import KafkaEnded, KafkaOpen
+from sparklog.log.state.kafka_source import KafkaEnded, KafkaOpen
 from sparklog.log.state.registry import Entry
 from sparklog.log.state.topic_state import EMPTY, Head
 from tests.log.topics import START_MS, Chain, output_of

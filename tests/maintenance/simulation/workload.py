@@ -25,8 +25,7 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_target import AppendOutcome, AppendTarget
-from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, WriteOptions
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings, Work, silent
 from sparklog.retention.retain import retain_topic
 from sparklog.storage.faulty import Decide, FaultyStore

@@ -16,7 +16,7 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic import cloning
 from sparklog.log.topic.cloning import Cloned, clone_topic
 from sparklog.log.topic.root import Root, open_root
-from sparklog.retention import clones, vacuum
+from sparklog.retention import vacuum, vacuum_plan
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
@@ -397,12 +397,12 @@ class TestMutations:
             TestVacuums().test_the_source_may_be_rewritten_and_vacuumed()
 
     def test_a_clone_asked_for_its_newest_version_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        still = clones.still_names
+        still = vacuum_plan.still_names
 
         def newest(history: History, topic_id: str, owner: str, since: int, held: set[int], last: int) -> bool:
             return still(history, topic_id, owner, last, set(), last)
 
-        monkeypatch.setattr(clones, "still_names", newest)
+        monkeypatch.setattr(vacuum_plan, "still_names", newest)
         with pytest.raises(AssertionError):
             TestVacuums().test_a_plan_on_the_clone_outlives_its_rewriting_by_the_delay()
 

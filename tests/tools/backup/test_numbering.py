@@ -10,9 +10,8 @@ from sparklog.errors import Conflict, NotFound, Unavailable
 from sparklog.storage.faulty import Call, Crash, Fault, FaultyStore
 from sparklog.storage.store import Store
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.numbering import backup_key, begun_key, newest_number, take_number
 from sparklog.tools.backup.pruning import prune
-from sparklog.tools.backup.repository import Place
+from sparklog.tools.backup.repository import Place, backup_key, begun_key, newest_number, take_number
 from sparklog.tools.backup.restore_point import Wanted
 from tests.tools.backup.lab import DAY, HOUR, Dying, batch, contents
 from tests.tools.backup.test_restoring import House

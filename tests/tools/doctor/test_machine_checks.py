@@ -12,22 +12,20 @@ import pytest
 from sparklog.errors import BadRequest
 from sparklog.format.kernels import warm
 from sparklog.tools.doctor import FAIL, OK, WARN
-from sparklog.tools.doctor.finding import HERE, Answer, Machine
-from sparklog.tools.doctor.python_checks import (
-    check_kernels,
-    check_packages,
-    check_workers,
-    out_of_range,
-    wanted_packages,
-)
-from sparklog.tools.doctor.spark_checks import (
+from sparklog.tools.doctor.environment_checks import (
     SESSION,
     WORTH_CHANGING,
     SparkSettings,
     check_java,
+    check_kernels,
+    check_packages,
     check_settings,
+    check_workers,
+    out_of_range,
     spark_settings,
+    wanted_packages,
 )
+from sparklog.tools.doctor.finding import HERE, Answer, Machine
 from tests.tools.doctor.machines import EMPTY, HEALTHY, JAVA_17, machine, python_says
 
 REPOSITORY = Path(__file__).parents[3]

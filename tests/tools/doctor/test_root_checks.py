@@ -18,10 +18,9 @@ from sparklog.cli.app import app
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage import LocalStore
-from sparklog.tools.doctor import FAIL, OK, WARN, Finding, examine, root_checks, store_checks
+from sparklog.tools.doctor import FAIL, OK, WARN, Finding, examine, root_checks
 from sparklog.tools.doctor.examine import examine_root, failed
-from sparklog.tools.doctor.root_checks import check_root
-from sparklog.tools.doctor.store_checks import check_disk, check_store
+from sparklog.tools.doctor.root_checks import check_disk, check_root, check_store
 from sparklog.transactions import transactional
 from tests.support.read_only import read_only
 from tests.tools.doctor.machines import EMPTY, GIB, HEALTHY, machine
@@ -93,7 +92,7 @@ def test_clocks_that_differ(tmp_path: Path, behind_ms: int, status: str) -> None
 def test_a_file_system_is_judged_by_its_kind(
     monkeypatch: pytest.MonkeyPatch, mount: str, status: str, says: str
 ) -> None:
-    monkeypatch.setattr(store_checks, "mount_of", lambda path: mount)
+    monkeypatch.setattr(root_checks, "mount_of", lambda path: mount)
     finding = check_disk(HEALTHY, "/x")[0]
     assert finding.status == status
     assert says in finding.found

@@ -21,7 +21,7 @@ from sparklog.tools.report.facts import (
     Report,
     TopicFacts,
 )
-from sparklog.tools.report.notes import MANY_COMMITS, MANY_UNSEALED, health
+from sparklog.tools.report.gather import MANY_COMMITS, MANY_UNSEALED, health
 from sparklog.tools.report.page import MOST_PARTITIONS, ago, as_html, by_topic, duration, numbers, size, time
 
 NOW_MS = 1_700_000_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.tools.report.whole_file import write_whole
+from sparklog.tools.report.metrics import write_whole
 
 
 def test_of_writers_at_once_one_counts_and_nobody_sees_less(tmp_path: Path) -> None:

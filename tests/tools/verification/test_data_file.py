@@ -10,10 +10,10 @@ import pytest
 
 from sparklog.maintenance.work import silent
 from sparklog.tools.verification import append_file, reading
-from sparklog.tools.verification.data_file import check_file
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, FOOTER, SIZE
 from sparklog.tools.verification.reading import DataFile
 from sparklog.tools.verification.topic_log import read_topic
+from sparklog.tools.verification.work import check_file
 from tests.tools.verification.damage import flip, replaced
 from tests.tools.verification.whole_root import WholeRoot
 

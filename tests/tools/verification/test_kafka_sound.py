@@ -12,9 +12,8 @@ import pytest
 from sparklog.format import offset_index, time_index
 from sparklog.format.batch_scan import scan_headers
 from sparklog.log.journal.env import Env
-from sparklog.tools.verification.findings import CHECKPOINT, CONTENT, INDEX, Report
+from sparklog.tools.verification.findings import CHECKPOINT, CONTENT, INDEX, Report, document, summary
 from sparklog.tools.verification.kafka_directory import verify_log_dir
-from sparklog.tools.verification.report import document, summary
 from tests.format.old_messages import messages
 from tests.kafka.logs import HOUR_MS, batch, keyed_batch, marker, write_partition
 

@@ -16,7 +16,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
-from sparklog.log.write.append_target import AppendTarget
+from sparklog.log.write.append_writer import AppendTarget
 from sparklog.storage.faulty import Crash, Decide, FaultKind
 from sparklog.storage.store import Store
 from sparklog.transactions import publish, transactional

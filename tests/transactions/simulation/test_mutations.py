@@ -13,7 +13,7 @@ from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.groups import state
 from sparklog.groups.group import Group
 from sparklog.groups.state import GroupState
-from sparklog.log.decisions import atomic_bounds, decision, decision_logs
+from sparklog.log.decisions import atomic_bounds, decision, decision_log
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.state.commit import Resolved
@@ -54,7 +54,7 @@ def forgotten_is_aborted(patch: Patch) -> None:
 
 def nobody_waits_for_what_is_hidden(patch: Patch) -> None:
     """Who reads several topics gives up where one is older than another one names."""
-    patch.setattr(decision_logs.DecisionLogs, "wait", lambda self, begun, tries: tries < 50)
+    patch.setattr(decision_log.DecisionLogs, "wait", lambda self, begun, tries: tries < 50)
 
 
 def streams_do_not_wait(patch: Patch) -> None:
@@ -91,7 +91,7 @@ def every_partition_to_its_own_end(patch: Patch) -> None:
 
 def nothing_times_out(patch: Patch) -> None:
     """An open transaction waits for its owner for ever."""
-    patch.setattr(decision_logs.DecisionLogs, "overdue", lambda self, topic, prepares: False)
+    patch.setattr(decision_log.DecisionLogs, "overdue", lambda self, topic, prepares: False)
 
 
 def silence_is_abort(patch: Patch) -> None:

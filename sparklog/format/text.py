@@ -1,4 +1,9 @@
-"""Keys as a person types them: text, hex, base64, or a number as Kafka's serializers write it (big-endian).
+"""Bytes as the text that Java makes of them: what is not UTF-8 becomes U+FFFD, as many as in Java.
+
+Java and Python agree on how many replacement characters stand for bytes that are no UTF-8, but for one case: an encoded
+surrogate (ED A0..BF and maybe one more byte) is one in Java and one for each byte in Python.
+
+Keys as a person types them: text, hex, base64, or a number as Kafka's serializers write it (big-endian).
 
 | format  | bytes                         | Kafka's serializer |
 |---------|-------------------------------|--------------------|
@@ -16,9 +21,30 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import struct
 
 from sparklog.errors import BadRequest
+
+_ERRORS = "sparklog.java"
+
+
+def java_text(data: bytes) -> str:
+    """`new String(data, UTF_8)`."""
+    return data.decode("utf-8", _ERRORS)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    data, start = error.object, error.start
+    if data[start] == 0xED and start + 1 < len(data) and 0xA0 <= data[start + 1] <= 0xBF:
+        third = start + 2 < len(data) and data[start + 2] & 0xC0 == 0x80
+        return "\ufffd", start + (3 if third else 2)
+    return "\ufffd", error.end
+
+
+codecs.register_error(_ERRORS, _replace)
 
 
 _NUMBERS = {"short": ">h", "integer": ">i", "long": ">q", "float": ">f", "double": ">d"}

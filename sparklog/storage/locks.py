@@ -4,14 +4,21 @@
 Python forks by itself (multiprocessing on Linux up to 3.13, Spark's worker daemon), so every lock that outlives a call
 is one of these. What they guard must be usable at any point of a critical section: caches, of which an entry may be
 missing.
+
+Asking a store for several things at once, where each answer costs a round trip.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
+from typing import TypeVar
 from weakref import WeakSet
+
+from sparklog.storage.store import Store
 
 
 class ForkLock:
@@ -42,3 +49,20 @@ def _free_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_free_all)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """What `look`, which makes requests to `store`, finds of each item, in order.
+
+    Several at once where the store says `parallel_reads`, else one after the other and no sooner than asked for.
+    """
+    at_once = min(getattr(store, "parallel_reads", 1), len(items))
+    if at_once <= 1:
+        yield from map(look, items)
+        return
+    with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
+        yield from pool.map(look, items)

@@ -1,0 +1,305 @@
+"""Python: this one, its packages, its compiled kernels, and the one that Spark's workers use.
+
+Spark starts its workers with PYSPARK_PYTHON (or `spark.pyspark.python` of spark-submit), else with plain `python3` of
+the PATH, whatever Python the driver runs in; both must be of the same minor version.
+
+Java, and the Spark settings worth changing: as its configuration file says, or as a running session says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+from sparklog.errors import BadRequest
+from sparklog.maintenance.properties import parse_properties
+from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding, Machine
+
+LEAST = (3, 10)
+_ASK = (
+    "import json, sys; found = {'version': list(sys.version_info[:3]), 'executable': sys.executable}\n"
+    "for name in ('pyarrow', 'numba', 'sparklog'):\n"
+    "    try: found[name] = getattr(__import__(name), '__version__', '')\n"
+    "    except Exception as error: found[name] = None; found['error'] = repr(error)\n"
+    "print(json.dumps(found))"
+)
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")
+_BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
+
+
+def check_python() -> Finding:
+    """This interpreter."""
+    found = f"Python {_dotted(sys.version_info[:3])} ({sys.executable})"
+    if sys.version_info[:2] >= LEAST:
+        return Finding("python", OK, found)
+    return Finding("python", FAIL, f"{found}, expected {_dotted(LEAST)} or newer", "make PYTHON=<a newer python3>")
+
+
+def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) -> Finding:
+    """The Python that Spark's workers will use. `spark_python`: what Spark's configuration names; `spark`: whether
+    Spark is there at all, else a problem is a warning only.
+    """
+    bad = FAIL if spark else WARN
+    source, program = "python3 on the PATH", "python3"
+    if spark_python:
+        source, program = "spark.pyspark.python", spark_python
+    elif machine.environ.get("PYSPARK_PYTHON"):
+        source, program = "PYSPARK_PYTHON", machine.environ["PYSPARK_PYTHON"]
+    fix = f"export PYSPARK_PYTHON={sys.executable}"
+    if spark_python:
+        fix = f"spark.pyspark.python {sys.executable} in spark-defaults.conf"
+    path = machine.which(program)
+    if path is None:
+        return Finding("workers' python", bad, f"{source} is {program}, which does not exist", fix)
+    answer = machine.run([path, "-c", _ASK])
+    try:
+        found = json.loads(answer.text.splitlines()[-1]) if answer.code == 0 else None
+    except (ValueError, IndexError):
+        found = None
+    if not isinstance(found, dict):
+        said = " ".join(answer.text.split())[-120:]
+        return Finding("workers' python", bad, f"{path} ({source}) does not run: {said}", fix)
+    version = _dotted(found["version"])
+    here = f"Python {version} ({found['executable']}, by {source})"
+    if tuple(found["version"][:2]) != sys.version_info[:2]:
+        mine = _dotted(sys.version_info[:2])
+        return Finding("workers' python", bad, f"{here}, expected {mine} as the driver's: Spark refuses to mix", fix)
+    missing = [name for name in ("sparklog", "pyarrow", "numba") if found[name] is None]
+    if missing:
+        return Finding("workers' python", bad, f"{here} cannot import {', '.join(missing)}: {found['error']}", fix)
+    return Finding("workers' python", OK, f"{here} imports sparklog {found['sparklog']}, pyarrow {found['pyarrow']}")
+
+
+def wanted_packages(requirements: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """(package, range, extra; empty: always needed) of each of a distribution's requirements."""
+    for text in requirements:
+        match = _REQUIREMENT.match(text)
+        if match is not None:
+            yield match[1], match[2].strip().strip("()"), match[3] or ""
+
+
+def out_of_range(version: str, wanted: str) -> bool:
+    """Whether a version lies outside of `>=1.26,<3`; parts behind the numbers (rc1, .post1) do not count."""
+    have = _numbers(version)
+    for sign, text in _BOUND.findall(wanted):
+        bound = _numbers(text)
+        size = max(len(have), len(bound))
+        left, right = (part + (0,) * (size - len(part)) for part in (have, bound))
+        held = {">=": left >= right, "<=": left <= right, "==": left == right, "!=": left != right}
+        if not held.get(sign, left < right if sign == "<" else left > right):
+            return True
+    return False
+
+
+def check_packages() -> list[Finding]:
+    """What sparklog needs, in the ranges it declares; of its extras what Spark needs."""
+    try:
+        requirements = metadata.requires("sparklog") or []
+    except metadata.PackageNotFoundError:
+        said = "sparklog is not installed, it runs from a folder: the versions of what it needs are not known"
+        return [Finding("packages", WARN, said, f"{sys.executable} -m pip install -e '.[spark]'")]
+    bad, there = [], []
+    spark = None
+    for name, wanted, extra in wanted_packages(requirements):
+        if extra not in ("", "spark"):
+            continue
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            version = None
+        if extra == "spark":
+            spark = _pyspark(name, version, wanted)
+        elif version is None or out_of_range(version, wanted):
+            bad.append(f"{name} {version or 'missing'} (expected {wanted})")
+        else:
+            there.append(f"{name} {version}")
+    fix = f"{sys.executable} -m pip install --upgrade sparklog"
+    found = Finding("packages", FAIL, ", ".join(bad), fix) if bad else Finding("packages", OK, ", ".join(there))
+    return [found, spark] if spark is not None else [found]
+
+
+def _pyspark(name: str, version: str | None, wanted: str) -> Finding:
+    fix = f"{sys.executable} -m pip install 'sparklog[spark]'"
+    if version is None:
+        said = "no pyspark here: the command line and the Python API work, queries and distributed jobs do not"
+        return Finding("pyspark", WARN, said, fix)
+    if out_of_range(version, wanted):
+        return Finding("pyspark", FAIL, f"{name} {version}, expected {wanted}", fix)
+    return Finding("pyspark", OK, f"{name} {version}")
+
+
+def check_kernels() -> Finding:
+    """Whether compiled code is kept, so that nobody waits for the compiler."""
+    fix = f"{sys.executable} -m sparklog.format.kernels.warm"
+    try:
+        from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
+    except ImportError as error:
+        return Finding("kernels", FAIL, f"they cannot be loaded: {error}", "see packages")
+    if CACHE_DIRECTORY is None:
+        said = "no folder to keep compiled kernels in: each process compiles them anew, half a minute"
+        return Finding("kernels", WARN, said, "export TMPDIR=<a folder that can be written to>")
+    compiled = sum(name.endswith(".nbc") for _, _, names in os.walk(CACHE_DIRECTORY) for name in names)
+    if not compiled:
+        return Finding("kernels", WARN, f"not compiled yet, kept in {CACHE_DIRECTORY}", fix)
+    return Finding("kernels", OK, f"{compiled} compiled in {CACHE_DIRECTORY}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+LEAST_JAVA = 17
+DEFAULTS = "spark-defaults.conf"
+SESSION = "the session"
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    name: str
+    value: str
+    why: str
+
+
+WORTH_CHANGING = (
+    _Setting(
+        "spark.sql.execution.arrow.maxBytesPerBatch",
+        "2147483647",
+        "with any other value Spark computes the size of all columns anew after each row that a Python sink takes in",
+    ),
+    _Setting(
+        "spark.python.unix.domain.socket.enabled",
+        "true",
+        "over TCP each Python task waits some 40 ms for nothing; static: before the session starts",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """What was found: `source` is the file or session they come from, None without any; `problem`: why it is unread."""
+
+    source: str | None
+    values: Mapping[str, str]
+    problem: str = ""
+
+
+def has_spark(machine: Machine) -> bool:
+    """Whether there is a Spark here: pyspark, or a SPARK_HOME."""
+    return bool(machine.environ.get("SPARK_HOME")) or util.find_spec("pyspark") is not None
+
+
+def check_java(machine: Machine, *, spark: bool) -> Finding:
+    """Java where Spark looks for it: JAVA_HOME, then the PATH. Without Spark its lack is a warning."""
+    bad = FAIL if spark else WARN
+    fix = "install one (say openjdk-17-jre-headless) and put it on the PATH or into JAVA_HOME"
+    home = machine.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else "java"
+    path = machine.which(java)
+    answer = machine.run([path, "-version"]) if path is not None else None
+    if answer is None or answer.code is None:
+        return Finding("java", bad, f"none (tried {java}); Spark needs Java {LEAST_JAVA} or newer", fix)
+    version = re.search(r'version "((?:1\.)?(\d+)[^"]*)"', answer.text)
+    if version is None:
+        said = " ".join(answer.text.split())[:80]
+        return Finding("java", bad, f"{path} does not say its version: {said}", fix)
+    if int(version[2]) < LEAST_JAVA:
+        return Finding("java", bad, f"Java {version[1]} ({path}), Spark needs {LEAST_JAVA} or newer", fix)
+    return Finding("java", OK, f"Java {version[1]} ({path})")
+
+
+def spark_settings(machine: Machine, conf_file: str | None = None) -> SparkSettings:
+    """The settings of the file that Spark reads: the one given, else of SPARK_CONF_DIR, of SPARK_HOME, of pyspark.
+
+    `BadRequest` if the file that was given cannot be read.
+    """
+    for path in [conf_file] if conf_file is not None else _places(machine):
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            if conf_file is not None:
+                raise BadRequest(f"{path} cannot be read: {error.strerror}; check --conf-file") from None
+            continue
+        try:
+            return SparkSettings(path, {entry.name: entry.value for entry in parse_properties(text, path)})
+        except BadRequest as error:
+            return SparkSettings(path, {}, str(error))
+    return SparkSettings(None, {})
+
+
+def _places(machine: Machine) -> list[str]:
+    """Spark takes the first of these folders that is named, and no other."""
+    folder = machine.environ.get("SPARK_CONF_DIR")
+    if not folder and machine.environ.get("SPARK_HOME"):
+        folder = os.path.join(machine.environ["SPARK_HOME"], "conf")
+    if not folder:
+        found = util.find_spec("pyspark")
+        folder = os.path.join(os.path.dirname(found.origin), "conf") if found and found.origin else None
+    return [os.path.join(folder, DEFAULTS)] if folder else []
+
+
+def check_settings(machine: Machine, settings: SparkSettings) -> list[Finding]:
+    """The settings worth changing, each with the line that changes it."""
+    if settings.problem:
+        return [Finding("spark settings", WARN, settings.problem, f"edit {settings.source}")]
+    file = next(iter(_places(machine)), "$SPARK_HOME/conf/spark-defaults.conf")
+    where = file if settings.source in (None, SESSION) else str(settings.source)
+    folder = os.path.dirname(where)
+    make = "" if os.path.isdir(folder) or folder.startswith("$") else f"mkdir -p {folder} && "
+    found = []
+    for wanted in WORTH_CHANGING:
+        value = settings.values.get(wanted.name)
+        # Spark itself shows sizes as 67108864b.
+        if value is not None and value.strip().lower().removesuffix("b") == wanted.value:
+            found.append(Finding("spark settings", OK, f"{wanted.name} is {wanted.value} ({settings.source})"))
+            continue
+        here = "is not set" if value is None else f"is {value}"
+        source = f" in {settings.source}" if settings.source else ", there is no spark-defaults.conf"
+        fix = f"{make}echo '{wanted.name} {wanted.value}' >> {where}"
+        found.append(Finding("spark settings", WARN, f"{wanted.name} {here}{source}: {wanted.why}", fix))
+    return found
+
+
+def _in_a_worker(_: int) -> tuple[str, str, str]:
+    """What a worker is: version, interpreter, sparklog's version (it was imported to find this function)."""
+    version = str(getattr(sys.modules["sparklog"], "__version__", ""))
+    return ".".join(map(str, sys.version_info[:3])), sys.executable, version
+
+
+def ask_spark() -> tuple[SparkSettings, list[Finding]]:
+    """Start a local session, or use the one that runs, and ask it: its settings, and what a worker of it is."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        fix = f"{sys.executable} -m pip install 'sparklog[spark]'"
+        return SparkSettings(None, {}), [Finding("spark session", FAIL, f"no pyspark: {error}", fix)]
+    running = SparkSession.getActiveSession()
+    try:
+        session = running or SparkSession.builder.master("local[1]").appName("sparklog doctor").getOrCreate()
+        context = session.sparkContext
+        values = dict(context.getConf().getAll())
+        name = WORTH_CHANGING[0].name
+        values[name] = str(session.conf.get(name))
+        settings = SparkSettings(SESSION, values)
+        version, executable, sparklog = context.parallelize([0], 1).map(_in_a_worker).collect()[0]
+        said = f"Spark {session.version}; a worker is Python {version} ({executable}) with sparklog {sparklog}"
+        finding = Finding("spark session", OK, said)
+    except Exception as error:  # noqa: BLE001 - whatever keeps Spark from starting is what is looked for
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        fix = f"export PYSPARK_PYTHON={sys.executable}, and see java"
+        return SparkSettings(None, {}), [Finding("spark session", FAIL, f"a session with one task fails: {first}", fix)]
+    finally:
+        started = SparkSession.getActiveSession()
+        if running is None and started is not None:
+            started.stop()
+    return settings, [finding]
