@@ -1,4 +1,4 @@
-"""The same calls on a clock moved by hand, with seeded ids, in memory: what they write must stay the same, byte by byte.
+"""Calls on a clock moved by hand, with seeded ids, in memory: what they write must stay the same, byte by byte.
 
     python -m tests.golden.same_calls <tree>                                  # run the calls, write all that they wrote
     python -m tests.fixture_archive <tree> tests/golden/same_calls.tar.xz     # make it the expectation
@@ -134,7 +134,9 @@ class Calls:
         events.append(self.rows(9, 5, keys=4), options=WriteOptions(codec="lz4"))
         header = [[("trace", b"1"), ("empty", None)], [], None]
         kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-        headers = pa.array([None if each is None else [{"key": k, "value": v} for k, v in each] for each in header], kind)
+        headers = pa.array(
+            [None if each is None else [{"key": k, "value": v} for k, v in each] for each in header], kind
+        )
         partition = pa.array([2, 0, 2], pa.int32())
         events.append(self.rows(3, 14, headers=headers, partition=partition), options=PLAIN)
         nulls = pa.table({"key": pa.array([b"a", None], pa.binary()), "value": pa.array([None, b""], pa.binary())})
