@@ -43,20 +43,20 @@ def prepared_batch(rows: int, value_bytes: int) -> pa.RecordBatch:
 
 
 @dataclass
-class Counted(WriterCommitMessage):
+class Counted(WriterCommitMessage):  # type: ignore[misc]
     """Rows one task received."""
 
     rows: int
 
 
-class Part(InputPartition):
+class Part(InputPartition):  # type: ignore[misc]
     """How many times one task repeats the batch."""
 
     def __init__(self, repeats: int) -> None:
         super().__init__(repeats)
 
 
-class BareReader(DataSourceReader):
+class BareReader(DataSourceReader):  # type: ignore[misc]
     """Options: `rows` in all, `tasks`, `valueBytes`, `batchRows`."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
@@ -77,7 +77,7 @@ class BareReader(DataSourceReader):
             yield batch
 
 
-class BareStreamReader(DataSourceStreamReader):
+class BareStreamReader(DataSourceStreamReader):  # type: ignore[misc]
     """Every micro-batch is one row a task: what is measured is the way, not the load."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
@@ -98,7 +98,7 @@ class BareStreamReader(DataSourceStreamReader):
         return self.reader.read(partition)
 
 
-class BareWriter(DataSourceArrowWriter):
+class BareWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """Takes rows and drops them."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -112,7 +112,7 @@ class BareWriter(DataSourceArrowWriter):
         pass
 
 
-class BareStreamWriter(DataSourceStreamArrowWriter):
+class BareStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The same for a stream."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -126,7 +126,7 @@ class BareStreamWriter(DataSourceStreamArrowWriter):
         pass
 
 
-class BareSource(DataSource):
+class BareSource(DataSource):  # type: ignore[misc]
     """`spark.read.format("bare")`."""
 
     @classmethod

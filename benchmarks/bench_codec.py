@@ -13,7 +13,7 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,7 @@ def decode_peer(kind: Any, batches: list[bytes]) -> int:
     return count
 
 
-def contest(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def contest(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median CPU seconds of each, taking turns."""
     spent: dict[str, list[float]] = {name: [] for name in contenders}
     for function in contenders.values():

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,7 @@ def table_of(rows: int, value_bytes: int) -> pa.Table:
     return pa.table({"key": pa.array(keys), "value": pa.array(values), "timestamp": times})
 
 
-def contest(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def contest(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median CPU seconds of each, taking turns."""
     spent: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds + 1):

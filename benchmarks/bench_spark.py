@@ -133,8 +133,11 @@ def scan_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace)
         return lambda: frame().write.format("noop").mode("overwrite").save()
 
     def log_frame(codec: str, schema: str) -> Callable[[], DataFrame]:
-        reader = lambda: spark.read.format("sparklog").option("subscribe", f"events-{codec}").schema(schema)  # noqa: E731
-        return lambda: reader().load(root)
+        topic = f"events-{codec}"
+        return lambda: spark.read.format("sparklog").option("subscribe", topic).schema(schema).load(root)
+
+    def parquet_frame(codec: str) -> Callable[[], DataFrame]:
+        return lambda: spark.read.parquet(str(folder / f"scan-{codec}"))
 
     def bare_frame(schema: str) -> Callable[[], DataFrame]:
         batch_rows = 10_000 if chosen.value_bytes < 500 else 2_000
@@ -145,9 +148,7 @@ def scan_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace)
     return {
         "bare": drain(bare_frame(SIX)),
         "bare value": drain(bare_frame("value binary")),
-        **{
-            f"parquet-{codec}": drain(lambda c=codec: spark.read.parquet(str(folder / f"scan-{c}"))) for codec in CODECS
-        },
+        **{f"parquet-{codec}": drain(parquet_frame(codec)) for codec in CODECS},
         **{f"sparklog-{codec}": drain(log_frame(codec, SIX)) for codec in CODECS},
         "sparklog-zstd value": drain(log_frame("zstd", "value binary")),
     }

@@ -17,10 +17,9 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, count, lit
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "jobs"))
-import stream  # noqa: E402
+from sparklog.jobs import stream
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
 LOG_SETTINGS = REPOSITORY / "examples" / "log4j2.properties"
 DEMO = REPOSITORY / ".demo"
@@ -56,7 +55,7 @@ def scan_kafka(spark: SparkSession) -> DataFrame:
 
 
 def stream_into_topic(spark: SparkSession) -> int:
-    """The job a team would run, `jobs/stream.py`, until it has written what is there. How many records it wrote."""
+    """Run the job of a team, `jobs/stream.py`, until the topic has all records. Return how many it wrote."""
     checkpoint = str(DEMO / "checkpoints" / "archive")
     topics = ("subscribe", SOURCE_TOPICS)
     query = stream.start(

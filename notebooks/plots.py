@@ -15,8 +15,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
@@ -163,9 +165,9 @@ def batches(found: Inspected) -> Figure | Sentence:
         ax.yaxis.set_major_formatter(EngFormatter("B", sep=" "))
     _offset_axis(axes[-1])
     used = [codec for codec in CODEC_COLOURS if codec in set(found.batches["codec"].to_pylist())]
-    handles = [Patch(color=CODEC_COLOURS[codec], label=codec) for codec in used]
+    handles: list[Artist] = [Patch(color=CODEC_COLOURS[codec], label=codec) for codec in used]
     if bool(pc.any(pc.equal(found.batches["outcome"], "marker")).as_py()):
-        handles.append(plt.Line2D([], [], color=BLACK, marker="v", linestyle="", markersize=4, label="marker"))
+        handles.append(Line2D([], [], color=BLACK, marker="v", linestyle="", markersize=4, label="marker"))
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
     return _done(figure)
 
@@ -285,7 +287,8 @@ def _late(table: pa.Table) -> int:
 
 
 def _middle(table: pa.Table) -> np.ndarray:
-    return (_numbers(table, "base_offset") + _numbers(table, "last_offset") + 1) / 2
+    middle: np.ndarray = (_numbers(table, "base_offset") + _numbers(table, "last_offset") + 1) / 2
+    return middle
 
 
 def _clock(ax: Axes, title: str, table: pa.Table) -> None:
@@ -406,8 +409,8 @@ def _split(table: pa.Table, found: Inspected) -> list[tuple[int, pa.Table]]:
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:
-    column = table[name]
-    return pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
+    numbers: np.ndarray = pc.fill_null(table[name].cast(pa.int64()), 0).to_numpy()
+    return numbers
 
 
 def _sum(table: pa.Table, name: str) -> int:

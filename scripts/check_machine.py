@@ -13,7 +13,7 @@ MIN_PYTHON = (3, 10)
 MIN_JAVA = 17
 
 
-def python_problem():
+def python_problem() -> "str | None":
     """Why this interpreter will not do, or None."""
     found = ".".join(str(part) for part in sys.version_info[:3])
     if sys.version_info[:2] < MIN_PYTHON:
@@ -26,7 +26,7 @@ def python_problem():
     return None
 
 
-def java_problem():
+def java_problem() -> "str | None":
     """Why Spark will not start, or None. Looks where Spark looks: JAVA_HOME, then PATH."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
@@ -45,7 +45,7 @@ def java_problem():
     return None
 
 
-def main(arguments):
+def main(arguments: "list[str]") -> int:
     """Exit code: 0 if the machine is fit."""
     problem = python_problem() or (None if arguments == ["python"] else java_problem())
     if problem is None:
