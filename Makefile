@@ -9,18 +9,24 @@ COMPILED := $(VENV)/.compiled
 # Each process starts a Spark session of its own (about 2 GB).
 TEST_PROCESSES ?= 2
 PARALLEL := -n $(TEST_PROCESSES) --dist worksteal
+# Seeds that each simulation tries in the slow run; empty: the numbers in tests/support/seeds.py.
+SEEDS ?=
+SLOW_REPORT ?= build/slow-report.txt
 
 # Spark's Python workers are started by the JVM: they must be this environment's, not the first python3 on PATH.
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
+# Tests and what they start are compiled once, not at every start: each test process saves ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow demo notebook lint bench clean
+.PHONY: help venv test test-fast test-slow demo notebook lint bench clean
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
 	@echo "make test       run the tests"
-	@echo "make test-slow  run the long sweeps as well"
+	@echo "make test-fast  run those without Spark, without Kafka's programs and without sweeps"
+	@echo "make test-slow  run the long sweeps and report what ran (SEEDS=1000: so many seeds of each simulation)"
 	@echo "make notebook   run notebooks/ and store them with their plots"
 	@echo "make lint       ruff, mypy"
 	@echo "make bench      measure, against Parquet, Kafka clients and a bare Python data source"
@@ -41,8 +47,12 @@ $(COMPILED): $(INSTALLED) $(wildcard sparklog/format/*.py sparklog/format/*/*.py
 test: venv
 	$(PY) -m pytest $(PARALLEL)
 
+test-fast: venv
+	$(PY) -m pytest $(PARALLEL) -m "not slow and not sweep and not spark and not java"
+
 test-slow: venv
-	$(PY) -m pytest $(PARALLEL) -m "slow or not slow"
+	SPARKLOG_SEEDS=$(SEEDS) $(PY) -m pytest $(PARALLEL) -m "slow or property" \
+		-p tests.support.slow_report --slow-report $(SLOW_REPORT)
 
 demo: venv
 	@$(PY) scripts/check_machine.py

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests.fixture_data import fixture_tree
 from tests.kafka_tools import KafkaTools, Missing, find_tools
+from tests.support import starting_java
 
 OF_TERMINALS = (
     *("COLUMNS", "LINES", "TERMINAL_WIDTH", "TERM", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
@@ -23,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take what a developer's shell or a CI service says about terminals and roots out of the environment.
 
     Hypothesis: a slow machine is no failure. The normal run tries the same examples each time, so that its outcome says
-    something about the change; the long one looks for new ones.
+    something about the change; the slow one looks for new ones.
     """
     for name in (*OF_TERMINALS, *OF_SPARKLOG):
         os.environ.pop(name, None)
@@ -34,6 +35,17 @@ def pytest_configure(config: pytest.Config) -> None:
         derandomize="slow" not in config.getoption("markexpr").replace("not slow", ""),
     )
     settings.load_profile("sparklog")
+    watch = starting_java.Watch()
+    watch.install()
+    config.pluginmanager.register(watch)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they are: `spark`, `java`, `property`."""
+    for item in items:
+        starting_java.mark(item)
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("property")
 
 
 @pytest.fixture(scope="session")

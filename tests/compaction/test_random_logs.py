@@ -22,7 +22,7 @@ from tests.compaction.test_fixture_passes import HEADER_FIELDS, cleaned_once, ex
 from tests.kafka_tools import Missing, find_java, kafka_jars
 from tests.log.data_plane import Place
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.java]
 
 RECORD_FIELDS = ("offset", "timestamp", "key", "value")
 SEEDS = range(300)

@@ -1,4 +1,4 @@
-"""One Spark session per test process; tests that use it are marked `spark`."""
+"""One Spark session per test process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ from tests.datasource.said import Said, stderr_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-SPARK_FIXTURES = frozenset(("spark", "spark_folder"))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if SPARK_FIXTURES & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from tests.datasource.streams import forget_commit
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(1500)]
 
 JOB = spark_session.REPOSITORY / "jobs" / "mirror.py"
 RUN_SECONDS = 300

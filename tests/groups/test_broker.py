@@ -18,7 +18,7 @@ from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
 from tests.transactions.house import rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.java]
 GROUP = "g"
 
 

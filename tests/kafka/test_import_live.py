@@ -16,7 +16,7 @@ from tests.kafka.logs import records
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.java]
 
 VALUE_BYTES = 100_000
 

@@ -32,8 +32,8 @@ from tests.log.simulation.workload import (
     process,
 )
 from tests.log.simulation.world import DAY, HOUR, Actor
+from tests.support.seeds import RETENTION
 
-SEEDS = 16
 CONFIGS = {"segment.bytes": 150, "retention.ms": -1, "retention.bytes": 1500, "file.delete.delay.ms": DAY}
 REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/retention/test_simulation.py -k test_one_seed"
 
@@ -172,12 +172,14 @@ def check(seed: int) -> Run:
         ) from error
 
 
-def test_weeks() -> None:
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", RETENTION.few())
+def test_weeks(seeds: range) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in seeds:
         seen.update(check(seed).counters)
     for what in ("acked", "merged", "retained", "append file", "commit", "checkpoint", "files read"):
-        assert seen[what] >= SEEDS, f"too little happened: {what} {seen[what]}"
+        assert seen[what] >= len(seeds), f"too little happened: {what} {seen[what]}"
     assert seen["expired"] > 0
     assert seen["append Conflict"] > 0, "no slow writer met the floor"
 
@@ -192,6 +194,6 @@ def test_one_seed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1_000, 3_000, 100))
-def test_many_weeks(first: int) -> None:
-    assert sum(check(seed).counters["retained"] for seed in range(first, first + 100)) > 100
+@pytest.mark.parametrize("seeds", RETENTION.many())
+def test_many_weeks(seeds: range) -> None:
+    assert sum(check(seed).counters["retained"] for seed in seeds) > len(seeds)

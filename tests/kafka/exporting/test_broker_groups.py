@@ -19,7 +19,7 @@ from tests.fixture_data import split_partition
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.java]
 
 DAY_MS = 86_400_000
 

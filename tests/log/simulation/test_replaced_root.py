@@ -7,12 +7,11 @@ go on writing; whatever the processes of the root before were about to do at tha
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import crc32c
@@ -33,9 +32,8 @@ from tests.log.simulation.model import expect
 from tests.log.simulation.workload import upload
 from tests.log.simulation.world import Actor, World
 from tests.support.root_ids import replace_root_id
+from tests.support.seeds import REPLACED_ROOTS
 
-SEEDS = 50
-MANY = 500
 STEPS = 12
 KINDS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.TWICE, FaultKind.FALSE_EXISTS, FaultKind.ABSENT)
 _NUMBERED = re.compile(r"(.+)/_log/([0-9]{20})\.json\Z")
@@ -223,25 +221,27 @@ def run_seed(seed: int) -> Run:
     return run
 
 
-def sweep(first: int, count: int) -> Counter[str]:
+def sweep(seeds: Iterable[int]) -> Counter[str]:
     met: Counter[str] = Counter()
-    for seed in range(first, first + count):
+    for seed in seeds:
         met.update(run_seed(seed).met)
     return met
 
 
-def test_seeds() -> None:
-    met = sweep(0, SEEDS)
+@pytest.mark.parametrize("seeds", REPLACED_ROOTS.few())
+def test_seeds(seeds: range) -> None:
+    met = sweep(seeds)
     assert min(met[what] for what in ("acked", "refused", "taken back", "files", "another id", "anew")) > 0, dict(met)
 
 
 @pytest.mark.slow
-def test_many_seeds() -> None:
-    assert sweep(1000, int(os.environ.get("SPARKLOG_SEEDS", str(MANY))))["taken back"] > MANY // 10
+@pytest.mark.parametrize("seeds", REPLACED_ROOTS.many())
+def test_many_seeds(seeds: range) -> None:
+    assert sweep(seeds)["taken back"] > len(seeds) // 10
 
 
 @pytest.mark.parametrize(("look", "unseen"), [("_check_root", None), ("_confirm", Answer.OURS)])
 def test_without_either_look_some_seed_fails(look: str, unseen: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Numbered, look, lambda *given, **named: unseen)
     with pytest.raises(AssertionError, match="seed"):
-        sweep(0, SEEDS)
+        sweep(range(REPLACED_ROOTS.every_run))

@@ -16,12 +16,8 @@ from sparklog.log.state import commit_log
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.workload import Run
 from tests.log.simulation.world import World
+from tests.support.seeds import LOG
 
-SEEDS = 2_000
-CHUNK = 100
-MANY = int(os.environ.get("SPARKLOG_SEEDS", "20000"))
-MANY_FROM = 10_000
-MANY_CHUNK = 1_000
 REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/log/simulation/test_simulation.py -k test_one_seed"
 
 
@@ -36,12 +32,11 @@ def check(seed: int) -> Run:
         raise AssertionError(message) from error
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_seeds(first: int) -> None:
-    commits = 0
-    for seed in range(first, first + CHUNK):
-        commits += check(seed).model.commits
-    assert commits > 5 * CHUNK, "the runs did too little to show anything"
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", LOG.few())
+def test_seeds(seeds: range) -> None:
+    commits = sum(check(seed).model.commits for seed in seeds)
+    assert commits > 5 * len(seeds), "the runs did too little to show anything"
 
 
 def test_one_seed() -> None:
@@ -74,9 +69,10 @@ def test_a_seed_is_one_run() -> None:
         assert first.world.store.snapshot() == second.world.store.snapshot()
 
 
+@pytest.mark.sweep
 def test_the_runs_meet_what_they_are_meant_to_meet() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(SEEDS, SEEDS + 150):
+    for seed in range(LOG.every_run, LOG.every_run + 150):
         run = check(seed)
         seen.update(run.counters)
         seen["checkpoints"] += run.model.checkpoints
@@ -86,7 +82,7 @@ def test_the_runs_meet_what_they_are_meant_to_meet() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(MANY_FROM, MANY_FROM + MANY, MANY_CHUNK))
-def test_many_seeds(first: int) -> None:
-    for seed in range(first, min(first + MANY_CHUNK, MANY_FROM + MANY)):
+@pytest.mark.parametrize("seeds", LOG.many())
+def test_many_seeds(seeds: range) -> None:
+    for seed in seeds:
         assert check(seed).world.failure is None

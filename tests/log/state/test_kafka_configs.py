@@ -13,6 +13,8 @@ from sparklog.log.state.config_table import CONFIGS, ConfigDef
 from sparklog.maintenance.properties import property_table
 from tests.kafka_tools import Missing, find_java, kafka_jars
 
+pytestmark = pytest.mark.java
+
 LOG_CONFIG = "org.apache.kafka.storage.internals.log.LogConfig"
 ROW = re.compile(r"<tr><th>(.*?):</th><td>(.*?)</td></tr>", re.DOTALL)
 

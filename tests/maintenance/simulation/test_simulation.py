@@ -16,12 +16,8 @@ import pytest
 from sparklog.retention import vacuum
 from tests.maintenance.simulation.seeds import run_seed
 from tests.maintenance.simulation.workload import Run
+from tests.support.seeds import MAINTENANCE
 
-SEEDS = 80
-CHUNK = 20
-MANY = int(os.environ.get("SPARKLOG_SEEDS", "2000"))
-MANY_FROM = 10_000
-MANY_CHUNK = 200
 REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/maintenance/simulation/test_simulation.py -k test_one_seed"
 MET = (
     *("appends", "stalled writer refused", "transactions committed", "transactions aborted", "records deleted"),
@@ -41,25 +37,16 @@ def check(seed: int) -> Run:
         raise AssertionError(message) from error
 
 
-@pytest.fixture(scope="module")
-def met() -> Counter[str]:
-    """What the runs of this module met."""
-    return Counter()
-
-
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_seeds(first: int, met: Counter[str]) -> None:
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", MAINTENANCE.few())
+def test_seeds(seeds: range) -> None:
+    met: Counter[str] = Counter()
     commits = 0
-    for seed in range(first, first + CHUNK):
+    for seed in seeds:
         run = check(seed)
         met.update(run.counters)
         commits += run.model.commits
-    assert commits > 15 * CHUNK, "the runs did too little to show anything"
-
-
-def test_the_runs_met_what_they_are_meant_to_meet(met: Counter[str]) -> None:
-    if met["appends"] < SEEDS:
-        pytest.skip("tells only where all seeds have run before")
+    assert commits > 15 * len(seeds), "the runs did too little to show anything"
     missing = [what for what in MET if met[what] == 0]
     assert not missing, f"no run had any of {missing}: {dict(met)}"
 
@@ -88,7 +75,7 @@ def test_a_failing_seed_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(MANY_FROM, MANY_FROM + MANY, MANY_CHUNK))
-def test_many_seeds(first: int) -> None:
-    for seed in range(first, min(first + MANY_CHUNK, MANY_FROM + MANY)):
+@pytest.mark.parametrize("seeds", MAINTENANCE.many())
+def test_many_seeds(seeds: range) -> None:
+    for seed in seeds:
         assert check(seed).world.failure is None

@@ -218,6 +218,7 @@ def run(*arguments: str, **environ: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
+@pytest.mark.java
 def test_the_command_prints_findings_and_fails_if_one_does(log: Root, tmp_path: Path) -> None:
     code, out = run("--json", "--root", log.location)
     found = json.loads(out)

@@ -6,7 +6,6 @@ checkpoints vanish between being listed and being read; what is begun crashes an
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -32,11 +31,10 @@ from tests.log.simulation.model import expect
 from tests.log.simulation.world import HOUR, Actor
 from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
 from tests.maintenance.simulation.workload import TOPIC, Run
+from tests.support.seeds import VERIFICATION
 from tests.tools.verification.whole_root import DAY, Clock, rows
 
 PROFILES = ("calm", "slow", "rush", "answers", "errors", "crashes", "stalls", "everything")
-SEEDS = 24
-MANY = int(os.environ.get("SPARKLOG_SEEDS", "600"))
 
 
 def healthy(call: Call) -> None:
@@ -70,20 +68,22 @@ def check(seed: int, met: Counter[str]) -> None:
         expect(report.sound, f"seed {seed}: {'; '.join(map(str, report.findings))}")
 
 
-def test_nothing_that_others_do_is_damage() -> None:
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", VERIFICATION.few())
+def test_nothing_that_others_do_is_damage(seeds: range) -> None:
     met: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in seeds:
         check(seed, met)
-    assert min(met["looks"], met["files"], met["orphans"]) > SEEDS, dict(met)
+    assert min(met["looks"], met["files"], met["orphans"]) > len(seeds), dict(met)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 1000 + MANY, 100))
-def test_many_seeds(first: int) -> None:
+@pytest.mark.parametrize("seeds", VERIFICATION.many())
+def test_many_seeds(seeds: range) -> None:
     met: Counter[str] = Counter()
-    for seed in range(first, first + 100):
+    for seed in seeds:
         check(seed, met)
-    assert min(met["looks"], met["files"]) > 100
+    assert min(met["looks"], met["files"]) > len(seeds)
 
 
 class Interrupted:

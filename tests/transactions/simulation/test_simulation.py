@@ -12,16 +12,10 @@ from collections import Counter
 import pytest
 
 from tests.log.simulation.world import World
+from tests.support.seeds import TRANSACTIONS, TRANSACTIONS_WITH_CACHES
 from tests.transactions.simulation.actors import Run
 from tests.transactions.simulation.seeds import CACHES, run_seed
 
-SEEDS = 600
-CHUNK = 100
-MANY = int(os.environ.get("SPARKLOG_SEEDS", "10000"))
-MANY_FROM = 10_000
-MANY_CHUNK = 1_000
-CACHE_SEEDS = 50
-CACHE_MANY = 600
 REPLAY = (
     "{profile}SPARKLOG_SEED={seed} python -m pytest tests/transactions/simulation/test_simulation.py -k test_one_seed"
 )
@@ -39,10 +33,11 @@ def check(seed: int, profile: str | None = None) -> Run:
         raise AssertionError(message) from error
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_whatever_the_seed_readers_see_all_of_a_transaction_or_none(first: int) -> None:
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", TRANSACTIONS.few())
+def test_whatever_the_seed_readers_see_all_of_a_transaction_or_none(seeds: range) -> None:
     found: Counter[str] = Counter()
-    for seed in range(first, first + CHUNK):
+    for seed in seeds:
         found.update(check(seed).counters)
     for what in ("committed", "aborted", "batches", "joined", "polls", "resolved True"):
         assert found[what] > 10, f"the runs did too little to show anything: {found}"
@@ -56,10 +51,12 @@ def test_one_seed() -> None:
         print(dict(run.counters))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("profile", CACHES)
-def test_whatever_a_machine_remembers_of_names_nothing_is_passed_over(profile: str) -> None:
+@pytest.mark.parametrize("seeds", TRANSACTIONS_WITH_CACHES.few())
+def test_whatever_a_machine_remembers_of_names_nothing_is_passed_over(profile: str, seeds: range) -> None:
     found: Counter[str] = Counter()
-    for seed in range(CACHE_SEEDS):
+    for seed in seeds:
         found.update(check(seed, profile).counters)
     for what in ("committed", "follower polls", "query batches", "batches planned again", "group looks"):
         assert found[what] > 10, f"the runs did too little to show anything: {found}"
@@ -67,13 +64,14 @@ def test_whatever_a_machine_remembers_of_names_nothing_is_passed_over(profile: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", CACHES)
-def test_many_seeds_where_names_are_remembered(profile: str) -> None:
-    for seed in range(MANY_FROM, MANY_FROM + CACHE_MANY):
+@pytest.mark.parametrize("seeds", TRANSACTIONS_WITH_CACHES.many())
+def test_many_seeds_where_names_are_remembered(profile: str, seeds: range) -> None:
+    for seed in seeds:
         assert check(seed, profile).world.failure is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(MANY_FROM, MANY_FROM + MANY, MANY_CHUNK))
-def test_many_seeds(first: int) -> None:
-    for seed in range(first, min(first + MANY_CHUNK, MANY_FROM + MANY)):
+@pytest.mark.parametrize("seeds", TRANSACTIONS.many())
+def test_many_seeds(seeds: range) -> None:
+    for seed in seeds:
         assert check(seed).world.failure is None

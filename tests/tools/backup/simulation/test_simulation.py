@@ -7,15 +7,15 @@ from collections import Counter
 
 import pytest
 
+from tests.support.seeds import BACKUPS, BACKUPS_WITH_CACHES
 from tests.tools.backup.simulation.workload import run
 
-SEEDS = 10
-CACHE_SEEDS = 250
 
-
-def test_whatever_the_seed_what_is_restored_is_consistent() -> None:
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", BACKUPS.few())
+def test_whatever_the_seed_what_is_restored_is_consistent(seeds: range) -> None:
     total: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in seeds:
         total.update(run(seed).counters)
     wanted = ("backups", "deaths", "transactions", "vacuums that deleted", "times restored", "clones")
     assert all(total[what] for what in wanted), total
@@ -33,17 +33,17 @@ def test_where_the_machine_that_makes_backups_remembers_names(seed: int, caches:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("caches", ["names", "folders"])
-@pytest.mark.parametrize("first", range(0, CACHE_SEEDS, 25))
-def test_more_seeds_where_names_are_remembered(first: int, caches: str) -> None:
-    for seed in range(first, first + 25):
+@pytest.mark.parametrize("seeds", BACKUPS_WITH_CACHES.many())
+def test_more_seeds_where_names_are_remembered(seeds: range, caches: str) -> None:
+    for seed in seeds:
         assert run(seed, caches).counters
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(SEEDS, 400, 30))
-def test_more_seeds(first: int) -> None:
+@pytest.mark.parametrize("seeds", BACKUPS.many())
+def test_more_seeds(seeds: range) -> None:
     """In parts: each a minute or two where nothing else runs, far below pytest's timeout where much does."""
-    for seed in range(first, first + 30):
+    for seed in seeds:
         assert run(seed).counters
 
 

@@ -1,0 +1,60 @@
+"""Seeds of the random simulations: a few of them in every run, many in the slow one.
+
+Each simulation has its numbers here. SPARKLOG_SEEDS (`make test-slow SEEDS=1000`) replaces those of the slow run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+SLOW_FROM = 10_000
+"""The slow run begins here: it tries other seeds than every run does."""
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """How many seeds of one simulation are tried, and how many of them by one test."""
+
+    every_run: int
+    slow_run: int
+    chunk: int
+    slow_chunk: int
+
+    def few(self) -> list[Any]:
+        """Return the ranges of every run, as parameters of a test."""
+        return _chunks(0, self.every_run, self.chunk)
+
+    def many(self) -> list[Any]:
+        """Return the ranges of the slow run, as parameters of a test."""
+        return _chunks(SLOW_FROM, int(os.environ.get("SPARKLOG_SEEDS") or self.slow_run), self.slow_chunk)
+
+
+def _chunks(first: int, count: int, chunk: int) -> list[Any]:
+    starts = range(first, first + count, chunk)
+    ranges = [range(start, min(start + chunk, first + count)) for start in starts]
+    return [pytest.param(each, id=f"{each[0]}-{each[-1]}") for each in ranges]
+
+
+def seeds_of(parameters: Sequence[tuple[str, object]]) -> int:
+    """Count the seeds that a test with these parameters tries."""
+    return sum(
+        len(value) if isinstance(value, range) else 1
+        for name, value in parameters
+        if (name == "seeds" and isinstance(value, range)) or name == "seed"
+    )
+
+
+LOG = Seeds(every_run=600, slow_run=20_000, chunk=100, slow_chunk=1_000)
+REPLACED_ROOTS = Seeds(every_run=50, slow_run=500, chunk=50, slow_chunk=500)
+TRANSACTIONS = Seeds(every_run=300, slow_run=10_000, chunk=100, slow_chunk=1_000)
+TRANSACTIONS_WITH_CACHES = Seeds(every_run=50, slow_run=600, chunk=50, slow_chunk=200)
+MAINTENANCE = Seeds(every_run=80, slow_run=2_000, chunk=80, slow_chunk=200)
+RETENTION = Seeds(every_run=16, slow_run=2_000, chunk=16, slow_chunk=100)
+VERIFICATION = Seeds(every_run=24, slow_run=600, chunk=24, slow_chunk=100)
+BACKUPS = Seeds(every_run=10, slow_run=390, chunk=10, slow_chunk=30)
+BACKUPS_WITH_CACHES = Seeds(every_run=0, slow_run=250, chunk=25, slow_chunk=25)
