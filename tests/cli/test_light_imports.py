@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,27 @@ import sparklog
 
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("numba", "llvmlite", "pandas", "pyspark", "rich", "jinja2")
-PROGRAM = f"""
-import atexit, sys
-atexit.register(lambda: print("HEAVY", *[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr))
+ARRAYS = ("pyarrow", "numpy")
+"""Not loaded by a command that opens no root."""
+PROGRAM = """
+import json, os, sys, tempfile
+os.environ.pop("SPARKLOG_ROOT", None)
 from sparklog.cli import main
-main()
+
+seen = set()
+for words, text in json.load(sys.stdin):
+    sys.argv = ["sparklog", *words]
+    lines = tempfile.TemporaryFile()
+    lines.write(text.encode())
+    lines.seek(0)
+    os.dup2(lines.fileno(), 0)
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, words
+    loaded = set(sys.modules) - seen
+    seen |= loaded
+    print(json.dumps(sorted(name for name in loaded if "." not in name)), file=sys.stderr)
 """
 TABLES = {"rich"}
 COMMANDS: dict[str, tuple[str, set[str]]] = {
@@ -51,25 +68,26 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-OFTEN = {
-    "topics list",
-    "consume orders --max-messages 1",
-    "consume orders --print-key --print-timestamp --print-headers --print-offset --print-partition",
-    "produce orders",
-    "produce orders --json",
-    "get orders --key a",
-    "verify",
-}
-
-
-@pytest.mark.parametrize(
-    "command", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS]
-)
-def test_a_command_loads_what_it_needs(root: Path, command: str) -> None:
-    text, allowed = COMMANDS[command]
-    words = [*command.split(), "--root", str(root)]
+def loaded_by(commands: dict[str, str]) -> dict[str, set[str]]:
+    """Run these commands (words to standard input) in one process; what each of them loaded beyond those before it."""
+    given = json.dumps([(command.split(), text) for command, text in commands.items()])
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words], cwd=REPOSITORY, input=text, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM], cwd=REPOSITORY, input=given, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert set(done.stderr.splitlines()[-1].split()[1:]) <= allowed, done.stderr
+    lists = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    return {command: set(json.loads(line)) for command, line in zip(commands, lists, strict=True)}
+
+
+def test_help_loads_no_arrays_either() -> None:
+    (version, help_text) = loaded_by({"--version": "", "topics --help": ""}).values()
+    assert not version & {*HEAVY, *ARRAYS}
+    assert not help_text & {*HEAVY, *ARRAYS} - TABLES
+
+
+def test_commands_load_what_they_need(root: Path) -> None:
+    """Those that print no tables go first: what one has loaded is not seen again in the next."""
+    in_turn = sorted(COMMANDS.items(), key=lambda item: bool(item[1][1]))
+    loaded = loaded_by({f"{command} --root {root}": text for command, (text, _) in in_turn})
+    for (command, (_, allowed)), found in zip(in_turn, loaded.values(), strict=True):
+        assert found & set(HEAVY) <= allowed, command

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.cli.conftest import REPOSITORY, Sparklog
+from tests.cli.conftest import Sparklog
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -77,44 +74,6 @@ def test_an_error_is_one_line_and_the_exit_code(process: Process) -> None:
     assert (code, out) == (1, b"")
     assert err.startswith(b"sparklog: There is no log at ")
     assert err.count(b"\n") == 1
-
-
-def loaded_by(arguments: list[str], root: str) -> set[str]:
-    """Top-level modules in `sys.modules` after a command ran in a process of its own."""
-    code = (
-        "import sys, json\n"
-        f"sys.argv = ['sparklog', *{arguments!r}]\n"
-        "from sparklog.cli import main\n"
-        "try:\n    main()\nexcept SystemExit as left:\n    assert not left.code, left.code\n"
-        "print()\nprint(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "SPARKLOG_ROOT": root},
-        check=True,
-    )
-    return set(json.loads(done.stdout.splitlines()[-1]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "without"),
-    [
-        (["--version"], {"pyspark", "pandas", "numba", "pyarrow", "numpy", "rich"}),
-        (["topics", "--help"], {"pyspark", "pandas", "numba", "pyarrow", "numpy"}),
-        (["topics", "list"], {"pyspark", "pandas", "numba"}),
-        (["topics", "describe", "t"], {"pyspark", "pandas", "numba"}),
-        (["offsets", "t"], {"pyspark", "pandas", "numba"}),
-        (["consume", "t"], {"pyspark", "pandas"}),
-    ],
-)
-def test_a_command_loads_only_what_it_needs(
-    sparklog: Sparklog, root: object, arguments: list[str], without: set[str]
-) -> None:
-    sparklog("topics", "create", "t")
-    assert not loaded_by(arguments, str(root)) & without
 
 
 @pytest.mark.parametrize(
