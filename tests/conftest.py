@@ -41,11 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they are: `spark`, `java`, `property`."""
+    """Mark tests by what they are: `spark`, `java`, `property`; those with Spark go first.
+
+    Parallel processes begin with a share of the list each and then take from the end of another's. So one process runs
+    all Spark tests, with the only session, while the others run what is left.
+    """
     for item in items:
         starting_java.mark(item)
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("property")
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 @pytest.fixture(scope="session")

@@ -89,9 +89,20 @@ def modules(package: str) -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
 
 
-def imports(source: str) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything a module imports, at whatever depth; a relative import begins with a dot."""
-    for node in ast.walk(ast.parse(source)):
+class WithoutTypes(ast.NodeTransformer):
+    """Drops what is imported for type checkers alone."""
+
+    def visit_If(self, node: ast.If) -> ast.If | None:
+        return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+
+def imports(source: str, *, types: bool = True) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything a module imports, at whatever depth; a relative import begins with a dot.
+
+    `types`: imports under TYPE_CHECKING count as well.
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree if types else WithoutTypes().visit(tree)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -142,13 +153,6 @@ def test_imports_go_downwards_only() -> None:
     assert not found, "\n".join(found)
 
 
-class WithoutTypes(ast.NodeTransformer):
-    """Drops what is imported for type checkers alone."""
-
-    def visit_If(self, node: ast.If) -> ast.If | None:
-        return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
-
-
 def circle(sources: Mapping[str, str], *, types: bool) -> list[str]:
     """Modules of which each imports the next, at module level or in a function, up to the first one again; or none.
 
@@ -156,8 +160,7 @@ def circle(sources: Mapping[str, str], *, types: bool) -> list[str]:
     """
     graph: dict[str, set[str]] = {module: set() for module in sources}
     for module, source in sources.items():
-        counted = source if types else ast.unparse(WithoutTypes().visit(ast.parse(source)))
-        for _, name in imports(counted):
+        for _, name in imports(source, types=types):
             target = name
             while target and target not in sources:
                 target = target.rpartition(".")[0]
@@ -245,13 +248,10 @@ def loaded_by(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", LIGHT)
 def test_what_planners_import_is_light(module: str) -> None:
-    loaded = loaded_by(module)
-    assert not loaded & set(HEAVY), f"{module} imports {sorted(loaded & set(HEAVY))} before anything is read or written"
-
-
-@pytest.mark.parametrize("module", [name for name in LIGHT if "datasource" not in name and "pyspark" not in name])
-def test_everything_but_the_adapter_works_without_spark(module: str) -> None:
-    assert "pyspark" not in loaded_by(module)
+    """And only the adapter imports Spark."""
+    adapter = "datasource" in module or "pyspark" in module
+    found = loaded_by(module) & {*HEAVY, *(() if adapter else ("pyspark",))}
+    assert not found, f"{module} imports {sorted(found)} before anything is read or written"
 
 
 PLANNING = """

@@ -23,6 +23,8 @@ from sparklog.log.topic.root_view import RootView
 from sparklog.tools.inspection.inspect import Inspected, inspect_file, inspect_topic
 from tests.fixture_data import copied
 
+pytestmark = pytest.mark.sweep
+
 PLOTS = ("batches", "compression", "keys", "gaps", "times", "indexes", "transactions")
 KAFKA_HALF = 12
 """Code cells about Kafka's directory, whose figures no library's version changes; the others make their own root."""

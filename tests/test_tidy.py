@@ -6,6 +6,7 @@ Each rule is a function from one file's source to complaints, so that each is al
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,14 +73,27 @@ def python_files() -> list[Path]:
     return list(files(*CODE, suffixes={".py"}))
 
 
-def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node
+@functools.lru_cache(1_000)
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@functools.lru_cache(1_000)
+def functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions at whatever depth. Expressions hold none, so they are not walked."""
+    found = []
+    blocks: list[ast.AST] = [parsed(source)]
+    while blocks:
+        block = blocks.pop()
+        if isinstance(block, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.append(block)
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            blocks += getattr(block, name, ()) if isinstance(getattr(block, name, ()), list) else ()
+    return found
 
 
 def missing_docstring(source: str) -> list[str]:
-    return [] if ast.get_docstring(ast.parse(source)) else ["no docstring says what this module is for"]
+    return [] if ast.get_docstring(parsed(source)) else ["no docstring says what this module is for"]
 
 
 def too_long(source: str, module_lines: int = MODULE_LINES) -> list[str]:
@@ -131,7 +145,7 @@ def stray_effects(source: str, path: str) -> list[str]:
     allowed = frozenset().union(*(calls for home, calls in HOMES.items() if path.startswith(home)))
     return [
         f"line {node.lineno}: {name}() belongs behind Env or Store"
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in EFFECTS - allowed
     ]
 

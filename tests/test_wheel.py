@@ -15,6 +15,8 @@ import sparklog
 from tests.datasource.spark_session import has_java
 from tests.test_architecture import REPOSITORY
 
+pytestmark = pytest.mark.sweep
+
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
 
 
@@ -81,6 +83,7 @@ def test_maintenance(installed: Path, tmp_path: Path) -> None:
     assert wrong.stderr.splitlines()[-1].startswith("sparklog compact: error: ")
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.skipif(not has_java(), reason="needs Java")
 def test_streams(installed: Path, tmp_path: Path) -> None:

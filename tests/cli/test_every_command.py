@@ -108,6 +108,7 @@ def on_this_machine(line: str, command: str, place: Path) -> str:
     return f"{words} --file {place}/lines"
 
 
+@pytest.mark.java
 @pytest.mark.parametrize("more", ["", " --json"], ids=["text", "json"])
 def test_examples_do_what_they_say_when_they_are_copied(
     place: Path, monkeypatch: pytest.MonkeyPatch, more: str

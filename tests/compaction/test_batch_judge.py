@@ -137,6 +137,7 @@ def test_a_judged_pass_leaves_the_batches_that_kafka_left(one: Pass) -> None:
     assert staying == [entry for each in cleaned for entry in each.aborted]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(40))
 def test_judged_passes_over_random_histories_equal_the_plain_model(seed: int) -> None:
     rng = random.Random(seed)

@@ -133,6 +133,7 @@ def random_configs(rng: random.Random) -> PlainConfigs:
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(24))
 def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)

@@ -21,6 +21,7 @@ def place(tmp_path: Path) -> Place:
     return Place("memory", tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(15))
 def test_random_logs_that_grow_between_imports(place: Place, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -188,6 +188,7 @@ def check(topic: Topic, expected: Visible, rng: random.Random) -> None:
         assert found == [each for each in expected.committed if low <= each[0] < high]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(25))
 def test_random_logs_at_every_step(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     if seed % 2:

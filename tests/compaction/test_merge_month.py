@@ -27,6 +27,8 @@ from sparklog.log.state.topic_state import Head
 from sparklog.maintenance.work import Settings
 from sparklog.storage.memory import MemoryStore
 
+pytestmark = pytest.mark.sweep
+
 Int64s = npt.NDArray[np.int64]
 Rates = Callable[[float], list[float]]
 """Seconds since the beginning -> bytes a second of each partition."""

@@ -202,6 +202,7 @@ def test_driver_killed_twenty_times(spark_folder: Path, tmp_path: Path) -> None:
     run_with_kills(spark_folder, str(tmp_path / "log"), kills=20, seed=2)
 
 
+@pytest.mark.slow
 def test_three_topics_agree_whenever_the_driver_is_killed(spark_folder: Path, tmp_path: Path) -> None:
     run_with_kills(spark_folder, str(tmp_path / "log"), kills=2, seed=3, topics="t0,t1,t2")
 

@@ -291,6 +291,7 @@ def logs(draw: st.DrawFn) -> tuple[bytes, list[Fate]]:
     return b"".join(parts), fates
 
 
+@pytest.mark.sweep
 @settings(max_examples=300, deadline=None)
 @given(logs())
 def test_any_batches_as_the_rules_say(log: tuple[bytes, list[Fate]]) -> None:

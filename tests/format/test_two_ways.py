@@ -79,6 +79,7 @@ def read_all(data: bytes, headers: BatchHeaders) -> list[object]:
     return [columns, shifted, record_fields(payloads(data, headers, check_crc=False), headers)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("most", [4, pytest.param(1 << 40, marks=pytest.mark.slow)])
 def test_the_fixtures_are_read_and_written_alike(fixtures: Path, most: int) -> None:
     """Of each file, so many batches are written again; normally, of files up to 64 KiB, each size is taken once."""

@@ -381,6 +381,7 @@ def seen(root: Root) -> Iterator[tuple[str, int, list[int]]]:
             yield name, number, [record.offset for record in read(topic, number, READ_COMMITTED)]
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize(
     "kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER]

@@ -586,6 +586,7 @@ def test_a_segment_that_goes_while_it_is_imported_is_said(
     assert nothing_left(root)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.CRASH_AFTER])
 def test_an_import_that_dies_at_any_step_names_nothing_by_halves(root: Root, tmp_path: Path, kind: FaultKind) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})

@@ -56,6 +56,7 @@ def expected(fixtures: Path, fixture: str, name: str) -> list[ExpectedRecord]:
 # ---------------------------------------------------------------- parts
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("fixture", "name"), PARTITIONS)
 def test_any_range_of_offsets(
     fixtures: Path, root: Root, fixture: str, name: str, monkeypatch: pytest.MonkeyPatch

@@ -254,6 +254,7 @@ def lived() -> House:
     return house
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
 def test_a_crash_at_every_request_and_a_run_after_it(kind: FaultKind) -> None:
     whole = lived()
@@ -319,6 +320,7 @@ def test_a_store_that_fails_at_every_request() -> None:
         house.assert_promises()
 
 
+@pytest.mark.sweep
 def test_two_vacuums_at_once() -> None:
     whole = lived()
     whole.vacuum()
@@ -335,6 +337,7 @@ def test_two_vacuums_at_once() -> None:
     assert not struck
 
 
+@pytest.mark.sweep
 def test_who_finds_a_head_finds_its_table_at_every_moment() -> None:
     torn: list[int] = []
 

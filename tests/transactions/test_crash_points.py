@@ -14,6 +14,8 @@ from sparklog.transactions import transactional
 from sparklog.transactions.completion import resolve_topic
 from tests.transactions.house import House, rows
 
+pytestmark = pytest.mark.sweep
+
 
 def consume(house: House, store: FaultyStore) -> None:
     """Two records of topic c, each answered in a and b by a transaction that sends the group's offset."""

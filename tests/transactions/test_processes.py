@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import sparklog
 from sparklog.log.read.scan import read_parts
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic.root_view import RootView
+
+pytestmark = pytest.mark.sweep
 
 REPOSITORY = Path(__file__).parents[2]
 IDS = ("left", "right")

@@ -56,6 +56,7 @@ def names_in(folder: Path) -> list[str]:
     return [name for name in partitions(folder) if not is_internal(split_partition(name)[0])]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("fixture", "stage"), STAGES)
 def test_a_round_trip_reads_as_kafkas_consumer_reads_it(
     fixtures: Path, tmp_path: Path, fixture: str, stage: str

@@ -12,6 +12,8 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind
 from tests.log.simulation.lab import Lab, Process
 
+pytestmark = pytest.mark.sweep
+
 BATCHES = 7
 CONFIG = {"retention.ms": "123456"}
 

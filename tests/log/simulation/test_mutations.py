@@ -16,6 +16,8 @@ from sparklog.log.state.topic_state import Head
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.world import SimulationError
 
+pytestmark = pytest.mark.sweep
+
 FOREVER = 10**15
 Patch = pytest.MonkeyPatch
 

@@ -17,6 +17,8 @@ from sparklog.log.state.invariants import check_state
 from sparklog.log.topic.root import open_root
 from sparklog.storage.local import TEMPORARY_PREFIX
 
+pytestmark = pytest.mark.sweep
+
 APPENDER = """
 import sys
 import threading

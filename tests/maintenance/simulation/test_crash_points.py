@@ -25,6 +25,8 @@ from tests.maintenance.simulation.seeds import check_data_files
 from tests.maintenance.simulation.workload import COLUMNS, TOPIC, Rows, Run, batch_of, plans, rows_of
 from tests.support.maintaining import maintain
 
+pytestmark = pytest.mark.sweep
+
 CONFIGS = {
     "cleanup.policy": "compact,delete",
     "segment.bytes": "600",

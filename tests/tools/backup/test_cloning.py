@@ -310,6 +310,7 @@ def requests_of_a_clone() -> int:
     return sum(count.calls.values())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
 def test_killed_at_any_request_there_is_a_whole_clone_or_none(kind: FaultKind) -> None:
     for number in range(requests_of_a_clone()):
@@ -328,6 +329,7 @@ def test_killed_at_any_request_there_is_a_whole_clone_or_none(kind: FaultKind) -
             assert rows_of(lab.root().topic("b")) == rows
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("moment", range(40))
 def test_a_vacuum_between_any_two_requests_takes_nothing_from_the_clone(moment: int) -> None:
     """Also where the source was rewritten long ago and its vacuum is due."""

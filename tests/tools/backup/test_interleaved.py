@@ -24,6 +24,8 @@ from tests.support.maintaining import maintain
 from tests.support.name_caching_store import NameCachingStore
 from tests.tools.backup.lab import DAY, HOUR, Lab, batch, contents, rows_of
 
+pytestmark = pytest.mark.sweep
+
 ID = "mover"
 
 

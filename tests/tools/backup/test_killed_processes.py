@@ -28,6 +28,8 @@ from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
 from tests.tools.backup.lab import end_what_is_open
 
+pytestmark = pytest.mark.sweep
+
 REPOSITORY = Path(__file__).parents[3]
 TOPICS = ("a", "b")
 TURNS = 200

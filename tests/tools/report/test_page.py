@@ -207,6 +207,7 @@ def test_an_empty_root_says_so() -> None:
     assert "Consumer groups" not in Page.of(as_html(report(groups=None))).text
 
 
+@pytest.mark.sweep
 def test_a_thousand_topics_make_a_page_that_can_be_searched() -> None:
     topics = tuple(topic(f"topic-{number:04}", (number, 5, 5, 5)) for number in range(1000))
     text = as_html(report(*topics))

@@ -159,6 +159,7 @@ def looks(every: int) -> list[Report]:
         return [Busy().verify(at)[0] for at in range(1, requests + 1, every)]
 
 
+@pytest.mark.sweep
 def test_whatever_the_vacuum_deletes_at_whatever_moment() -> None:
     for number, report in enumerate(looks(1), 1):
         assert report.sound, f"before request {number}: {'; '.join(map(str, report.findings))}"

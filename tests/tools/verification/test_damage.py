@@ -52,6 +52,7 @@ def sweep(whole: WholeRoot, seed: int, many: int) -> Counter[str]:
     return exact
 
 
+@pytest.mark.sweep
 def test_any_flipped_bit_is_found_and_named(whole: WholeRoot) -> None:
     exact = sweep(whole, 1, 130)
     assert exact["slices"] == exact["log"] == exact["index"] == exact["timeindex"] == exact["txnindex"] == 10
@@ -78,6 +79,7 @@ def test_every_bit_of_the_smallest_objects(whole: WholeRoot) -> None:
                     assert named(verified(whole, key), key), (key, at, bit)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "root"])
 def test_cut_off_deleted_swapped_and_zeroed(whole: WholeRoot, kind: str) -> None:
     rng = random.Random(kind)

@@ -23,6 +23,8 @@ from sparklog.transactions import completion, producer, publishing
 from tests.log.simulation.world import SimulationError
 from tests.transactions.simulation.seeds import run_seed
 
+pytestmark = pytest.mark.sweep
+
 Patch = pytest.MonkeyPatch
 
 

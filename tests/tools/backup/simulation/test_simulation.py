@@ -21,6 +21,7 @@ def test_whatever_the_seed_what_is_restored_is_consistent(seeds: range) -> None:
     assert all(total[what] for what in wanted), total
 
 
+@pytest.mark.sweep
 def test_a_seed_is_one_story() -> None:
     for seed in (2, 4):
         assert run(seed).world.trace == run(seed).world.trace
