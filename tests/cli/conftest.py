@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from sparklog.cli.app import app
+from tests.support.command_line import invoke
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -45,7 +44,7 @@ def sparklog(root: Path) -> Sparklog:
     """Runs a command with SPARKLOG_ROOT set to `root`; `code` is what it must exit with."""
 
     def run(*arguments: object, code: int = 0) -> Outcome:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"SPARKLOG_ROOT": str(root)})
+        result = invoke(arguments, {"SPARKLOG_ROOT": str(root)})
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         outcome = Outcome(result.exit_code, result.stdout, result.stderr)
         assert outcome.code == code, outcome

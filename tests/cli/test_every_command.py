@@ -12,13 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from sparklog.cli.app import app
 from sparklog.groups import Groups
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.transactions import transactional
+from tests.support.command_line import invoke
 
 IN_TURN = (
     *("topics create", "topics list", "topics describe"),
@@ -47,7 +47,7 @@ def commands() -> Iterator[str]:
 
 def run(line: str) -> str:
     """What a command prints."""
-    result = CliRunner().invoke(app, shlex.split(line), env={"SPARKLOG_ROOT": None})
+    result = invoke(shlex.split(line), {"SPARKLOG_ROOT": None})
     assert result.exception is None or isinstance(result.exception, SystemExit), (line, result.exception)
     assert result.exit_code == 0 or line.startswith("doctor"), (line, result.stderr)
     return result.stdout

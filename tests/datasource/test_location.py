@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import sparklog as library
-from sparklog.cli.app import app
 from sparklog.datasource.location import (
     KAFKA_DIRECTORY,
     KAFKA_PARTITION,
@@ -25,6 +23,7 @@ from sparklog.datasource.location import (
 )
 from sparklog.datasource.process import root_at
 from sparklog.errors import BadRequest
+from tests.support.command_line import invoke
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ def test_what_is_no_path_makes_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
         ) as error:
             use(path)
         assert ("a folder of that name is ./s3:x" in str(error.value)) == (path == "s3:x")
-    result = CliRunner().invoke(app, ["topics", "create", "t", "--root", path])
+    result = invoke(["topics", "create", "t", "--root", path])
     assert result.exit_code != 0
     assert os.listdir(tmp_path) == []
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
-from sparklog.cli.app import app
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.groups import Groups
 from sparklog.groups.lag import Lag, lag
@@ -25,6 +23,7 @@ from sparklog.maintenance.work import Settings
 from sparklog.tools.report.gather import gather
 from tests.kafka.logs import HOUR_MS, batch, write_partition
 from tests.kafka.test_import_coordinators import key, messages, value, write_groups
+from tests.support.command_line import invoke
 
 NOW_MS = 1_900_000_000_000
 
@@ -83,7 +82,7 @@ def test_a_damaged_record_hides_no_group(tmp_path: Path) -> None:
     rows = groups.lag()
     assert [(row.topic, row.lag, row.seconds) for row in rows] == [("damaged", 2, None), ("t", 1, 5.0)]
     assert [type(error) for error in groups.failures] == [Corrupt]
-    shown = CliRunner().invoke(app, ["groups", "describe", "g", "--root", str(tmp_path)])
+    shown = invoke(["groups", "describe", "g", "--root", tmp_path])
     assert [line.split()[1] for line in shown.stdout.splitlines()] == ["TOPIC", "damaged", "t"]
     assert (shown.exit_code, shown.stderr.count("CRC-32C does not match")) == (1, 1)
     # A report of a root has the group, too.

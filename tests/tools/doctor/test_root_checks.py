@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
 import sparklog as library
-from sparklog.cli.app import app
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage import LocalStore
@@ -22,6 +20,7 @@ from sparklog.tools.doctor import FAIL, OK, WARN, Finding, examine, root_checks
 from sparklog.tools.doctor.examine import examine_root, failed
 from sparklog.tools.doctor.root_checks import check_disk, check_root, check_store
 from sparklog.transactions import transactional
+from tests.support.command_line import invoke
 from tests.support.read_only import read_only
 from tests.tools.doctor.machines import EMPTY, GIB, HEALTHY, machine
 from tests.transactions.house import House
@@ -214,7 +213,7 @@ def test_everything_together(log: Root, tmp_path: Path) -> None:
 
 
 def run(*arguments: str, **environ: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["doctor", *arguments], env={"PYSPARK_PYTHON": sys.executable, **environ})
+    result = invoke(["doctor", *arguments], {"PYSPARK_PYTHON": sys.executable, **environ})
     return result.exit_code, result.stdout
 
 
