@@ -20,8 +20,9 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Size
 from sparklog.maintenance.work import Done, InProcess, PieceReport, Progress, Settings, Work, silent
 from sparklog.storage.memory import MemoryStore
-from tests.log.topics import START_MS, World, append
+from tests.log.topics import append
 from tests.support.maintaining import maintain
+from tests.support.world import START_MS, World
 
 SETTINGS = Settings(START_MS)
 Hook = Callable[["Fake"], None]
@@ -108,7 +109,7 @@ class Merger:
 
 def place(partitions: int = 3, name: str = "t") -> tuple[World, Root, Topic]:
     world = World()
-    root = world.root(world.store())
+    root = world.root()
     return world, root, filled(root, name, partitions)
 
 
@@ -530,7 +531,7 @@ def test_topics_are_those_that_were_named_or_all() -> None:
 
 def test_a_root_without_topics_is_no_report_at_all() -> None:
     world = World()
-    assert compact_root(world.root(world.store()), SETTINGS, InProcess(), plans=Merger().plans()) == []
+    assert compact_root(world.root(), SETTINGS, InProcess(), plans=Merger().plans()) == []
 
 
 def test_a_topic_that_is_not_there_is_reported_and_the_others_are_done() -> None:

@@ -13,7 +13,8 @@ from sparklog.log.write.append_writer import AppendOutcome
 from sparklog.storage.faulty import Fault, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
-from tests.log.topics import World, file_of
+from tests.log.topics import file_of
+from tests.support.world import World
 
 
 class Hooked(FaultyStore):
@@ -39,7 +40,7 @@ class Hooked(FaultyStore):
 
 def setup(partitions: int = 2) -> tuple[World, MemoryStore, Root, Topic]:
     world = World()
-    store = world.store()
+    store = world.store
     root = world.root(store)
     return world, store, root, root.create_topic("t", partitions=partitions)
 

@@ -1,58 +1,19 @@
-"""What the tests of the commit log share: an environment that stands still, slices without bytes, commits by hand."""
+"""Slices without bytes, and commits by hand."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import crc32c
 
-from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import append_path, sealed_path
 from sparklog.log.state.commit import APPEND, CREATE, Commit, encode_commit
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import EMPTY, Head
-from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.memory import MemoryStore
-from sparklog.storage.store import Store
-
-START_MS = 1_700_000_000_000
-HOUR_MS = 3_600_000
-
-
-@dataclass
-class World:
-    """Clocks of one machine, moved by hand: sleeping moves both."""
-
-    wall: int = START_MS
-    boot: int = 1_000_000
-    seed: int = 7
-    slept: list[float] = field(default_factory=list)
-    on_sleep: Callable[[], None] | None = None
-
-    def pass_ms(self, ms: int) -> None:
-        self.wall += ms
-        self.boot += ms
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.pass_ms(int(seconds * 1000) + 1)
-        if self.on_sleep is not None:
-            self.on_sleep()
-
-    def env(self) -> Env:
-        self.seed += 1
-        return Env(lambda: self.wall, lambda: self.boot, self.sleep, random.Random(self.seed))
-
-    def store(self) -> MemoryStore:
-        return MemoryStore(lambda: self.wall)
-
-    def root(self, store: Store, env: Env | None = None) -> Root:
-        """The root in a store, as one more process sees it."""
-        return open_root(store, create=True, env=env or self.env())
+from tests.support.world import START_MS
 
 
 def file_of(

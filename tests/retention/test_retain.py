@@ -19,9 +19,9 @@ from sparklog.maintenance.work import Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import SIZE, TIME, RetainReport, plan_topic, retain_root, retain_topic
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore, Script
-from tests.log.topics import World
 from tests.retention.house import DAY, HOUR, House
 from tests.retention.stages import fixture
+from tests.support.world import World
 
 
 class Place:
@@ -29,7 +29,7 @@ class Place:
 
     def __init__(self) -> None:
         self.world = World()
-        self.store = self.world.store()
+        self.store = self.world.store
         self.root: Root = open_root(self.store, create=True, env=self.world.env())
 
     def topic(self, name: str = "t", partitions: int = 1, **configs: object) -> Topic:
@@ -43,15 +43,15 @@ class Place:
                 {
                     "key": pa.array([b"key"] * records),
                     "value": pa.array([bytes(100)] * records),
-                    "timestamp": np.full(records, self.world.wall, np.int64),
+                    "timestamp": np.full(records, self.world.now_ms, np.int64),
                     "partition": pa.array([partition] * records, pa.int32()),
                 }
             )
             topic.append(table)
-            self.world.pass_ms(HOUR)
+            self.world.now_ms += HOUR
 
     def settings(self, text: str = "") -> Settings:
-        return settings_of(text, "test.properties", now_ms=self.world.wall)
+        return settings_of(text, "test.properties", now_ms=self.world.now_ms)
 
     def retain(self, topic: Topic, text: str = "", **how: object) -> RetainReport:
         return retain_topic(topic, self.settings(text), **how)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_an_active_segment_stays_until_all_of_it_is_old() -> None:
     topic = place.topic(retention_ms=5 * HOUR)
     place.hours(topic, 24)
     assert place.retain(topic).expired == ()
-    place.world.pass_ms(4 * HOUR + 1)
+    place.world.now_ms += 4 * HOUR + 1
     assert place.retain(topic).expired[0].log_start == 240
     assert topic.scan().to_table().num_rows == 0
     place.hours(topic, 1)
@@ -197,7 +197,7 @@ def test_the_files_go_a_day_after_their_records() -> None:
     place.hours(topic, 24)
     place.retain(topic)
     count = len(list(place.store.list("t/append/")))
-    place.world.pass_ms(DAY + 1)
+    place.world.now_ms += DAY + 1
     topic.alter(configs={"retention.ms": -1})
     report = place.retain(topic)
     assert report.vacuum is not None
@@ -241,7 +241,7 @@ class TestRoots:
         for topic in topics:
             place.hours(topic, 8)
         topics[1].delete()
-        place.world.pass_ms(DAY + 1)
+        place.world.now_ms += DAY + 1
         done: list[str] = []
         reports = retain_root(place.root, place.settings(), on_done=lambda report: done.append(report.topic))
         assert [(report.topic, report.deleted, len(report.expired)) for report in reports] == [
@@ -267,7 +267,7 @@ class TestRoots:
         topic = place.topic("gone")
         place.hours(topic, 2)
         topic.delete()
-        place.world.pass_ms(2 * DAY)
+        place.world.now_ms += 2 * DAY
         (report,) = retain_root(place.root, place.settings(), topics=("gone",))
         assert report.vacuum is not None
         assert report.vacuum.objects == 2
@@ -321,7 +321,7 @@ class TestRoots:
         topic = place.topic(retention_ms=1, segment_ms=1)
         place.hours(topic, 5)
         place.retain(topic)
-        place.world.pass_ms(2 * DAY)
+        place.world.now_ms += 2 * DAY
         broken = FaultyStore(place.store, Script({"delete:append": Fault(FaultKind.ERROR_BEFORE)}))
         report = retain_topic(open_root(broken, env=place.world.env()).topic("t"), place.settings())
         assert report.failed

@@ -19,7 +19,7 @@ from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
-from tests.log.topics import HOUR_MS, World
+from tests.support.world import HOUR_MS, World
 
 A = Prepared("a", "id-a", 1, "c1")
 PREFIX = "_transactions/t"
@@ -40,7 +40,7 @@ def commit(log: DecisionLog, n: int, *prepares: Prepared) -> Decisions:
 
 def test_entries_are_numbered_chained_and_followed() -> None:
     world = World()
-    store = world.store()
+    store = world.store
     log, other = log_of(world, store), log_of(world, store)
     assert other.refresh().number == -1
     start(log)
@@ -54,7 +54,7 @@ def test_entries_are_numbered_chained_and_followed() -> None:
 
 def test_the_loser_finds_what_was_decided() -> None:
     world = World()
-    store = world.store()
+    store = world.store
     owner, helper = log_of(world, store), log_of(world, store)
     start(owner)
     helper.refresh()
@@ -72,7 +72,7 @@ def test_the_loser_finds_what_was_decided() -> None:
 )
 def test_lost_answers_are_looked_up(kind: FaultKind) -> None:
     world = World()
-    store = FaultyStore(world.store(), Script({("create:commit", 1): Fault(kind)}), world.sleep)
+    store = FaultyStore(world.store, Script({("create:commit", 1): Fault(kind)}), world.sleep)
     log = log_of(world, store)
     start(log)
     assert commit(log, 0).number == 1
@@ -81,7 +81,7 @@ def test_lost_answers_are_looked_up(kind: FaultKind) -> None:
 
 def test_a_stall_that_had_succeeded_is_found() -> None:
     world = World()
-    store = FaultyStore(world.store(), Script({}), world.sleep)
+    store = FaultyStore(world.store, Script({}), world.sleep)
     log = log_of(world, store)
     start(log)
     store.decide = Script({("create:commit", 1): Fault(FaultKind.DELAY_AFTER, 2 * HOUR_MS / 1000)})
@@ -93,7 +93,7 @@ def test_a_stall_that_had_succeeded_is_found() -> None:
 def test_a_stall_over_collected_entries_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 2)
     world = World()
-    inner = world.store()
+    inner = world.store
     log, other = log_of(world, inner), log_of(world, inner)
     start(log)
     other.refresh()
@@ -104,7 +104,7 @@ def test_a_stall_over_collected_entries_is_unknown(monkeypatch: pytest.MonkeyPat
                 commit(other, n)
             for number in range(5):
                 inner.delete(commit_key(PREFIX, number))
-            world.pass_ms(2 * HOUR_MS)
+            world.now_ms += 2 * HOUR_MS
             return super().create(key, data)
 
     log.store = sleeper = Sleeper(inner, Script({}))
@@ -116,7 +116,7 @@ def test_a_stall_over_collected_entries_is_unknown(monkeypatch: pytest.MonkeyPat
 def test_a_checkpoint_saves_reading_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
     world = World()
-    store = world.store()
+    store = world.store
     log = log_of(world, store)
     start(log)
     for n in range(10):
@@ -132,7 +132,7 @@ def test_a_checkpoint_saves_reading_all_entries(monkeypatch: pytest.MonkeyPatch)
 
 def test_large_entries_are_copied_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    store = world.store()
+    store = world.store
     log = log_of(world, store)
     size = start(log).nbytes
     commit(log, 0)
@@ -151,7 +151,7 @@ def test_large_entries_are_copied_sooner(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_damage_is_named() -> None:
     world = World()
-    store = world.store()
+    store = world.store
     log = log_of(world, store)
     start(log)
     commit(log, 0)
@@ -167,7 +167,7 @@ def test_damage_is_named() -> None:
 
 def test_a_broken_chain_is_corrupt() -> None:
     world = World()
-    store, elsewhere = world.store(), world.store()
+    store, elsewhere = world.store, MemoryStore(world.clock)
     for place in (store, elsewhere):
         log = log_of(world, place)
         start(log, f"run-{id(place)}")
@@ -179,19 +179,19 @@ def test_a_broken_chain_is_corrupt() -> None:
 
 def test_what_was_seen_is_never_taken_back() -> None:
     world = World()
-    store = world.store()
+    store = world.store
     log = log_of(world, store)
     start(log)
     commit(log, 0)
     store.delete(commit_key(PREFIX, 1))
-    world.pass_ms(2 * HOUR_MS)
+    world.now_ms += 2 * HOUR_MS
     with pytest.raises(Unavailable, match="show entry 0, newer ones were seen"):
         log.refresh()
 
 
 def test_features_that_writers_must_know(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    store: MemoryStore = world.store()
+    store: MemoryStore = world.store
     log = log_of(world, store)
     monkeypatch.setattr(entry_log, "KNOWN_WRITE_FEATURES", frozenset({"odd"}))
     first = decision.init(Decisions("t"), "one")
@@ -221,7 +221,7 @@ def history(log: DecisionLog) -> set[int]:
 
 def test_what_the_newest_entry_forgot_is_told_by_the_one_that_decided_it() -> None:
     world = World()
-    store = CountingStore(world.store())
+    store = CountingStore(world.store)
     committed = history(log_of(world, store))
     log = log_of(world, store)
     log.refresh()
@@ -238,9 +238,9 @@ def test_what_the_newest_entry_forgot_is_told_by_the_one_that_decided_it() -> No
 
 def test_what_no_entry_tells_is_over_only_after_longer_than_caches_last() -> None:
     world = World()
-    store = world.store()
+    store = world.store
     history(log_of(world, store))
-    world.pass_ms(1_000)
+    world.now_ms += 1_000
     last = commit(log_of(world, store), 31).number
     for number in range(last - 1):
         store.delete(commit_key(PREFIX, number))
@@ -250,16 +250,16 @@ def test_what_no_entry_tells_is_over_only_after_longer_than_caches_last() -> Non
     assert log.outcome(31) is not None
     assert log.outcome(30) is not None
     assert log.outcome(7) is None
-    world.pass_ms(SETTLE_MS - 1_000)
+    world.now_ms += SETTLE_MS - 1_000
     assert not log.is_over(7)
-    world.pass_ms(1)
+    world.now_ms += 1
     assert log.is_over(7)
     assert log.outcome(7) is None
 
 
 def test_an_entry_that_a_sleeper_left_under_a_collected_number_decides_nothing() -> None:
     world = World()
-    store = world.store()
+    store = world.store
     history(log_of(world, store))
     log = log_of(world, store)
     last = log.refresh().number

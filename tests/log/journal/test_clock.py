@@ -18,7 +18,8 @@ from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_root
-from tests.log.topics import START_MS, World, append
+from tests.log.topics import append
+from tests.support.world import START_MS, World
 
 DAY = 86_400_000
 YEAR = 365 * DAY
@@ -86,17 +87,17 @@ def jumped(world: World, root: Root) -> None:
     """A commit before, one in a year and two after; each some time after the one before."""
     topic = root.create_topic("t", configs={"message.timestamp.type": "LogAppendTime", "retention.ms": "60000"})
     append(topic, (0, 1), name="before", flags=SliceFlag.LOG_APPEND_TIME)
-    world.pass_ms(1000 + YEAR)
+    world.now_ms += 1000 + YEAR
     append(open_root(root.store, env=world.env()).topic("t"), (0, 1), name="during", flags=SliceFlag.LOG_APPEND_TIME)
-    world.wall -= YEAR
+    world.set_wall_clock(-YEAR)
     for name in ("after", "later"):
-        world.pass_ms(10_000)
+        world.now_ms += 10_000
         append(open_root(root.store, env=world.env()).topic("t"), (0, 1), name=name, flags=SliceFlag.LOG_APPEND_TIME)
 
 
 def test_log_append_time_versions_and_retention_after_a_jump() -> None:
     world = World()
-    root = world.root(world.store())
+    root = world.root()
     jumped(world, root)
     topic = open_root(root.store, env=world.env()).topic("t")
     times = topic.snapshot().slices.all().append_time
@@ -110,29 +111,29 @@ def test_log_append_time_versions_and_retention_after_a_jump() -> None:
     assert clone_topic(root, "t", "c", time_ms=START_MS + 12_000).version == 3
     stored = json.loads(root.store.get(commit_key("t", 3)))
     assert (stored["timeMs"], stored["clockMs"], stored["clockSince"]) == (START_MS + YEAR + 1000, START_MS + 11_000, 3)
-    world.pass_ms(DAY)
-    retain_root(root, Settings(now_ms=world.wall), topics=["t"])
+    world.now_ms += DAY
+    retain_root(root, Settings(now_ms=world.now_ms), topics=["t"])
     assert topic.head().log_start.tolist() == [4]
 
 
 def test_a_deleted_topic_goes_on_with_its_times() -> None:
     world = World()
-    root = world.root(world.store())
+    root = world.root()
     jumped(world, root)
     root = open_root(root.store, env=world.env())
     root.delete_topic("t")
-    world.pass_ms(1000)
+    world.now_ms += 1000
     head = root.create_topic("t").head()
     assert (head.time_ms, head.made_ms, head.clock_since) == (START_MS + YEAR + 1000, START_MS + 22_000, 3)
 
 
 def test_entries_are_not_pinned_either() -> None:
     world = World()
-    root = world.root(world.store())
+    root = world.root()
     root.decisions.log("x").abort(0, BY_OWNER)
-    world.pass_ms(YEAR)
+    world.now_ms += YEAR
     open_root(root.store, env=world.env()).decisions.log("x").abort(1, BY_OWNER)
-    world.wall -= YEAR
+    world.set_wall_clock(-YEAR)
     state = open_root(root.store, env=world.env()).decisions.log("x").abort(2, BY_OWNER)
     assert (state.time_ms, state.made_ms, state.clock_since) == (START_MS + YEAR, START_MS, 2)
     assert open_root(root.store, env=world.env()).decisions.log("x").refresh() == state

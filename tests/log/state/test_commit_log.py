@@ -23,8 +23,9 @@ from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.local import LocalStore
 from sparklog.storage.memory import MemoryStore
 from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
-from tests.log.topics import HOUR_MS, append, file_of
+from tests.log.topics import append, file_of
 from tests.support.maintaining import maintain
+from tests.support.world import HOUR_MS
 
 COMMIT = "create:commit"
 
@@ -145,10 +146,10 @@ def test_a_lost_answer_and_a_hidden_commit() -> None:
 def test_exists_then_absent_ends_after_90_seconds() -> None:
     world, store, _, _ = setup()
     topic = faulty(world, store, {COMMIT: Fault(FaultKind.FALSE_EXISTS)})
-    begun = world.wall
+    begun = world.now_ms
     with pytest.raises(Unavailable, match="unknown outcome: it exists and cannot be read"):
         publish(topic)
-    assert 90_000 < world.wall - begun < 95_000
+    assert 90_000 < world.now_ms - begun < 95_000
     assert topic_records(world, store) == 0
 
 
@@ -222,7 +223,7 @@ def test_a_stalled_create_at_a_collected_number_is_not_acknowledged(collected: i
             publish(rival)
         rival.log.write_checkpoint(rival.log.with_table(rival.log.current()))
         collect(store, collected)
-        world.pass_ms(8 * 24 * HOUR_MS)
+        world.now_ms += 8 * 24 * HOUR_MS
 
     hooked.before = sleep_long
     if collected == 2:
@@ -246,9 +247,9 @@ def test_a_stall_after_the_create_looks_for_the_commit(which: str) -> None:
     def stall() -> None:
         publish(rival)
         if which == "wall":
-            world.wall += 2 * HOUR_MS
+            world.set_wall_clock(2 * HOUR_MS)
         else:
-            world.boot += 2 * HOUR_MS
+            world.boot_ahead_ms += 2 * HOUR_MS
 
     hooked.after = stall
     assert publish(topic, 5).version == 1
@@ -267,7 +268,7 @@ def test_a_stall_over_checkpoints(keyed: bool) -> None:
         for _ in range(4):
             publish(rival)
         rival.log.write_checkpoint(rival.log.with_table(rival.log.current()))
-        world.pass_ms(2 * HOUR_MS)
+        world.now_ms += 2 * HOUR_MS
 
     hooked.after = stall
     outcome = publish(topic, 5, WriterKey("q", 1, "r") if keyed else None)
@@ -288,7 +289,7 @@ def test_a_stall_after_which_the_commit_is_gone() -> None:
             publish(rival)
             rival.log.write_checkpoint(rival.log.with_table(rival.log.current()))
             collect(store, rival.head().version)
-            world.pass_ms(8 * 24 * HOUR_MS)
+            world.now_ms += 8 * 24 * HOUR_MS
 
         hooked.after = stall
         return publish(topic, 5, key)
@@ -306,7 +307,7 @@ def test_a_store_that_fails_while_looking_after_a_stall() -> None:
     topic = world.root(hooked).topic("t")
 
     def stall() -> None:
-        world.pass_ms(2 * HOUR_MS)
+        world.now_ms += 2 * HOUR_MS
         hooked.decide = Script({"list:other": Fault(FaultKind.ERROR_BEFORE)})
 
     hooked.after = stall
@@ -346,7 +347,7 @@ def test_a_reader_that_slept_opens_afresh() -> None:
         publish(topic)
     topic.log.write_checkpoint(topic.log.with_table(topic.log.current()))
     collect(store, 3)
-    world.boot += HOUR_MS + 1
+    world.boot_ahead_ms += HOUR_MS + 1
     assert reader.head().version == 3
     assert reader.snapshot().slices.all().base.tolist() == [0, 3, 6]
 
@@ -369,7 +370,7 @@ def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
         )
     )
     store.create(commit_key("t", 1), draft_of_zombie)
-    world.pass_ms(8 * 24 * HOUR_MS)
+    world.now_ms += 8 * 24 * HOUR_MS
     assert reader.head().log_end.tolist() == [9, 0]
 
 
@@ -378,11 +379,11 @@ def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
 
 def test_a_writer_far_ahead_refuses_to_commit() -> None:
     world, store, _, _ = setup()
-    fast = replace(world.env(), wall_ms=lambda: world.wall + 301_000)
+    fast = replace(world.env(), wall_ms=lambda: world.now_ms + 301_000)
     topic = world.root(store, fast).topic("t")
     with pytest.raises(Unavailable, match=r"clock is 301 s ahead of memory:test; at most 300 s"):
         publish(topic)
-    slow = replace(world.env(), wall_ms=lambda: world.wall - 10 * HOUR_MS)
+    slow = replace(world.env(), wall_ms=lambda: world.now_ms - 10 * HOUR_MS)
     assert publish(world.root(store, slow).topic("t")).version == 1
 
 
@@ -390,12 +391,12 @@ def test_the_stores_clock_is_asked_rarely_and_when_the_clock_jumps() -> None:
     world, store, _, _ = setup()
     counting = CountingStore(store)
     jumped = [0]
-    topic = world.root(counting, replace(world.env(), wall_ms=lambda: world.wall + jumped[0])).topic("t")
+    topic = world.root(counting, replace(world.env(), wall_ms=lambda: world.now_ms + jumped[0])).topic("t")
     for _ in range(5):
         publish(topic)
-        world.pass_ms(1000)
+        world.now_ms += 1000
     assert counting.counts["now_ms"] == 1
-    world.pass_ms(600_000)
+    world.now_ms += 600_000
     publish(topic)
     assert counting.counts["now_ms"] == 2
     jumped[0] = 400_000
@@ -406,10 +407,10 @@ def test_the_stores_clock_is_asked_rarely_and_when_the_clock_jumps() -> None:
 def test_commit_time_goes_on_when_a_clock_is_behind() -> None:
     world, store, _, topic = setup()
     publish(topic)
-    slow = replace(world.env(), wall_ms=lambda: world.wall - 10 * HOUR_MS)
+    slow = replace(world.env(), wall_ms=lambda: world.now_ms - 10 * HOUR_MS)
     late = world.root(store, slow).topic("t")
     publish(late)
-    assert late.head().time_ms == topic.head().time_ms == world.wall
+    assert late.head().time_ms == topic.head().time_ms == world.now_ms
 
 
 # -- transactions and other intents

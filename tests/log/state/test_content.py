@@ -15,7 +15,7 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import Content, content_of
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
-from tests.log.topics import World
+from tests.support.world import World
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 Row = Mapping[str, object]
@@ -49,7 +49,7 @@ def content(topic: Topic, *tasks: Sequence[Row], first_ms: int = 1_700_000_000_0
 @pytest.fixture
 def topic() -> Topic:
     world = World()
-    return world.root(world.store()).create_topic("t", partitions=2)
+    return world.root().create_topic("t", partitions=2)
 
 
 def test_a_batch_is_the_same_however_it_is_laid_out(topic: Topic) -> None:

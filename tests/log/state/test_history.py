@@ -13,7 +13,8 @@ from sparklog.log.topic.topic import Topic
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from tests.log.protocol import setup
-from tests.log.topics import World, append
+from tests.log.topics import append
+from tests.support.world import World
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def story() -> tuple[World, MemoryStore, Topic, list[tuple[object, ...]]]:
             topic.commit(LogStartIntent(topic.head().topic_id, {0: 4}))
         else:
             append(topic, (0, number), (1, 1))
-        world.pass_ms(1000)
+        world.now_ms += 1000
         seen.append(state(topic))
     assert list(History(store, "t").checkpoints) == [3, 7, 11]
     return world, store, topic, seen
@@ -58,7 +59,7 @@ def test_what_is_kept() -> None:
     world, store, _, _ = story()
     history = History(store, "t")
     assert history.commits.version.tolist() == list(range(14))
-    assert history.commits.modified_ms[0] < history.commits.modified_ms[-1] <= world.wall
+    assert history.commits.modified_ms[0] < history.commits.modified_ms[-1] <= world.now_ms
     assert (history.commits.size > 100).all()
     assert history.commits.has(0, 13)
     assert history.commits.has(5, 4)
@@ -102,7 +103,7 @@ def test_a_commit_that_does_not_follow_is_found() -> None:
     """What a sleeper creates under a collected number has the right predecessor, but no successor."""
     world, store, _, _ = story()
     _, other, _, again = setup()
-    world.pass_ms(7)
+    world.now_ms += 7
     for _ in range(9):
         append(again, (0, 1))
     store.replace(commit_key("t", 5), other.get(commit_key("t", 5)))

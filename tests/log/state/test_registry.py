@@ -9,7 +9,8 @@ from sparklog.log.journal.documents import Fields
 from sparklog.log.state.commit import Writer
 from sparklog.log.state.registry import Entry, WriterKey, advance, decide
 from sparklog.log.topic.topic import Topic
-from tests.log.topics import World, file_of
+from tests.log.topics import file_of
+from tests.support.world import World
 
 NOW_MS = 1_700_000_000_000
 ENTRY = Entry(batch=7, count=100, version=40, time_ms=900, run="r2", earlier_runs=("r1", "r0"))
@@ -155,7 +156,7 @@ def test_entries_of_the_first_release_know_four_runs_by_name() -> None:
 
 def test_a_topic_fences_a_run_after_any_number_of_others() -> None:
     world = World()
-    store = world.store()
+    store = world.store
     topic = world.root(store).create_topic("t")
 
     def write(topic: Topic, run: str, batch: int) -> bool:

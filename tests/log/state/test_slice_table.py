@@ -40,7 +40,8 @@ from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import ABORTED, COLUMN_TYPES, COMMITTED, OPEN, PLAIN, SliceTable, Texts
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
-from tests.log.topics import START_MS, Chain, file_of, output_of
+from tests.log.topics import Chain, file_of, output_of
+from tests.support.world import START_MS
 
 Row = tuple[object, ...]
 

@@ -27,7 +27,8 @@ from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.kafka_source import KafkaEnded, KafkaOpen
 from sparklog.log.state.registry import Entry
 from sparklog.log.state.topic_state import EMPTY, Head
-from tests.log.topics import START_MS, Chain, output_of
+from tests.log.topics import Chain, output_of
+from tests.support.world import START_MS
 
 
 def test_a_created_topic_is_empty() -> None:

@@ -23,7 +23,8 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.local import LocalStore
-from tests.log.topics import World, append, file_of
+from tests.log.topics import append, file_of
+from tests.support.world import World
 
 
 @pytest.fixture
@@ -35,25 +36,25 @@ def world() -> World:
 
 
 def test_a_root_is_created_once(world: World) -> None:
-    store = world.store()
+    store = world.store
     with pytest.raises(NotFound, match=r"memory:test is no sparklog root: it has no _root.json"):
         open_root(store, env=world.env())
     first, second = world.root(store), world.root(store)
     assert first.id == second.id == read_root_id(store)
     assert open_root(store, env=world.env()).id == first.id
     assert set(json.loads(store.get(ROOT_KEY))) == set(ROOT_FIELDS)
-    assert decode(store.get(ROOT_KEY), ROOT_KEY, "root").integer("createdMs") == world.wall
+    assert decode(store.get(ROOT_KEY), ROOT_KEY, "root").integer("createdMs") == world.now_ms
 
 
 def test_of_two_creators_both_get_the_winners_id(world: World) -> None:
-    store = world.store()
+    store = world.store
     hidden = FaultyStore(store, Script({("get:root", 0): Fault(FaultKind.ABSENT)}))
     winner = world.root(store)
     assert world.root(hidden).id == winner.id
 
 
 def test_a_root_from_a_newer_release(world: World) -> None:
-    store = world.store()
+    store = world.store
     world.root(store)
     store.replace(ROOT_KEY, store.get(ROOT_KEY).replace(b'"format":1', b'"format":3'))
     with pytest.raises(
@@ -63,7 +64,7 @@ def test_a_root_from_a_newer_release(world: World) -> None:
 
 
 def test_a_damaged_root(world: World) -> None:
-    store = world.store()
+    store = world.store
     world.root(store)
     store.replace(ROOT_KEY, store.get(ROOT_KEY)[:-9])
     with pytest.raises(Corrupt, match=r"_root.json"):
@@ -106,7 +107,7 @@ def test_roots_and_topics_survive_pickling(tmp_path: Path) -> None:
 
 
 def test_creating_topics(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     topic = root.create_topic("orders", partitions=3, configs={"retention.ms": -1})
     head = topic.head()
     assert (head.version, head.partitions, head.configs.retention_ms) == (0, 3, -1)
@@ -119,7 +120,7 @@ def test_creating_topics(world: World) -> None:
 
 
 def test_a_topic_that_exists(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     root.create_topic("t", partitions=2)
     with pytest.raises(Conflict, match="topic 't' already exists, with 2 partitions"):
         root.create_topic("t")
@@ -128,7 +129,7 @@ def test_a_topic_that_exists(world: World) -> None:
 
 
 def test_a_lost_answer_while_creating_is_no_conflict(world: World) -> None:
-    store = world.store()
+    store = world.store
     world.root(store)
     for name, kind in (("a", FaultKind.ERROR_AFTER), ("b", FaultKind.TWICE), ("c", FaultKind.LATE)):
         root = world.root(FaultyStore(store, Script({("create:commit", 0): Fault(kind)}), world.sleep))
@@ -137,7 +138,7 @@ def test_a_lost_answer_while_creating_is_no_conflict(world: World) -> None:
 
 
 def test_ensuring_a_topic_takes_the_winners(world: World) -> None:
-    store = world.store()
+    store = world.store
     world.root(store).create_topic("t", partitions=5)
     hidden = FaultyStore(
         store, Script({("get:commit", 0): Fault(FaultKind.ABSENT), ("get:commit", 1): Fault(FaultKind.ABSENT)})
@@ -149,7 +150,7 @@ def test_ensuring_a_topic_takes_the_winners(world: World) -> None:
 
 
 def test_unknown_topics_come_with_similar_ones(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     for name in ("orders", "orders2", "payments", "order"):
         root.create_topic(name)
     root.delete_topic("order")
@@ -166,11 +167,11 @@ def test_unknown_topics_come_with_similar_ones(world: World) -> None:
 @pytest.mark.parametrize("partitions", [0, -1, 100_001, 1.5, True, "3"])
 def test_partition_counts_that_are_none(world: World, partitions: int) -> None:
     with pytest.raises(BadRequest, match="a topic has 1 to 100000 partitions, found"):
-        world.root(world.store()).create_topic("t", partitions=partitions)
+        world.root().create_topic("t", partitions=partitions)
 
 
 def test_wrong_configs_create_nothing(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     with pytest.raises(BadRequest, match=r"config retention.ms must be a whole number of at least -1, found 'abc'"):
         root.create_topic("t", configs={"retention.ms": "abc"})
     with pytest.raises(BadRequest, match=r"file.delete.delay.ms below 3600000"):
@@ -182,7 +183,7 @@ def test_wrong_configs_create_nothing(world: World) -> None:
 
 
 def test_names_that_differ_only_in_case(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     root.create_topic("Orders")
     with pytest.raises(Conflict, match="topic 'orders' differs only in case from 'Orders'"):
         root.create_topic("orders")
@@ -194,7 +195,7 @@ def test_names_that_differ_only_in_case(world: World) -> None:
 
 
 def test_names_that_differ_only_in_case_created_at_once(world: World) -> None:
-    store = world.store()
+    store = world.store
     first, second = world.root(store), world.root(store)
     list_folders = store.list_folders
 
@@ -217,7 +218,7 @@ def test_names_that_differ_only_in_case_created_at_once(world: World) -> None:
 
 def test_a_clash_of_case_deletes_nothing_of_others(world: World) -> None:
     """Between the creation and the second look for a clash, another process uses the topic, or replaces it."""
-    store = world.store()
+    store = world.store
     list_folders = store.list_folders
 
     def clash(name: str, meanwhile: Callable[[Root], object]) -> None:
@@ -257,7 +258,7 @@ def test_a_clash_of_case_deletes_nothing_of_others(world: World) -> None:
 
 
 def test_folders_that_are_no_topics(world: World) -> None:
-    store = world.store()
+    store = world.store
     root = world.root(store)
     root.create_topic("t")
     for key in ("_groups/g/_log/00000000000000000000.json", "other/file", "_tmp/x"):
@@ -269,7 +270,7 @@ def test_folders_that_are_no_topics(world: World) -> None:
 
 
 def test_a_deleted_topic_is_not_found_and_its_name_goes_on(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     topic = root.create_topic("t", partitions=3)
     append(topic, (0, 5))
     old = topic.head().topic_id
@@ -286,7 +287,7 @@ def test_a_deleted_topic_is_not_found_and_its_name_goes_on(world: World) -> None
 
 
 def test_a_re_created_topic_forgets_its_writers(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     topic = root.create_topic("t")
     target = topic.append_target()
     topic.commit_append([file_of([(0, 3)])], target, writer=WriterKey("q", 5, "r"))
@@ -301,7 +302,7 @@ def test_a_re_created_topic_forgets_its_writers(world: World) -> None:
 
 
 def test_altering(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     topic = root.create_topic("t", partitions=2, configs={"retention.ms": 7})
     head = topic.alter(configs={"retention.ms": None, "segment.ms": "9"}, partitions=4)
     assert (head.partitions, dict(head.configs.explicit), head.version) == (4, {"segment.ms": "9"}, 1)
@@ -318,7 +319,7 @@ def test_altering(world: World) -> None:
 
 def test_earlier_numbers_of_partitions_stay_known(world: World) -> None:
     """To those who open the topic from its commits and from a checkpoint."""
-    root = world.root(world.store())
+    root = world.root()
     topic = root.create_topic("t", partitions=2)
     assert topic.head().earlier_partitions == ()
     topic.alter(partitions=3)
@@ -333,7 +334,7 @@ def test_earlier_numbers_of_partitions_stay_known(world: World) -> None:
 
 
 def test_a_topic_with_keyless_records_becomes_compacted_only_by_force(world: World) -> None:
-    topic = world.root(world.store()).create_topic("t", partitions=2)
+    topic = world.root().create_topic("t", partitions=2)
     append(topic, (0, 10))
     append(topic, (1, 4), flags=int(SliceFlag.HAS_NULL_KEYS))
     with pytest.raises(BadRequest, match=r"without a key \(1 of 2 slices, the first is partition 1, offsets 0 to 4\)"):
@@ -345,7 +346,7 @@ def test_a_topic_with_keyless_records_becomes_compacted_only_by_force(world: Wor
 
 
 def test_deleting_records(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     topic = root.create_topic("t", partitions=2)
     append(topic, (0, 10), (1, 4))
     assert topic.delete_records({0: 4}) == {0: 4}
@@ -366,7 +367,7 @@ def test_deleting_records(world: World) -> None:
 
 
 def test_describing(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     topic = root.create_topic("t", partitions=2, configs={"retention.ms": 7})
     append(topic, (0, 10), (1, 4), (0, 1))
     topic.delete_records({0: 3})
@@ -383,7 +384,7 @@ def test_describing(world: World) -> None:
 
 
 def test_outcomes_of_appends(world: World) -> None:
-    root = world.root(world.store())
+    root = world.root()
     topic = root.create_topic("t", partitions=3)
     target = topic.append_target()
     files = [file_of([(2, 3), (0, 2)]), file_of([(2, 4)], name="b"), file_of([], name="c")]
@@ -394,7 +395,7 @@ def test_outcomes_of_appends(world: World) -> None:
 
 
 def test_txn_versions_are_skipped_with_a_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    root = world.root(world.store())
+    root = world.root()
     topic = root.create_topic("t")
     target = topic.append_target()
     for version, skipped in ((5, False), (5, True), (3, True), (6, False)):
@@ -407,14 +408,14 @@ def test_txn_versions_are_skipped_with_a_warning(world: World, caplog: pytest.Lo
 
 
 def test_files_for_another_root_or_topic(world: World) -> None:
-    root, other = world.root(world.store()), world.root(world.store())
+    root, other = world.root(), World(seed=50).root()
     topic, stranger = root.create_topic("t"), other.create_topic("t")
     with pytest.raises(BadRequest, match="files were written for topic 't' of root"):
         topic.commit_append([file_of([(0, 1)])], stranger.append_target())
 
 
 def test_heads_are_cached_and_probed(world: World) -> None:
-    counting = CountingStore(world.store())
+    counting = CountingStore(world.store)
     root = world.root(counting)
     topic = root.create_topic("t")
     append(topic, (0, 1))
@@ -428,7 +429,7 @@ def test_heads_are_cached_and_probed(world: World) -> None:
 
 
 def test_a_crash_while_creating_a_root(world: World) -> None:
-    store = world.store()
+    store = world.store
     with pytest.raises(Crash):
         world.root(FaultyStore(store, Script({("create:root", 0): Fault(FaultKind.CRASH_AFTER)})))
     assert world.root(store).id == read_root_id(store)
