@@ -14,7 +14,7 @@ from sparklog.kafka.in_place import KafkaView
 from tests.cli.conftest import Sparklog
 from tests.compaction.test_kafka_tools import some_rows
 from tests.kafka.logs import read
-from tests.log.data_plane import START_MS
+from tests.support.world import START_MS
 
 
 @pytest.fixture

@@ -42,7 +42,9 @@ from tests.compaction.plain_cleaner import (
     decoded,
 )
 from tests.format.old_messages import LOG_APPEND_TIME, message, messages, wrapper
-from tests.log.data_plane import START_MS, Place, small
+from tests.support.counted_root import CountedRoot
+from tests.support.records import small
+from tests.support.world import START_MS
 
 NOW_MS = START_MS + 10_000_000
 STAMPED_MS = 1_700_000_000_000
@@ -85,7 +87,7 @@ def _entry(entry: Aborted) -> bytes:
     return np.array([entry.producer_id, entry.first, entry.last, entry.last_stable], ">i8").tobytes()
 
 
-def topic_of(place: Place, log: PlainLog, configs: PlainConfigs, folder: Path) -> Topic:
+def topic_of(place: CountedRoot, log: PlainLog, configs: PlainConfigs, folder: Path) -> Topic:
     texts = {
         "cleanup.policy": "compact",
         "segment.bytes": configs.segment_bytes,
@@ -149,7 +151,7 @@ def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
             history.end_transactions()
         history.roll()
         history.now_ms += rng.choice((0, 200, 1000, 6000, 90_000_000 if seed % 4 == 0 else 0))
-        place = Place("memory", tmp_path, seed=round_ + 1)
+        place = CountedRoot("memory", tmp_path, seed=round_ + 1)
         topic = topic_of(place, history.log, configs, tmp_path / f"round-{round_}")
         settings = Settings(history.now_ms, producer_expiration_ms=configs.producer_id_expiration_ms)
         works = plan_cleaning(topic.store, topic.snapshot(), settings, slots=configs.offset_map_slots)
@@ -246,7 +248,7 @@ def contents(topic: Topic) -> list[tuple[int, bytes, bytes | None]]:
     return list(zip(*(table[name].to_pylist() for name in ("offset", "key", "value")), strict=True))
 
 
-def updated(place: Place, parts: int = 4, **configs: object) -> Topic:
+def updated(place: CountedRoot, parts: int = 4, **configs: object) -> Topic:
     """A topic with 200 updates of 40 keys in each of some sealed segments."""
     topic = place.topic(1, {**COMPACTED, **configs})
     for part in range(parts):
@@ -256,11 +258,11 @@ def updated(place: Place, parts: int = 4, **configs: object) -> Topic:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def place(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
-def test_the_last_value_of_each_key_stays_and_its_offset_with_it(place: Place) -> None:
+def test_the_last_value_of_each_key_stays_and_its_offset_with_it(place: CountedRoot) -> None:
     topic = updated(place)
     before = contents(topic)
     latest = {key: (offset, key, value) for offset, key, value in before}
@@ -276,7 +278,7 @@ def test_the_last_value_of_each_key_stays_and_its_offset_with_it(place: Place) -
     assert not done.more
 
 
-def test_tombstones_go_two_phases(place: Place) -> None:
+def test_tombstones_go_two_phases(place: CountedRoot) -> None:
     topic = place.topic(1, {**COMPACTED, "delete.retention.ms": 1000})
     append(topic, [Row(b"a", b"1"), Row(b"b", b"1"), Row(b"a", None)])
     seal(topic)
@@ -290,7 +292,7 @@ def test_tombstones_go_two_phases(place: Place) -> None:
         assert [key for _, key, _ in contents(topic)].count(b"a") == len(left) - 1
 
 
-def test_tombstones_of_formats_v0_and_v1_go_in_two_phases_too(place: Place, tmp_path: Path) -> None:
+def test_tombstones_of_formats_v0_and_v1_go_in_two_phases_too(place: CountedRoot, tmp_path: Path) -> None:
     partition = tmp_path / "log" / "t-0"
     partition.mkdir(parents=True)
     old = [
@@ -322,7 +324,7 @@ def test_tombstones_of_formats_v0_and_v1_go_in_two_phases_too(place: Place, tmp_
     assert [key for _, key, _ in contents(topic)] == [b"e", b"c", b"a", b"w", b"y", b"x"]
 
 
-def test_a_delete_horizon_beyond_all_time_is_the_end_of_time(place: Place) -> None:
+def test_a_delete_horizon_beyond_all_time_is_the_end_of_time(place: CountedRoot) -> None:
     topic = place.topic(1, {**COMPACTED, "delete.retention.ms": 2**63 - 1})
     append(topic, [Row(b"a", b"1"), Row(b"a", None)])
     seal(topic)
@@ -332,7 +334,7 @@ def test_a_delete_horizon_beyond_all_time_is_the_end_of_time(place: Place) -> No
     assert contents(topic) == [(1, b"a", None)]
 
 
-def test_a_second_run_finds_nothing_to_do(place: Place) -> None:
+def test_a_second_run_finds_nothing_to_do(place: CountedRoot) -> None:
     topic = updated(place)
     committed(topic, plan(topic)[0])
     version = topic.head().version
@@ -340,7 +342,7 @@ def test_a_second_run_finds_nothing_to_do(place: Place) -> None:
     assert topic.head().version == version
 
 
-def test_of_two_passes_at_once_one_stands(place: Place) -> None:
+def test_of_two_passes_at_once_one_stands(place: CountedRoot) -> None:
     topic = updated(place)
     (work,) = plan(topic)
     first, second = work.run(), work.run()
@@ -359,7 +361,7 @@ def test_of_two_passes_at_once_one_stands(place: Place) -> None:
 def test_small_maps_reach_the_same_in_several_passes(tmp_path: Path) -> None:
     ends = []
     for slots in (None, 12, 25):
-        topic = updated(Place("memory", tmp_path))
+        topic = updated(CountedRoot("memory", tmp_path))
         passes = 0
         while works := plan(topic, slots=slots):
             done = committed(topic, works[0])
@@ -370,7 +372,7 @@ def test_small_maps_reach_the_same_in_several_passes(tmp_path: Path) -> None:
     assert ends[0] == ends[1] == ends[2]
 
 
-def test_what_lies_beyond_the_map_is_left_alone(place: Place) -> None:
+def test_what_lies_beyond_the_map_is_left_alone(place: CountedRoot) -> None:
     topic = updated(place)
     before = {batch.base: batch for _, batches, _ in state(topic) for batch in batches}
     records = contents(topic)
@@ -383,7 +385,7 @@ def test_what_lies_beyond_the_map_is_left_alone(place: Place) -> None:
     assert [batch.raw for batch in untouched] == [batch.raw for batch in before.values() if batch.base >= 200]
 
 
-def test_each_pass_hashes_with_another_key(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_pass_hashes_with_another_key(place: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = updated(place)
     (work,) = plan(topic)
     used: list[set[tuple[int, int]]] = []
@@ -401,7 +403,7 @@ def test_each_pass_hashes_with_another_key(place: Place, monkeypatch: pytest.Mon
     assert len(set.union(*used)) == 3
 
 
-def test_records_without_a_key_go_and_are_counted(place: Place) -> None:
+def test_records_without_a_key_go_and_are_counted(place: CountedRoot) -> None:
     topic = place.topic(1, {"index.interval.bytes": 200})
     append(topic, [Row(None, b"x"), Row(b"a", b"1"), Row(None, None), Row(b"a", b"2")])
     seal(topic)
@@ -445,7 +447,7 @@ def in_a_length(data: bytes) -> int:
 
 @pytest.mark.parametrize("where", [in_a_record, in_a_base_offset, in_a_leader_epoch, in_a_length])
 @pytest.mark.parametrize("part", ["clean", "dirty"])
-def test_damage_is_named_and_nothing_is_committed(place: Place, where: Callable[[bytes], int], part: str) -> None:
+def test_damage_is_named_and_nothing_is_committed(place: CountedRoot, where: Callable[[bytes], int], part: str) -> None:
     topic = updated(place, parts=2)
     committed(topic, plan(topic)[0])
     for seed in (7, 8, 9):
@@ -473,7 +475,7 @@ def test_damage_is_named_and_nothing_is_committed(place: Place, where: Callable[
     assert topic.snapshot().slices.all().base.tolist() == before
 
 
-def test_a_segment_that_is_gone_means_to_plan_again(place: Place) -> None:
+def test_a_segment_that_is_gone_means_to_plan_again(place: CountedRoot) -> None:
     topic = updated(place)
     (work,) = plan(topic)
     place.inner.delete(sealed_keys(topic)[2])
@@ -481,7 +483,7 @@ def test_a_segment_that_is_gone_means_to_plan_again(place: Place) -> None:
         work.run()
 
 
-def test_a_failing_store_leaves_no_half_segment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_store_leaves_no_half_segment(place: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = updated(place)
     (work,) = plan(topic)
     before = {item.key for item in place.inner.list("t/")}
@@ -500,7 +502,7 @@ def test_a_failing_store_leaves_no_half_segment(place: Place, monkeypatch: pytes
     assert not any(key.endswith(".log") and key[:-3] + "index" not in left for key in left)
 
 
-def test_progress_counts_what_is_read(place: Place) -> None:
+def test_progress_counts_what_is_read(place: CountedRoot) -> None:
     topic = updated(place)
     size = int(topic.snapshot().slices.all().size.sum())
     seen: list[tuple[int, int]] = []
@@ -510,7 +512,7 @@ def test_progress_counts_what_is_read(place: Place) -> None:
 
 
 def test_work_travels_to_a_task(tmp_path: Path) -> None:
-    place = Place("local", tmp_path)
+    place = CountedRoot("local", tmp_path)
     topic = updated(place)
     (work,) = plan_cleaning(place.inner, topic.snapshot(), Settings(NOW_MS))
     assert (work.op, work.title, work.partitions) == ("compact", "compact t-0", (0,))
@@ -519,7 +521,7 @@ def test_work_travels_to_a_task(tmp_path: Path) -> None:
     assert [replace(file, path="") for file in done.files] == [replace(file, path="") for file in work.run().files]
 
 
-def test_the_dirtiest_partition_comes_first(place: Place) -> None:
+def test_the_dirtiest_partition_comes_first(place: CountedRoot) -> None:
     topic = place.topic(3, {**COMPACTED, "min.cleanable.dirty.ratio": 0.1})
     for turn, keys in enumerate((range(60), range(60), range(20), range(5))):
         append(topic, [Row(b"k%d" % key, b"%d" % turn * 30) for key in keys])
@@ -534,13 +536,13 @@ def test_the_dirtiest_partition_comes_first(place: Place) -> None:
     assert len(set(ratios)) > 1
 
 
-def test_only_compacted_topics_are_cleaned(place: Place) -> None:
+def test_only_compacted_topics_are_cleaned(place: CountedRoot) -> None:
     topic = updated(place)
     topic.alter(configs={"cleanup.policy": "delete"})
     assert plan(topic) == []
 
 
-def test_segments_below_the_log_start_are_not_named(place: Place) -> None:
+def test_segments_below_the_log_start_are_not_named(place: CountedRoot) -> None:
     topic = place.topic(1, {**COMPACTED, "cleanup.policy": "compact,delete", "segment.bytes": 300})
     append(topic, [Row(b"only-%d" % i, b"x") for i in range(8)])
     append(topic, [Row(b"a", b"1"), Row(b"b", b"1")])
@@ -556,7 +558,7 @@ def test_segments_below_the_log_start_are_not_named(place: Place) -> None:
     assert topic.head().cleaned_through.tolist() == [12]
 
 
-def test_of_a_log_without_keys_an_empty_batch_is_left(place: Place) -> None:
+def test_of_a_log_without_keys_an_empty_batch_is_left(place: CountedRoot) -> None:
     """The last batch of the range stays, emptied, so that the log's end can be told from its batches."""
     topic = place.topic(1, {"index.interval.bytes": 200})
     for _ in range(3):
@@ -573,7 +575,7 @@ def test_of_a_log_without_keys_an_empty_batch_is_left(place: Place) -> None:
     assert topic.head().cleaned_through.tolist() == [6]
 
 
-def test_a_full_index_begins_another_segment(place: Place) -> None:
+def test_a_full_index_begins_another_segment(place: CountedRoot) -> None:
     topic = updated(place, parts=1, **{"segment.index.bytes": 10_000})
     many = len(contents(topic))
     topic.alter(configs={"segment.index.bytes": 36})
@@ -589,10 +591,10 @@ def test_a_full_index_begins_another_segment(place: Place) -> None:
     assert len(contents(topic)) < many
 
 
-def test_append_times_stay(place: Place) -> None:
+def test_append_times_stay(place: CountedRoot) -> None:
     topic = place.topic(1, {**COMPACTED, "message.timestamp.type": "LogAppendTime"})
     append(topic, [Row(b"a", b"1"), Row(b"b", b"1")])
-    place.clock.now_ms += 5000
+    place.world.now_ms += 5000
     append(topic, [Row(b"a", b"2"), Row(b"a", b"3")])
     seal(topic)
     stamps = dict(zip(*times(topic), strict=True))
@@ -611,7 +613,7 @@ def times(topic: Topic) -> tuple[list[int], list[int]]:
 
 
 def test_batches_that_become_too_large_together_are_opened_one_by_one(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: CountedRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = place.topic(1, COMPACTED)
     append(topic, keyed(2000, 300), codec="lz4", batch_bytes=3000)
@@ -640,7 +642,7 @@ class Watched:
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_memory_is_that_of_a_few_windows(codec: str, tmp_path: Path) -> None:
-    place = Place("local", tmp_path)
+    place = CountedRoot("local", tmp_path)
     topic = place.topic(1, COMPACTED)
     value = b"x" * 4000 if codec != "none" else random.Random(1).randbytes(4000)
     for part in range(4):
@@ -674,7 +676,7 @@ def test_a_cleaner_checkpoint_beyond_the_log_end_brings_no_deleted_key_back(tmp_
     log = PlainLog(
         [PlainSegment(0, [one(0, b"v"), one(1, None)]), PlainSegment(2, [])], log_start=0, log_end=2, cleaned_through=3
     )
-    place = Place("memory", tmp_path)
+    place = CountedRoot("memory", tmp_path)
     topic = topic_of(place, log, PlainConfigs(min_cleanable_dirty_ratio=0.0, delete_retention_ms=0), tmp_path / "kafka")
     for n in range(3):
         topic.append(pa.table({"key": [b"other"], "value": [b"%d" % n]}))
@@ -685,7 +687,7 @@ def test_a_cleaner_checkpoint_beyond_the_log_end_brings_no_deleted_key_back(tmp_
 
 def test_a_missing_segment_keeps_no_other_partition_from_being_compacted(tmp_path: Path) -> None:
     """Where `max.compaction.lag.ms` is set, the plan looks into each segment."""
-    place = Place("memory", tmp_path)
+    place = CountedRoot("memory", tmp_path)
     topic = place.topic(2, {**COMPACTED, "max.compaction.lag.ms": 1000})
     topic.append(pa.table({"key": [b"a"] * 4, "value": [b"x"] * 4, "partition": pa.array([0, 1] * 2, pa.int32())}))
     compact_topic(topic, Settings(NOW_MS), InProcess(), seal_only=True, roll=True)

@@ -26,7 +26,7 @@ from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import Expiry, plan_expiry
 from sparklog.storage.store import Store
 from tests.compaction.fixture_stages import Pass, Stage, all_passes
-from tests.log.data_plane import Place
+from tests.support.counted_root import CountedRoot
 
 PASSES = {each.name: each for each in all_passes()}
 HEADER_FIELDS = (
@@ -48,7 +48,7 @@ class Found:
         return scan_headers(self.data)
 
 
-def imported(place: Place, stage: Stage) -> Topic:
+def imported(place: CountedRoot, stage: Stage) -> Topic:
     names = import_log_dir(place.root, stage.folder, configs=dict(stage.configs.explicit), force=True).names
     assert names == ["compacted"]
     return place.root.topic("compacted")
@@ -162,10 +162,10 @@ def expire(topic: Topic, each: Pass) -> int:
 
 @pytest.mark.parametrize("name", sorted(PASSES))
 def test_a_stage_cleaned_once_is_the_next_stage(name: str, tmp_path: Path) -> None:
-    assert_pass(PASSES[name], Place("memory", tmp_path))
+    assert_pass(PASSES[name], CountedRoot("memory", tmp_path))
 
 
-def assert_pass(each: Pass, place: Place) -> None:
+def assert_pass(each: Pass, place: CountedRoot) -> None:
     """What Kafka left is what a pass leaves here."""
     topic = imported(place, each.before)
     done = cleaned_once(topic, each)

@@ -13,17 +13,17 @@ from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.maintenance.work import InProcess, Settings
 from tests.compaction.histories import History
 from tests.compaction.test_imported_transactions import check, log_dir, model_of, sealed_by_now
-from tests.log.data_plane import Place
+from tests.support.counted_root import CountedRoot
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def place(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(15))
-def test_random_logs_that_grow_between_imports(place: Place, tmp_path: Path, seed: int) -> None:
+def test_random_logs_that_grow_between_imports(place: CountedRoot, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     history = History(rng, segment_bytes=rng.choice((300, 900, 4000)))
     for _ in range(rng.choice((3, 6))):

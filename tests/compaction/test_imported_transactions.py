@@ -37,7 +37,7 @@ from tests.fixture_data import (
     split_partition,
 )
 from tests.kafka.logs import batch, marker, records, without_epochs, write_partition
-from tests.log.data_plane import Place
+from tests.support.counted_root import CountedRoot
 
 LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
 NAMES = ("transactions", "transactions-tv0", "compaction-by-broker")
@@ -58,8 +58,8 @@ def stages() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def place(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
 def read(topic: Topic, partition: int, isolation: str) -> list[ExpectedRecord]:
@@ -91,7 +91,7 @@ def sealed_by_now(topic: Topic) -> None:
 
 @pytest.mark.parametrize(("fixture", "stage"), stages())
 def test_imported_fixtures_read_as_kafkas_consumer_reads_them(
-    fixtures: Path, place: Place, fixture: str, stage: str
+    fixtures: Path, place: CountedRoot, fixture: str, stage: str
 ) -> None:
     folder = fixtures / fixture / stage
     import_log_dir(place.root, folder)
@@ -118,7 +118,7 @@ def test_the_fixtures_hold_what_matters_here(fixtures: Path, fixture: str) -> No
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))
-def test_what_the_cleaner_leaves_reads_as_what_kafkas_leaves(fixtures: Path, place: Place, name: str) -> None:
+def test_what_the_cleaner_leaves_reads_as_what_kafkas_leaves(fixtures: Path, place: CountedRoot, name: str) -> None:
     each: Pass = PASSES[name]
     topic = imported(place, each.before)
     cleaned_once(topic, each)
@@ -131,7 +131,9 @@ def test_what_the_cleaner_leaves_reads_as_what_kafkas_leaves(fixtures: Path, pla
 
 
 @pytest.mark.parametrize(("fixture", "stage"), [each for each in stages() if each[0] in NAMES])
-def test_lookups_by_time_are_kafkas_under_both_levels(fixtures: Path, place: Place, fixture: str, stage: str) -> None:
+def test_lookups_by_time_are_kafkas_under_both_levels(
+    fixtures: Path, place: CountedRoot, fixture: str, stage: str
+) -> None:
     folder = fixtures / fixture / stage
     import_log_dir(place.root, folder)
     view, own = KafkaView(folder), RootView(place.root)
@@ -190,7 +192,9 @@ def check(topic: Topic, expected: Visible, rng: random.Random) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(25))
-def test_random_logs_at_every_step(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_random_logs_at_every_step(
+    place: CountedRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     if seed % 2:
         # Read in windows, and entered by indexes.
         monkeypatch.setattr(fetch, "SPAN_BYTES", 400)
@@ -229,7 +233,9 @@ def test_random_logs_at_every_step(place: Place, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_cleaning_shows_nothing_that_was_aborted_and_keeps_the_latest(place: Place, tmp_path: Path, seed: int) -> None:
+def test_cleaning_shows_nothing_that_was_aborted_and_keeps_the_latest(
+    place: CountedRoot, tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(100 + seed)
     history = History(rng, tombstones=0.0)
     history.write(120)
@@ -250,7 +256,7 @@ def test_cleaning_shows_nothing_that_was_aborted_and_keeps_the_latest(place: Pla
         ]
 
 
-def test_merged_slices_know_what_their_markers_take_back(place: Place, tmp_path: Path) -> None:
+def test_merged_slices_know_what_their_markers_take_back(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
     topic.append(pa.table({"value": [b"new"] * 3, "partition": pa.array([0, 1, 2], pa.int32())}))
     compact_topic(topic, Settings(0), InProcess())
@@ -271,7 +277,7 @@ OPEN = {
 }
 
 
-def opened(place: Place, tmp_path: Path, **options: str) -> Topic:
+def opened(place: CountedRoot, tmp_path: Path, **options: str) -> Topic:
     write_partition(tmp_path / "kafka", "t-0", OPEN)
     write_partition(tmp_path / "kafka", "t-1", {0: batch(0, [b"f"], producer=7)})
     write_partition(tmp_path / "kafka", "t-2", {0: batch(0, [b"g"])})
@@ -283,7 +289,7 @@ def values(topic: Topic, partition: int = 0, isolation: str = READ_COMMITTED) ->
     return [value for _, _, value in seen(topic, isolation, partition)]
 
 
-def test_open_transactions_hold_back_readers_until_they_are_ended(place: Place, tmp_path: Path) -> None:
+def test_open_transactions_hold_back_readers_until_they_are_ended(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
     assert topic.head().last_stable().tolist() == [1, 0, 1]
     assert values(topic) == [b"a"]
@@ -299,7 +305,7 @@ def test_open_transactions_hold_back_readers_until_they_are_ended(place: Place, 
     assert topic.head().last_stable().tolist() == topic.head().log_end.tolist() == [8, 2, 1]
 
 
-def test_the_markers_are_those_of_kafkas_coordinator(place: Place, tmp_path: Path) -> None:
+def test_the_markers_are_those_of_kafkas_coordinator(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
     topic.end_kafka_transactions()
     slices = topic.snapshot().slices.select(0)
@@ -312,7 +318,7 @@ def test_the_markers_are_those_of_kafkas_coordinator(place: Place, tmp_path: Pat
     assert int(slices.flags[2]) == SliceFlag.KAFKA_PRODUCERS | SliceFlag.KAFKA_ABORTED
 
 
-def test_an_append_ends_them_first(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_append_ends_them_first(place: CountedRoot, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     topic = opened(place, tmp_path)
     assert topic.append(pa.table({"value": ["new"], "partition": pa.array([0], pa.int32())})).base == {0: 8}
     assert [values(topic, partition) for partition in range(3)] == [[b"a", b"c", b"new"], [], [b"g"]]
@@ -323,7 +329,7 @@ def test_an_append_ends_them_first(place: Place, tmp_path: Path, caplog: pytest.
     assert topic.head().version == version + 1
 
 
-def test_the_import_can_abort_or_refuse_them(place: Place, tmp_path: Path) -> None:
+def test_the_import_can_abort_or_refuse_them(place: CountedRoot, tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="expected no open transactions in t, found 3, the first is Kafka's open"):
         opened(place, tmp_path, open_transactions="refuse")
     assert [item.key for item in place.inner.list("t/") if "/_log/" not in item.key] == []
@@ -335,7 +341,7 @@ def test_the_import_can_abort_or_refuse_them(place: Place, tmp_path: Path) -> No
     assert values(topic) == [b"a", b"c"]
 
 
-def test_they_outlive_a_checkpoint_and_go_with_their_records(place: Place, tmp_path: Path) -> None:
+def test_they_outlive_a_checkpoint_and_go_with_their_records(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
     topic.log.write_checkpoint(topic.log.refresh())
     again = place.reopened()
@@ -348,7 +354,7 @@ def test_they_outlive_a_checkpoint_and_go_with_their_records(place: Place, tmp_p
     assert topic.head().last_stable().tolist() == [6, 1, 1]
 
 
-def test_two_who_end_them_at_once_write_one_marker(place: Place, tmp_path: Path) -> None:
+def test_two_who_end_them_at_once_write_one_marker(place: CountedRoot, tmp_path: Path) -> None:
     topic, other = opened(place, tmp_path), place.reopened()
     hit: list[Callable[[], object]] = [lambda: other.end_kafka_transactions(producers=[9])]
     real = topic.log.commit
@@ -364,7 +370,7 @@ def test_two_who_end_them_at_once_write_one_marker(place: Place, tmp_path: Path)
     assert values(topic) == [b"a", b"c"]
 
 
-def test_a_tail_never_passes_the_last_stable_offset(place: Place, tmp_path: Path) -> None:
+def test_a_tail_never_passes_the_last_stable_offset(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
     tail = Tail(RootView(place.root), "t", READ_COMMITTED, partition=0)
     tail.open()
@@ -387,7 +393,7 @@ def test_a_tail_never_passes_the_last_stable_offset(place: Place, tmp_path: Path
 # ---------------------------------------------------------------- requests and damage
 
 
-def long_log(place: Place, tmp_path: Path, segments: int = 60) -> Topic:
+def long_log(place: CountedRoot, tmp_path: Path, segments: int = 60) -> Topic:
     """Each segment: a committed and an aborted record with their markers; the last is active."""
     logs = {}
     for base in range(0, 4 * segments, 4):
@@ -402,7 +408,7 @@ def long_log(place: Place, tmp_path: Path, segments: int = 60) -> Topic:
     return place.root.topic("t")
 
 
-def test_a_plan_reads_what_it_needs_once(place: Place, tmp_path: Path) -> None:
+def test_a_plan_reads_what_it_needs_once(place: CountedRoot, tmp_path: Path) -> None:
     long_log(place, tmp_path)
     view = RootView(place.root)
     view.refresh(["t"])
@@ -422,7 +428,7 @@ def test_a_plan_reads_what_it_needs_once(place: Place, tmp_path: Path) -> None:
     assert found == [b"c%d" % base for base in range(0, 240, 4)]
 
 
-def test_other_topics_cost_no_request(place: Place) -> None:
+def test_other_topics_cost_no_request(place: CountedRoot) -> None:
     topic = place.topic(4)
     topic.append(pa.table({"value": [b"x"] * 20}))
     view = RootView(place.root)
@@ -435,7 +441,7 @@ def test_other_topics_cost_no_request(place: Place) -> None:
 
 @pytest.mark.parametrize("kind", ["missing", "cut", "of another segment"])
 def test_a_damaged_transaction_index_is_no_reason_to_show_aborted_records(
-    place: Place, tmp_path: Path, kind: str
+    place: CountedRoot, tmp_path: Path, kind: str
 ) -> None:
     topic = long_log(place, tmp_path, 4)
     first, second = sorted(item.key for item in place.inner.list("t/sealed/") if item.key.endswith(".txnindex"))[:2]
@@ -450,7 +456,7 @@ def test_a_damaged_transaction_index_is_no_reason_to_show_aborted_records(
     assert len(seen(topic, READ_UNCOMMITTED)) == 8
 
 
-def test_a_wrong_index_of_kafkas_is_not_believed(place: Place, tmp_path: Path) -> None:
+def test_a_wrong_index_of_kafkas_is_not_believed(place: CountedRoot, tmp_path: Path) -> None:
     logs = {0: batch(0, [b"a"], producer=1) + marker(1, 1, commit=True), 2: batch(2, [b"b"])}
     folder = write_partition(tmp_path / "kafka", "t-0", logs)
     entry = b"\0\0" + b"".join(n.to_bytes(8, "big") for n in (1, 0, 1, 2))
@@ -459,7 +465,7 @@ def test_a_wrong_index_of_kafkas_is_not_believed(place: Place, tmp_path: Path) -
     assert values(place.root.topic("t")) == [b"a", b"b"]
 
 
-def test_a_read_that_must_be_planned_anew_still_leaves_out_aborted_records(place: Place, tmp_path: Path) -> None:
+def test_a_read_that_must_be_planned_anew_still_leaves_out_aborted_records(place: CountedRoot, tmp_path: Path) -> None:
     topic = long_log(place, tmp_path, 8)
     scan = topic.scan(columns=("value",))
     expected = scan.to_table()

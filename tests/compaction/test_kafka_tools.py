@@ -21,15 +21,15 @@ from kafka.record.default_records import DefaultRecordBatch as PyBatch
 from sparklog.format.batch_scan import scan_headers
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.state.view import READ_UNCOMMITTED
-from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from tests.fixture_data import copied, expected_dump, expected_records
 from tests.kafka_tools import Dumped, KafkaTools, without_emptied, without_gaps
-from tests.log.data_plane import START_MS, Clock, Place
 from tests.log.rewriting import prepared, resolve
+from tests.support.counted_root import CountedRoot
+from tests.support.world import START_MS, World
 
 DAY_MS = 86_400_000
 ENDS = ("before", "after")
@@ -217,7 +217,7 @@ def stages_of(fixture: Path) -> Iterator[tuple[str, dict[str, Any], int]]:
 
 
 def imported(folder: Path, fixture: Path, stage: str, configs: dict[str, Any]) -> list[Topic]:
-    root = open_root(LocalStore(str(folder), durable=False), create=True, env=Clock().env(1))
+    root = World(LocalStore(str(folder), durable=False), seed=1).root()
     return [root.topic(name) for name in import_log_dir(root, fixture / stage, configs=configs, force=True).names]
 
 
@@ -315,7 +315,7 @@ def fill(topic: Topic, appends: Sequence[int], *, keys: int = 40, nulls: bool = 
 
 
 def test_sealed_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, tmp_path: Path) -> None:
-    place = Place("local", tmp_path)
+    place = CountedRoot("local", tmp_path)
     small = {"segment.bytes": 20_000, "index.interval.bytes": 500}
     sealed = []
     for name, configs in (
@@ -335,7 +335,7 @@ def test_sealed_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, 
     before = [topic.scan(isolation=READ_UNCOMMITTED).to_table().num_rows for topic in sealed]
     sealed.append(with_aborts)
     for topic in sealed:
-        compacted(topic, place.clock.now_ms, seal_only=True, roll=True)
+        compacted(topic, place.world.now_ms, seal_only=True, roll=True)
     assert [topic.scan(isolation=READ_UNCOMMITTED).to_table().num_rows for topic in sealed[:-1]] == before
     logs = all_logs(tmp_path)
     assert len(logs) > 40
@@ -347,7 +347,7 @@ def test_sealed_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, 
 
 
 def test_compacted_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, tmp_path: Path) -> None:
-    place = Place("local", tmp_path)
+    place = CountedRoot("local", tmp_path)
     topics = []
     for name, stamped in (("created", "CreateTime"), ("stamped", "LogAppendTime")):
         configs = {
@@ -359,7 +359,7 @@ def test_compacted_segments_of_native_topics_are_accepted(kafka_tools: KafkaTool
             "message.timestamp.type": stamped,
         }
         topics.append(place.topic(2, configs, name))
-    now = place.clock.now_ms
+    now = place.world.now_ms
     for topic in topics:
         for run in range(3):
             fill(topic, range(10 * run, 10 * run + 8), keys=300, nulls=False)

@@ -38,23 +38,25 @@ from sparklog.log.write import append_output
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work import Done, Settings
 from sparklog.storage.store import Store
-from tests.log.data_plane import KINDS, START_MS, Place, rows, small
 from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve, sealed
+from tests.support.counted_root import KINDS, CountedRoot
+from tests.support.records import random_rows, small
+from tests.support.world import START_MS
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(request.param, tmp_path / "root")
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+    return CountedRoot(request.param, tmp_path / "root")
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def memory(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
-def plan(place: Place, topic: Topic) -> list[MergeWork]:
-    return plan_merges(place.store, topic.snapshot(), Settings(START_MS), env=place.clock.env(99))
+def plan(place: CountedRoot, topic: Topic) -> list[MergeWork]:
+    return plan_merges(place.store, topic.snapshot(), Settings(START_MS), env=place.world.env())
 
 
 def publish(topic: Topic, work: MergeWork, done: Done) -> Outcome:
@@ -68,11 +70,11 @@ def state(topic: Topic) -> tuple[Head, SliceTable]:
     return snapshot.head, snapshot.slices
 
 
-def merge(place: Place, topic: Topic) -> list[MergeWork]:
+def merge(place: CountedRoot, topic: Topic) -> list[MergeWork]:
     """Plan, run and commit."""
     works = plan(place, topic)
-    for number, work in enumerate(works):
-        work = replace(work, env=place.clock.env(1000 + topic.head().version * 100 + number))
+    for work in works:
+        work = replace(work, env=place.world.env())
         assert not publish(topic, work, work.run()).dropped
     return works
 
@@ -89,7 +91,7 @@ def layout(topic: Topic) -> list[tuple[int, int, int, int]]:
     return list(zip(found.partition.tolist(), found.base.tolist(), found.end.tolist(), tiers, strict=True))
 
 
-def batches(place: Place, topic: Topic, row: int) -> BatchHeaders:
+def batches(place: CountedRoot, topic: Topic, row: int) -> BatchHeaders:
     """Headers of one slice's batches, whose bytes are checked."""
     found = topic.snapshot().slices.all()
     data = place.inner.get(file_key(topic.name, found.path(row)), int(found.position[row]), int(found.size[row]))
@@ -102,10 +104,10 @@ def batches(place: Place, topic: Topic, row: int) -> BatchHeaders:
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_many_small_slices_become_one_per_partition(place: Place, codec: str) -> None:
+def test_many_small_slices_become_one_per_partition(place: CountedRoot, codec: str) -> None:
     topic = place.topic(4)
     for i in range(20):
-        topic.append(rows(120, first=i * 120, seed=i), options=small(codec, batch_bytes=900, file_bytes=4000))
+        topic.append(random_rows(120, first=i * 120, seed=i), options=small(codec, batch_bytes=900, file_bytes=4000))
     expected, before = whole(topic), topic.snapshot().slices.all()
     (work,) = merge(place, topic)
     after = topic.snapshot().slices.all()
@@ -127,10 +129,10 @@ def test_many_small_slices_become_one_per_partition(place: Place, codec: str) ->
     assert plan(place, topic) == []
 
 
-def test_the_footer_says_what_the_commit_says(memory: Place) -> None:
+def test_the_footer_says_what_the_commit_says(memory: CountedRoot) -> None:
     topic = memory.topic(3)
     for i in range(5):
-        topic.append(rows(200, first=i * 200, seed=i))
+        topic.append(random_rows(200, first=i * 200, seed=i))
     merge(memory, topic)
     found = topic.snapshot().slices.all()
     key = file_key("t", found.path(0))
@@ -143,16 +145,16 @@ def test_the_footer_says_what_the_commit_says(memory: Place) -> None:
         assert (entry.min_ts, entry.max_ts) == (found.min_ts[row], found.max_ts[row])
 
 
-def test_append_times_are_patched_in(place: Place) -> None:
+def test_append_times_are_patched_in(place: CountedRoot) -> None:
     topic = place.topic(2, {"message.timestamp.type": "LogAppendTime"})
-    start = place.clock.now_ms
+    start = place.world.now_ms
     for i in range(6):
-        place.clock.now_ms = start + 1000 * i
-        topic.append(rows(40, first=i * 40, seed=i), options=small("zstd", batch_bytes=400))
+        place.world.now_ms = start + 1000 * i
+        topic.append(random_rows(40, first=i * 40, seed=i), options=small("zstd", batch_bytes=400))
     # Half of it with the times of records: both kinds come together in one slice.
     topic.alter(configs={"message.timestamp.type": "CreateTime"})
     for i in range(2):
-        topic.append(rows(40, first=i * 40, seed=40 + i))
+        topic.append(random_rows(40, first=i * 40, seed=40 + i))
     expected = whole(topic)
     targets = [start, start + 1500, start + 3000, start + 5000, start + 5001]
     answers = [topic.offset_for_timestamp(target, isolation=READ_UNCOMMITTED) for target in targets]
@@ -180,13 +182,13 @@ class InEpoch(AppendIntent):
         return replace(found, leader_epoch=self.epoch)
 
 
-def test_each_batch_keeps_its_leader_epoch(memory: Place) -> None:
+def test_each_batch_keeps_its_leader_epoch(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     epochs = [0, 0, 3, 3, 7, 12]
     for i, epoch in enumerate(epochs):
         target = topic.append_target()
         output = AppendOutput(memory.inner, "t", append_path(target.read_version, f"by-hand-{i}"))
-        table = rows(10, first=i * 10)
+        table = random_rows(10, first=i * 10)
         made = encode(
             table["key"], table["value"], None, np.arange(10, dtype=np.int64), options=EncodeOptions(codec="none")
         )
@@ -210,11 +212,11 @@ def test_each_batch_keeps_its_leader_epoch(memory: Place) -> None:
     assert whole(topic) == expected
 
 
-def test_gaps_markers_and_flags_are_carried_over(memory: Place) -> None:
+def test_gaps_markers_and_flags_are_carried_over(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     marker = batch_of(2, [0], 0, attributes=CONTROL_BIT | TRANSACTIONAL_BIT)
     appended_by_hand(memory, topic, [batch_of(1, [0], 0), marker, batch_of(30, [0, 4], 9)], SliceFlag.KAFKA_PRODUCERS)
-    topic.append(rows(10, keys=None))
+    topic.append(random_rows(10, keys=None))
     appended_by_hand(memory, topic, [batch_of(5, [0, 3], 5)])
     expected = whole(topic)
     merge(memory, topic)
@@ -231,12 +233,12 @@ def test_gaps_markers_and_flags_are_carried_over(memory: Place) -> None:
         assert read == expected.filter(pa.compute.greater_equal(expected["offset"], start))
 
 
-def test_slices_without_any_timestamp_keep_the_time_they_were_written_at(memory: Place) -> None:
+def test_slices_without_any_timestamp_keep_the_time_they_were_written_at(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for _ in range(2):
         target = topic.append_target()
         data = batch_of(0, [0], 0, max_ts=-1)
-        output = AppendOutput(memory.inner, "t", append_path(target.read_version, memory.clock.env(3).new_id()))
+        output = AppendOutput(memory.inner, "t", append_path(target.read_version, memory.world.env().new_id()))
         output.write(data)
         output.end_slice(
             partition=0,
@@ -261,12 +263,12 @@ def merge_crc(data: bytes) -> int:
     return int(crc32c(data))
 
 
-def test_large_slices_get_files_of_their_own(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_slices_get_files_of_their_own(place: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge_work, "OWN_FILE_BYTES", 20_000)
     monkeypatch.setattr(merging, "OWN_FILE_BYTES", 20_000)
     topic = place.topic(3)
     for i in range(6):
-        table = rows(60, first=i * 60, value_bytes=100)
+        table = random_rows(60, first=i * 60, value_bytes=100)
         partition = pa.array([0 if j % 10 else 1 + j % 2 for j in range(60)], pa.int32())
         topic.append(table.append_column("partition", partition))
     expected = whole(topic)
@@ -280,12 +282,12 @@ def test_large_slices_get_files_of_their_own(place: Place, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("load", "request_bytes"), [(1, 1), (3_000, 1_000), (40_000, 300), (1 << 20, 1 << 20)])
 def test_loads_and_windows_of_any_size_give_the_same(
-    memory: Place, monkeypatch: pytest.MonkeyPatch, load: int, request_bytes: int
+    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch, load: int, request_bytes: int
 ) -> None:
     topic = memory.topic(3, {"message.timestamp.type": "LogAppendTime"})
     for i in range(7):
-        memory.clock.now_ms = START_MS + i
-        topic.append(rows(90, first=i * 90, seed=i), options=small(batch_bytes=700))
+        memory.world.now_ms = START_MS + i
+        topic.append(random_rows(90, first=i * 90, seed=i), options=small(batch_bytes=700))
     expected = whole(topic)
     (work,) = plan(memory, topic)
     with monkeypatch.context() as once:
@@ -299,10 +301,10 @@ def test_loads_and_windows_of_any_size_give_the_same(
     assert whole(topic) == expected
 
 
-def test_what_lies_side_by_side_is_one_request(memory: Place) -> None:
+def test_what_lies_side_by_side_is_one_request(memory: CountedRoot) -> None:
     topic = memory.topic(16)
     for i in range(9):
-        topic.append(rows(800, keys=1000, first=i * 800, seed=i))
+        topic.append(random_rows(800, keys=1000, first=i * 800, seed=i))
     (work,) = plan(memory, topic)
     memory.store.reset()
     done = work.run()
@@ -343,11 +345,11 @@ class Distant:
 
 
 def test_small_reads_are_under_way_together_where_each_costs_a_round_trip(
-    memory: Place, monkeypatch: pytest.MonkeyPatch
+    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = memory.topic(1)
     for i in range(8):
-        topic.append(rows(10 if i % 4 else 60, first=i * 100, seed=i), options=small(batch_bytes=400))
+        topic.append(random_rows(10 if i % 4 else 60, first=i * 100, seed=i), options=small(batch_bytes=400))
     expected = whole(topic)
     (work,) = plan(memory, topic)
     sizes = sorted(work.sources[0].size.tolist())
@@ -361,11 +363,11 @@ def test_small_reads_are_under_way_together_where_each_costs_a_round_trip(
     assert sorted(distant.seen[6:]) == [[size] for size in sizes[6:]]
 
 
-def test_a_merged_slice_is_entered_by_its_index(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merged_slice_is_entered_by_its_index(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "SPAN_BYTES", 512 << 10)
     topic = memory.topic(1)
     for i in range(5):
-        topic.append(rows(600, first=i * 600, value_bytes=1000, seed=i), options=small(batch_bytes=20_000))
+        topic.append(random_rows(600, first=i * 600, value_bytes=1000, seed=i), options=small(batch_bytes=20_000))
     expected = whole(topic)
     merge(memory, topic)
     assert len(layout(topic)) == 1
@@ -379,10 +381,10 @@ def test_a_merged_slice_is_entered_by_its_index(memory: Place, monkeypatch: pyte
         assert memory.store.bytes_read < 1_300_000
 
 
-def test_work_can_be_pickled_and_run_twice(memory: Place) -> None:
+def test_work_can_be_pickled_and_run_twice(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     for i in range(4):
-        topic.append(rows(30, first=i * 30, seed=i))
+        topic.append(random_rows(30, first=i * 30, seed=i))
     (work,) = plan_merges(memory.inner, topic.snapshot(), Settings(START_MS))
     first, second = work.run(), work.run()
     assert first.rewrites == second.rewrites
@@ -399,10 +401,10 @@ def test_work_can_be_pickled_and_run_twice(memory: Place) -> None:
     assert whole(topic) == expected
 
 
-def test_progress_and_reports(memory: Place) -> None:
+def test_progress_and_reports(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     for i in range(4):
-        topic.append(rows(30, first=i * 30, seed=i))
+        topic.append(random_rows(30, first=i * 30, seed=i))
     (work,) = plan(memory, topic)
     told: list[tuple[int, int]] = []
     done = work.run(lambda records, nbytes: told.append((records, nbytes)))
@@ -413,14 +415,14 @@ def test_progress_and_reports(memory: Place) -> None:
 
 
 def test_what_a_piece_costs_beside_its_bytes_grows_with_its_partitions_alone(
-    memory: Place, monkeypatch: pytest.MonkeyPatch
+    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic of thousands of partitions is one piece: nothing may be asked of all of them for each of them."""
     partitions, summed = 200, 0
     topic = memory.topic(partitions)
     for _ in range(2):
         partition = pa.array(range(partitions), pa.int32())
-        topic.append(rows(partitions).append_column("partition", partition), options=small())
+        topic.append(random_rows(partitions).append_column("partition", partition), options=small())
 
     def nbytes(source: SourceSlices) -> int:
         nonlocal summed
@@ -434,7 +436,7 @@ def test_what_a_piece_costs_beside_its_bytes_grows_with_its_partitions_alone(
     assert summed <= 4 * partitions
 
 
-def test_a_file_that_cannot_be_finished_is_discarded(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_finished_is_discarded(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge_work, "OWN_FILE_BYTES", 1000)
     left: list[AppendOutput] = []
 
@@ -452,7 +454,7 @@ def test_a_file_that_cannot_be_finished_is_discarded(memory: Place, monkeypatch:
 
     topic = memory.topic(1)
     for i in range(3):
-        topic.append(rows(30, first=i * 30, seed=i))
+        topic.append(random_rows(30, first=i * 30, seed=i))
     (work,) = plan(memory, topic)
     monkeypatch.setattr(append_output, "AppendOutput", Full)
     with pytest.raises(Unavailable, match="no space left"):
@@ -460,12 +462,12 @@ def test_a_file_that_cannot_be_finished_is_discarded(memory: Place, monkeypatch:
     assert not left
 
 
-def test_a_piece_that_fails_leaves_no_whole_file_either(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_piece_that_fails_leaves_no_whole_file_either(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hour by hour it would else add what it wrote before the damage, which only the vacuum removes, a day later."""
     monkeypatch.setattr(merge_work, "OWN_FILE_BYTES", 1000)
     topic = memory.topic(2)
     for i in range(3):
-        topic.append(rows(60, first=i * 60, seed=i))
+        topic.append(random_rows(60, first=i * 60, seed=i))
     files = memory.append_files()
     (work,) = plan(memory, topic)
     closed: list[str] = []
@@ -487,21 +489,21 @@ def test_a_piece_that_fails_leaves_no_whole_file_either(memory: Place, monkeypat
 # -- what is planned
 
 
-def test_one_lone_file_is_left_as_it_is(memory: Place) -> None:
+def test_one_lone_file_is_left_as_it_is(memory: CountedRoot) -> None:
     topic = memory.topic(4)
     assert plan(memory, topic) == []
-    topic.append(rows(200))
+    topic.append(random_rows(200))
     assert plan(memory, topic) == []
-    topic.append(rows(200, first=200))
+    topic.append(random_rows(200, first=200))
     assert len(plan(memory, topic)) == 1
 
 
-def test_eight_generations_become_one_of_the_next_tier_in_the_same_run(memory: Place) -> None:
+def test_eight_generations_become_one_of_the_next_tier_in_the_same_run(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     seen = []
     for run in range(20):
         for i in range(2):
-            topic.append(rows(10, first=run * 20 + i * 10, seed=run))
+            topic.append(random_rows(10, first=run * 20 + i * 10, seed=run))
         merge(memory, topic)
         seen.append([tier for *_, tier in layout(topic)])
     assert seen[:7] == [[1] * n for n in range(1, 8)]
@@ -509,30 +511,30 @@ def test_eight_generations_become_one_of_the_next_tier_in_the_same_run(memory: P
     assert seen[8] == [2, 1]
     assert seen[15] == [2, 2]
     for _ in range(7 * 8 - 20 + 8):
-        topic.append(rows(10))
-        topic.append(rows(10))
+        topic.append(random_rows(10))
+        topic.append(random_rows(10))
         merge(memory, topic)
     assert [tier for *_, tier in layout(topic)] == [3]
     assert whole(topic)["offset"].to_pylist() == list(range(64 * 20))
 
 
-def test_a_slice_that_is_large_enough_is_not_merged_again(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_that_is_large_enough_is_not_merged_again(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge_work, "OWN_FILE_BYTES", 4_000)
     monkeypatch.setattr(merging, "OWN_FILE_BYTES", 4_000)
     topic = memory.topic(1, {"segment.bytes": 80_000})
     for run in range(8):
         for i in range(2):
-            topic.append(rows(150 if run < 7 else 10, first=i * 150, seed=run))
+            topic.append(random_rows(150 if run < 7 else 10, first=i * 150, seed=run))
         merge(memory, topic)
     sizes = topic.snapshot().slices.all().size
     assert (sizes[:7] >= 80_000 // 8).all()
     assert [tier for *_, tier in layout(topic)] == [1] * 8
 
 
-def test_an_output_is_never_larger_than_a_segment(memory: Place) -> None:
+def test_an_output_is_never_larger_than_a_segment(memory: CountedRoot) -> None:
     topic = memory.topic(2, {"segment.bytes": 9_000})
     for i in range(12):
-        topic.append(rows(100, first=i * 100, seed=i))
+        topic.append(random_rows(100, first=i * 100, seed=i))
     before = topic.snapshot().slices.all()
     expected = whole(topic)
     merge(memory, topic)
@@ -546,10 +548,10 @@ def test_an_output_is_never_larger_than_a_segment(memory: Place) -> None:
     assert whole(topic) == expected
 
 
-def test_work_is_cut_by_bytes_and_by_slices(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_cut_by_bytes_and_by_slices(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = memory.topic(8)
     for i in range(6):
-        topic.append(rows(400, keys=1000, first=i * 400, seed=i))
+        topic.append(random_rows(400, keys=1000, first=i * 400, seed=i))
     total = int(topic.snapshot().slices.all().size.sum())
     expected = whole(topic)
     monkeypatch.setattr(merging, "WORK_SLICES", 13)
@@ -572,13 +574,13 @@ def test_work_is_cut_by_bytes_and_by_slices(memory: Place, monkeypatch: pytest.M
 # -- transactions
 
 
-def test_files_with_open_slices_are_not_touched(memory: Place) -> None:
+def test_files_with_open_slices_are_not_touched(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     for i in range(3):
-        topic.append(rows(40, first=i * 40, seed=i))
-    prepared(memory, topic, rows(40, seed=50), "app", 1)
+        topic.append(random_rows(40, first=i * 40, seed=i))
+    prepared(memory, topic, random_rows(40, seed=50), "app", 1)
     for i in range(3):
-        topic.append(rows(40, first=500 + i * 40, seed=i))
+        topic.append(random_rows(40, first=500 + i * 40, seed=i))
     open_and_later = {file for file in memory.append_files() if file.rpartition("/")[2] >= "00000000000000000003-"}
     expected = whole(topic)
     merge(memory, topic)
@@ -592,11 +594,11 @@ def test_files_with_open_slices_are_not_touched(memory: Place) -> None:
     assert whole(topic) == expected
 
 
-def test_aborted_slices_are_dropped(memory: Place) -> None:
+def test_aborted_slices_are_dropped(memory: CountedRoot) -> None:
     topic = memory.topic(2)
-    topic.append(rows(40))
-    prepared(memory, topic, rows(40, seed=50), "app", 1)
-    topic.append(rows(40, first=40))
+    topic.append(random_rows(40))
+    prepared(memory, topic, random_rows(40, seed=50), "app", 1)
+    topic.append(random_rows(40, first=40))
     resolve(memory, topic, "app", 1, committed=False)
     expected = whole(topic, "read_committed")
     assert whole(topic).num_rows == 120
@@ -610,12 +612,12 @@ def test_aborted_slices_are_dropped(memory: Place) -> None:
     assert (found.records < found.end - found.base).all()
 
 
-def test_a_lone_aborted_file_leaves_nothing(memory: Place) -> None:
+def test_a_lone_aborted_file_leaves_nothing(memory: CountedRoot) -> None:
     topic = memory.topic(2)
-    topic.append(rows(20))
-    topic.append(rows(20, first=20))
+    topic.append(random_rows(20))
+    topic.append(random_rows(20, first=20))
     merge(memory, topic)
-    prepared(memory, topic, rows(40, seed=50), "app", 1)
+    prepared(memory, topic, random_rows(40, seed=50), "app", 1)
     resolve(memory, topic, "app", 1, committed=False)
     expected = whole(topic, "read_committed")
     (work,) = plan(memory, topic)
@@ -625,20 +627,20 @@ def test_a_lone_aborted_file_leaves_nothing(memory: Place) -> None:
     assert not memory.store.counts["writer"]
     publish(topic, work, done)
     assert whole(topic) == expected
-    topic.append(rows(10, first=900))
+    topic.append(random_rows(10, first=900))
     assert topic.head().log_end.sum() == 90
 
 
 # -- races and damage
 
 
-def test_an_append_between_plan_and_commit_stays(memory: Place) -> None:
+def test_an_append_between_plan_and_commit_stays(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     for i in range(4):
-        topic.append(rows(40, first=i * 40, seed=i))
+        topic.append(random_rows(40, first=i * 40, seed=i))
     (work,) = plan(memory, topic)
     done = work.run()
-    topic.append(rows(40, first=900))
+    topic.append(random_rows(40, first=900))
     topic.delete_records({0: 15})
     expected = whole(topic)
     assert not publish(topic, work, done).dropped
@@ -646,10 +648,10 @@ def test_an_append_between_plan_and_commit_stays(memory: Place) -> None:
     assert sorted(tier for *_, tier in layout(topic)) == [0, 0, 1, 1]
 
 
-def test_a_merge_whose_input_was_sealed_is_dropped(memory: Place) -> None:
+def test_a_merge_whose_input_was_sealed_is_dropped(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     for i in range(4):
-        topic.append(rows(40, first=i * 40, seed=i))
+        topic.append(random_rows(40, first=i * 40, seed=i))
     expected = whole(topic)
     (work,) = plan(memory, topic)
     done = work.run()
@@ -661,14 +663,14 @@ def test_a_merge_whose_input_was_sealed_is_dropped(memory: Place) -> None:
     assert plan(memory, topic) == []
 
 
-def test_what_is_left_of_a_file_partly_sealed_is_merged(memory: Place) -> None:
+def test_what_is_left_of_a_file_partly_sealed_is_merged(memory: CountedRoot) -> None:
     topic = memory.topic(2)
-    topic.append(rows(40))
+    topic.append(random_rows(40))
     sealed(memory, topic)
     # A lone file, but half of it is dead: merging frees that.
     assert len(plan(memory, topic)) == 1
     for i in range(2):
-        topic.append(rows(40, first=100 + i * 40, seed=i))
+        topic.append(random_rows(40, first=100 + i * 40, seed=i))
     expected = whole(topic)
     merge(memory, topic)
     assert whole(topic) == expected
@@ -682,11 +684,11 @@ def test_what_is_left_of_a_file_partly_sealed_is_merged(memory: Place) -> None:
 
 @pytest.mark.parametrize("spot", [30, 2_000])
 @pytest.mark.parametrize("at_once", [1, 16])
-def test_a_damaged_slice_is_named_and_nothing_else_is(memory: Place, spot: int, at_once: int) -> None:
+def test_a_damaged_slice_is_named_and_nothing_else_is(memory: CountedRoot, spot: int, at_once: int) -> None:
     memory.inner.parallel_reads = at_once  # type: ignore[attr-defined]
     topic = memory.topic(3)
     for i in range(4):
-        topic.append(rows(90, first=i * 90, seed=i), options=small(batch_bytes=500))
+        topic.append(random_rows(90, first=i * 90, seed=i), options=small(batch_bytes=500))
     key = memory.append_files()[2]
     data = bytearray(memory.inner.get(key))
     data[spot] ^= 1
@@ -709,10 +711,10 @@ def test_a_damaged_slice_is_named_and_nothing_else_is(memory: Place, spot: int, 
     assert sorted({tier for *_, tier in layout(topic)}) == [0]
 
 
-def test_a_large_damaged_slice_is_named(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_damaged_slice_is_named(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = memory.topic(1)
     for i in range(2):
-        topic.append(rows(400, first=i * 400, seed=i), options=small(batch_bytes=500))
+        topic.append(random_rows(400, first=i * 400, seed=i), options=small(batch_bytes=500))
     key = memory.append_files()[1]
     data = bytearray(memory.inner.get(key))
     data[9_000] ^= 1
@@ -729,12 +731,14 @@ def test_a_large_damaged_slice_is_named(memory: Place, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("request_bytes", [16 << 20, 1])
-def test_batches_out_of_order_are_corrupt(memory: Place, monkeypatch: pytest.MonkeyPatch, request_bytes: int) -> None:
+def test_batches_out_of_order_are_corrupt(
+    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch, request_bytes: int
+) -> None:
     """Also where each comes in a window of its own."""
     monkeypatch.setattr(merge_work, "REQUEST_BYTES", request_bytes)
     monkeypatch.setattr(fetch, "SPAN_BYTES", min(request_bytes, fetch.SPAN_BYTES))
     topic = memory.topic(1)
-    topic.append(rows(3))
+    topic.append(random_rows(3))
     appended_by_hand(memory, topic, [batch_of(3, [0], 2), batch_of(0, [0], 2), batch_of(6, [0], 3)])
     (work,) = plan(memory, topic)
     with pytest.raises(Corrupt, match="within offsets 9 to 13, found one of 3 to 6: restore the file") as caught:
@@ -743,11 +747,11 @@ def test_batches_out_of_order_are_corrupt(memory: Place, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("at_once", [1, 16])
-def test_a_file_that_is_gone_means_plan_again(memory: Place, at_once: int) -> None:
+def test_a_file_that_is_gone_means_plan_again(memory: CountedRoot, at_once: int) -> None:
     memory.inner.parallel_reads = at_once  # type: ignore[attr-defined]
     topic = memory.topic(2)
     for i in range(3):
-        topic.append(rows(40, first=i * 40))
+        topic.append(random_rows(40, first=i * 40))
     (work,) = plan(memory, topic)
     memory.inner.delete(memory.append_files()[1])
     with pytest.raises(Conflict, match="plan again"):
@@ -760,7 +764,7 @@ def test_a_file_that_is_gone_means_plan_again(memory: Place, at_once: int) -> No
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_history_reads_the_same_after_merging(data: st.DataObject) -> None:
-    place = Place("memory", Path("unused"))
+    place = CountedRoot("memory", Path("unused"))
     append_time = data.draw(st.booleans())
     topic = place.topic(2, {"message.timestamp.type": "LogAppendTime"} if append_time else None)
     source = random.Random(data.draw(st.integers(0, 1000)))
@@ -768,12 +772,14 @@ def test_any_history_reads_the_same_after_merging(data: st.DataObject) -> None:
     pending: list[int] = []
     for step in range(data.draw(st.integers(4, 24))):
         action = source.choice(["append", "append", "append", "prepare", "resolve", "merge", "delete", "seal"])
-        place.clock.now_ms += source.randrange(2000)
+        place.world.now_ms += source.randrange(2000)
         if action == "append":
-            topic.append(rows(source.randrange(1, 30), first=step * 100, seed=step), options=small(batch_bytes=200))
+            topic.append(
+                random_rows(source.randrange(1, 30), first=step * 100, seed=step), options=small(batch_bytes=200)
+            )
         elif action == "prepare":
             number += 1
-            prepared(place, topic, rows(source.randrange(1, 20), seed=step), "app", number)
+            prepared(place, topic, random_rows(source.randrange(1, 20), seed=step), "app", number)
             pending.append(number)
         elif action == "resolve" and pending:
             resolve(place, topic, "app", pending.pop(0), committed=source.random() < 0.5)

@@ -20,7 +20,7 @@ from sparklog.format.decode import decode
 from tests.compaction.fixture_stages import Pass, passes_between, read_stages
 from tests.compaction.test_fixture_passes import HEADER_FIELDS, cleaned_once, expired, imported, segments
 from tests.kafka_tools import Missing, find_java, kafka_jars
-from tests.log.data_plane import Place
+from tests.support.counted_root import CountedRoot
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
@@ -83,7 +83,7 @@ class Left:
         return left
 
 
-def assert_as_kafka(each: Pass, place: Place) -> bool:
+def assert_as_kafka(each: Pass, place: CountedRoot) -> bool:
     """A pass here leaves what Kafka's left of the log; whether it had anything to do."""
     topic, told, after = imported(place, each.before), each.after.cleaner, each.after
     done = cleaned_once(topic, each)
@@ -107,7 +107,7 @@ def test_passes_over_random_logs_are_kafkas(random_logs: Path, tmp_path: Path, s
     passes = passes_between(read_stages(random_logs / str(seed)))
     assert len(passes) == 3
     for each in passes:
-        assert_as_kafka(each, Place("memory", tmp_path))
+        assert_as_kafka(each, CountedRoot("memory", tmp_path))
 
 
 def test_random_logs_hold_what_logs_can_hold(random_logs: Path) -> None:

@@ -6,7 +6,6 @@ import pickle
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +34,27 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings
-from tests.log.data_plane import KINDS, START_MS, Place, rows, small
 from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve
+from tests.support.counted_root import KINDS, CountedRoot
+from tests.support.records import random_rows, small
+from tests.support.world import START_MS
 from tests.test_architecture import HEAVY, loaded_by
 
-SEEDS = count(1000)
 PEERS = {"aiokafka": AioBatch, "kafka-python": PyBatch}
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def memory(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
-def plan(place: Place, topic: Topic, now_ms: int | None = None, **options: bool) -> list[SealWork]:
-    now = place.clock.now_ms if now_ms is None else now_ms
-    return plan_sealing(place.store, topic.snapshot(), Settings(now), env=place.clock.env(next(SEEDS)), **options)
+def plan(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[SealWork]:
+    now = place.world.now_ms if now_ms is None else now_ms
+    return plan_sealing(place.store, topic.snapshot(), Settings(now), env=place.world.env(), **options)
 
 
-def seal(place: Place, topic: Topic, now_ms: int | None = None, **options: bool) -> list[Done]:
+def seal(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[Done]:
     """Plan, run and commit; everything must stand."""
     found = []
     for work, done in InProcess().run(plan(place, topic, now_ms, **options)):
@@ -73,13 +73,13 @@ def shape(topic: Topic, partition: int = 0) -> list[tuple[int, int, bool]]:
     return list(zip(found.base.tolist(), found.end.tolist(), found.sealed().tolist(), strict=True))
 
 
-def sealed_files(place: Place, suffix: str = "") -> dict[str, bytes]:
+def sealed_files(place: CountedRoot, suffix: str = "") -> dict[str, bytes]:
     """File name -> bytes of everything in sealed folders."""
     keys = [item.key for item in place.inner.list("t/sealed/")]
     return {key.rsplit("/", 1)[1]: place.inner.get(key) for key in keys if key.endswith(suffix)}
 
 
-def peers_records(place: Place, topic: Topic, partition: int = 0) -> dict[str, list[tuple[Any, ...]]]:
+def peers_records(place: CountedRoot, topic: Topic, partition: int = 0) -> dict[str, list[tuple[Any, ...]]]:
     """Per second parser (offset, timestamp, timestamp type, key, value, headers) of all segments, CRCs checked."""
     found: dict[str, list[tuple[Any, ...]]] = {name: [] for name in PEERS}
     slices = topic.snapshot().slices.select(partition)
@@ -120,12 +120,12 @@ def scanned(topic: Topic, partition: int = 0, **options: Any) -> list[tuple[Any,
 
 def appended(topic: Topic, count: int, each: int = 10, **options: Any) -> None:
     for i in range(count):
-        topic.append(rows(each, first=i * each, seed=i), options=small(**options))
+        topic.append(random_rows(each, first=i * each, seed=i), options=small(**options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sealed_records_are_what_was_appended(kind: str, tmp_path: Path) -> None:
-    place = Place(kind, tmp_path)
+    place = CountedRoot(kind, tmp_path)
     topic = place.topic(3, {"segment.bytes": 3000, "index.interval.bytes": 200})
     appended(topic, 20, 30, batch_bytes=400)
     before = [scanned(topic, partition) for partition in range(3)]
@@ -155,7 +155,7 @@ def test_sealed_records_are_what_was_appended(kind: str, tmp_path: Path) -> None
     ],
 )
 def test_what_kafka_appended_is_sealed_into_kafkas_files(
-    memory: Place, fixtures: Path, folder: str, configs: dict[str, object]
+    memory: CountedRoot, fixtures: Path, folder: str, configs: dict[str, object]
 ) -> None:
     """Each of Kafka's batches appended as a commit of its own, offsets and leader epochs taken out of it."""
     topic = memory.topic(1, configs)
@@ -174,10 +174,10 @@ def test_what_kafka_appended_is_sealed_into_kafkas_files(
     }
 
 
-def test_the_tail_stays_until_it_is_large_or_old_enough(memory: Place) -> None:
+def test_the_tail_stays_until_it_is_large_or_old_enough(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.bytes": 1500, "segment.ms": 1000})
     for i in range(5):
-        topic.append(rows(10, first=i, seed=i), options=small())
+        topic.append(random_rows(10, first=i, seed=i), options=small())
     slices = topic.snapshot().slices.select(0)
     assert 1500 // 3 < slices.size.min() <= slices.size.max() < 1500 // 2
     newest = int(slices.max_ts[4])
@@ -193,7 +193,7 @@ def test_the_tail_stays_until_it_is_large_or_old_enough(memory: Place) -> None:
     assert shape(topic) == [(0, 20, True), (20, 40, True), (40, 50, True)]
 
 
-def test_segment_ms_follows_the_records_times(memory: Place) -> None:
+def test_segment_ms_follows_the_records_times(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.ms": 100})
     for stamp in (1000, 1100, 1101, 500, 1202):
         topic.append(pa.table({"value": ["x"], "timestamp": pa.array([stamp], pa.int64())}), options=small())
@@ -201,7 +201,7 @@ def test_segment_ms_follows_the_records_times(memory: Place) -> None:
     assert shape(topic) == [(0, 2, True), (2, 4, True), (4, 5, False)]
 
 
-def test_jitter_spreads_the_age_at_which_partitions_are_sealed(memory: Place) -> None:
+def test_jitter_spreads_the_age_at_which_partitions_are_sealed(memory: CountedRoot) -> None:
     topic = memory.topic(40, {"segment.ms": 1000, "segment.jitter.ms": 1000})
     table = pa.table(
         {"value": ["x"] * 40, "timestamp": pa.array([0] * 40, pa.int64()), "partition": pa.array(range(40), pa.int32())}
@@ -214,10 +214,12 @@ def test_jitter_spreads_the_age_at_which_partitions_are_sealed(memory: Place) ->
     assert 4 < due[1] < due[2] < due[3] < 36
 
 
-def test_a_slice_larger_than_a_segment_is_cut_between_batches(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_larger_than_a_segment_is_cut_between_batches(
+    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetch, "SPAN_BYTES", 4000)
     topic = memory.topic(1, {"segment.bytes": 2000})
-    topic.append(rows(400), options=small(batch_bytes=500))
+    topic.append(random_rows(400), options=small(batch_bytes=500))
     appended(topic, 2)
     before = scanned(topic)
     (work,) = plan(memory, topic, roll=True)
@@ -237,11 +239,11 @@ def test_a_slice_larger_than_a_segment_is_cut_between_batches(memory: Place, mon
     assert sum(topic.snapshot().slices.select(0).records.tolist()) == 420
 
 
-def test_small_and_large_slices_keep_their_order(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_and_large_slices_keep_their_order(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_output, "HELD_BYTES", 8000)
     topic = memory.topic(1, {"segment.bytes": 100_000})
     for i, n in enumerate((3, 100, 3, 3, 100, 100, 3)):
-        topic.append(rows(n, first=i * 100, seed=i), options=small(batch_bytes=900))
+        topic.append(random_rows(n, first=i * 100, seed=i), options=small(batch_bytes=900))
     before = scanned(topic)
     seal(memory, topic, roll=True)
     assert len(shape(topic)) == 1
@@ -249,7 +251,7 @@ def test_small_and_large_slices_keep_their_order(memory: Place, monkeypatch: pyt
     assert peers_records(memory, topic) == dict.fromkeys(PEERS, before)
 
 
-def test_offsets_too_far_apart_for_one_segment(memory: Place) -> None:
+def test_offsets_too_far_apart_for_one_segment(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     far = 2**31 - 10
     appended_by_hand(memory, topic, [batch_of(0, [0], far - 1)])
@@ -262,7 +264,7 @@ def test_offsets_too_far_apart_for_one_segment(memory: Place) -> None:
     assert len(kept) == 6
 
 
-def test_a_batch_alone_reaches_over_31_bits(memory: Place) -> None:
+def test_a_batch_alone_reaches_over_31_bits(memory: CountedRoot) -> None:
     """Two segments out of one slice: the plan cuts at slice ends, the writer where offsets no longer fit."""
     topic = memory.topic(1)
     appended_by_hand(memory, topic, [batch_of(0, [0], 9), batch_of(10, [3], 2**31 - 2), batch_of(2**31 + 9, [0], 1)])
@@ -271,10 +273,10 @@ def test_a_batch_alone_reaches_over_31_bits(memory: Place) -> None:
     assert topic.scan(columns=["offset"]).to_table()["offset"].to_pylist() == [0, 13, 2**31 + 9]
 
 
-def test_append_times_are_patched_in(memory: Place) -> None:
+def test_append_times_are_patched_in(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"message.timestamp.type": "LogAppendTime"})
     for i in range(3):
-        memory.clock.now_ms = START_MS + 1000 * i
+        memory.world.now_ms = START_MS + 1000 * i
         appended(topic, 1, 20, batch_bytes=300)
     before = scanned(topic)
     assert {row[1] for row in before} == {START_MS, START_MS + 1000, START_MS + 2000}
@@ -290,7 +292,7 @@ def test_append_times_are_patched_in(memory: Place) -> None:
     assert headers.max_timestamp.tolist() == sorted(headers.max_timestamp.tolist())
     assert len(crc_failures(data, headers)) == 0
     # The times of later appends are again the commits'.
-    memory.clock.now_ms = START_MS + 9000
+    memory.world.now_ms = START_MS + 9000
     appended(topic, 1, 1)
     assert scanned(topic)[:-1] == before
     assert scanned(topic)[-1][1] == START_MS + 9000
@@ -308,7 +310,7 @@ class LeaderEpoch:
         return Draft(ALTER, leader_epoch=self.epoch)
 
 
-def test_leader_epochs_are_patched_in(memory: Place) -> None:
+def test_leader_epochs_are_patched_in(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for epoch in (0, 4, 4, 9):
         topic.commit(LeaderEpoch(epoch))
@@ -319,10 +321,10 @@ def test_leader_epochs_are_patched_in(memory: Place) -> None:
     assert topic.snapshot().slices.select(0).leader_epoch.tolist() == [-1]
 
 
-def test_aborted_slices_are_dropped_and_leave_a_gap(memory: Place) -> None:
+def test_aborted_slices_are_dropped_and_leave_a_gap(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for number, committed in ((1, True), (2, False), (3, False), (4, True)):
-        prepared(memory, topic, rows(5, first=number * 5), "tx", number)
+        prepared(memory, topic, random_rows(5, first=number * 5), "tx", number)
         resolve(memory, topic, "tx", number, committed=committed)
     before = scanned(topic)
     assert [row[0] for row in before] == [*range(5), *range(15, 20)]
@@ -337,10 +339,10 @@ def test_aborted_slices_are_dropped_and_leave_a_gap(memory: Place) -> None:
     assert len(done.rewrites[0].inputs) == 4
 
 
-def test_of_an_aborted_segment_nothing_is_left(memory: Place) -> None:
+def test_of_an_aborted_segment_nothing_is_left(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.bytes": 14})
     for number, committed in ((1, False), (2, True), (3, False)):
-        prepared(memory, topic, rows(5, first=number * 5), "tx", number)
+        prepared(memory, topic, random_rows(5, first=number * 5), "tx", number)
         resolve(memory, topic, "tx", number, committed=committed)
     before = scanned(topic)
     seal(memory, topic, roll=True)
@@ -351,10 +353,10 @@ def test_of_an_aborted_segment_nothing_is_left(memory: Place) -> None:
     assert [row[0] for row in scanned(topic)] == [*range(5, 10), 15]
 
 
-def test_an_open_transaction_holds_sealing_back(memory: Place) -> None:
+def test_an_open_transaction_holds_sealing_back(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.bytes": 1500})
     appended(topic, 3)
-    prepared(memory, topic, rows(10), "tx", 1)
+    prepared(memory, topic, random_rows(10), "tx", 1)
     appended(topic, 3)
     assert [end for _, end, _ in shape(topic)] == [10, 20, 30, 40, 50, 60, 70]
     seal(memory, topic)
@@ -367,19 +369,19 @@ def test_an_open_transaction_holds_sealing_back(memory: Place) -> None:
     assert shape(topic) == [(0, 20, True), (20, 40, True), (40, 60, True), (60, 70, False)]
 
 
-def test_the_stable_offset_itself_is_not_sealed(memory: Place) -> None:
+def test_the_stable_offset_itself_is_not_sealed(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.bytes": 14})
     appended(topic, 1)
-    prepared(memory, topic, rows(1), "tx", 1)
+    prepared(memory, topic, random_rows(1), "tx", 1)
     appended(topic, 1)
     seal(memory, topic)
     assert shape(topic) == [(0, 10, True), (10, 11, False), (11, 21, False)]
 
 
-def test_a_forced_roll_seals_what_is_stable(memory: Place) -> None:
+def test_a_forced_roll_seals_what_is_stable(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended(topic, 3)
-    prepared(memory, topic, rows(10), "tx", 1)
+    prepared(memory, topic, random_rows(10), "tx", 1)
     appended(topic, 1)
     assert plan(memory, topic) == []
     seal(memory, topic, roll=True)
@@ -390,7 +392,7 @@ def test_a_forced_roll_seals_what_is_stable(memory: Place) -> None:
     assert shape(topic) == [(0, 30, True), (30, 50, True)]
 
 
-def test_a_log_start_inside_a_slice(memory: Place) -> None:
+def test_a_log_start_inside_a_slice(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended(topic, 3)
     topic.delete_records({0: 14})
@@ -401,11 +403,11 @@ def test_a_log_start_inside_a_slice(memory: Place) -> None:
     assert scanned(topic) == before
 
 
-def test_damage_is_found_and_nothing_is_named(memory: Place) -> None:
+def test_damage_is_found_and_nothing_is_named(memory: CountedRoot) -> None:
     topic = memory.topic(2, {"segment.bytes": 1500})
     for i in range(4):
         for partition in range(2):
-            table = rows(10, first=i * 10).append_column("partition", pa.array([partition] * 10, pa.int32()))
+            table = random_rows(10, first=i * 10).append_column("partition", pa.array([partition] * 10, pa.int32()))
             topic.append(table, options=small())
     state = shape(topic, 0), shape(topic, 1), topic.head().version
     key = memory.append_files()[2]
@@ -434,12 +436,12 @@ def test_damage_is_found_and_nothing_is_named(memory: Place) -> None:
     ],
 )
 def test_damage_that_no_batch_checksum_covers_is_found_in_windows(
-    memory: Place, monkeypatch: pytest.MonkeyPatch, at: int, bit: int, placed: bool
+    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch, at: int, bit: int, placed: bool
 ) -> None:
     monkeypatch.setattr(fetch, "SPAN_BYTES", 1000)
     topic = memory.topic(1)
-    topic.append(rows(10), options=small(batch_bytes=500))
-    topic.append(rows(100), options=small(batch_bytes=500))
+    topic.append(random_rows(10), options=small(batch_bytes=500))
+    topic.append(random_rows(100), options=small(batch_bytes=500))
     key = memory.append_files()[1]
     data = bytearray(memory.inner.get(key))
     headers = scan_headers(data, whole=False)
@@ -454,7 +456,7 @@ def test_damage_that_no_batch_checksum_covers_is_found_in_windows(
     assert sealed_files(memory) == {}
 
 
-def test_a_file_that_was_replaced_meanwhile_is_a_conflict(memory: Place) -> None:
+def test_a_file_that_was_replaced_meanwhile_is_a_conflict(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended(topic, 2)
     (work,) = plan(memory, topic, roll=True)
@@ -467,7 +469,7 @@ def test_a_file_that_was_replaced_meanwhile_is_a_conflict(memory: Place) -> None
         work.run()
 
 
-def test_a_segment_that_lost_its_race_leaves_the_others_standing(memory: Place) -> None:
+def test_a_segment_that_lost_its_race_leaves_the_others_standing(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.bytes": 1500})
     appended(topic, 7)
     before = scanned(topic)
@@ -482,7 +484,7 @@ def test_a_segment_that_lost_its_race_leaves_the_others_standing(memory: Place) 
     assert scanned(topic) == before
 
 
-def test_unsealed_slices_between_segments_are_closed(memory: Place) -> None:
+def test_unsealed_slices_between_segments_are_closed(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.bytes": 1500})
     appended(topic, 7)
     (work,) = plan(memory, topic)
@@ -493,10 +495,10 @@ def test_unsealed_slices_between_segments_are_closed(memory: Place) -> None:
     assert shape(topic) == [(0, 20, True), (20, 40, True), (40, 60, True), (60, 70, False)]
 
 
-def test_what_a_slice_says_of_its_records_is_carried_over(memory: Place) -> None:
+def test_what_a_slice_says_of_its_records_is_carried_over(memory: CountedRoot) -> None:
     topic = memory.topic(1)
-    topic.append(rows(5, keys=None), options=small())
-    topic.append(rows(5, first=5), options=small())
+    topic.append(random_rows(5, keys=None), options=small())
+    topic.append(random_rows(5, first=5), options=small())
     before = topic.snapshot().slices.select(0)
     seal(memory, topic, roll=True)
     after = topic.snapshot().slices.select(0)
@@ -506,11 +508,11 @@ def test_what_a_slice_says_of_its_records_is_carried_over(memory: Place) -> None
     assert after.records.tolist() == [10]
 
 
-def test_each_segment_says_only_what_holds_of_its_own_slices(memory: Place) -> None:
+def test_each_segment_says_only_what_holds_of_its_own_slices(memory: CountedRoot) -> None:
     """Indexes that are full at once: every batch is a segment, though slices are written together."""
     topic = memory.topic(1, {"segment.index.bytes": 16, "index.interval.bytes": 0})
     for i, keys in enumerate((None, 5, None)):
-        topic.append(rows(4, first=i * 4, keys=keys), options=small())
+        topic.append(random_rows(4, first=i * 4, keys=keys), options=small())
     before = topic.snapshot().slices.select(0)
     seal(memory, topic, roll=True)
     after = topic.snapshot().slices.select(0)
@@ -519,10 +521,10 @@ def test_each_segment_says_only_what_holds_of_its_own_slices(memory: Place) -> N
         assert getattr(after, name).tolist() == getattr(before, name).tolist(), name
 
 
-def timeless(memory: Place, topic: Topic, modified_ms: int) -> None:
+def timeless(memory: CountedRoot, topic: Topic, modified_ms: int) -> None:
     """A slice whose records have no timestamps, as an import makes it: the file's time stands for theirs."""
     data = BatchHeader(0, 1, 2, NO_TIMESTAMP, NO_TIMESTAMP).pack(b"whatever")
-    path = append_path(topic.head().version, memory.clock.env(next(SEEDS)).new_id())
+    path = append_path(topic.head().version, memory.world.env().new_id())
     output = AppendOutput(memory.inner, "t", path)
     output.write(data)
     output.end_slice(
@@ -539,7 +541,7 @@ def timeless(memory: Place, topic: Topic, modified_ms: int) -> None:
     topic.commit_append([output.close()], topic.append_target())
 
 
-def test_records_without_timestamps_keep_the_time_of_their_file(memory: Place) -> None:
+def test_records_without_timestamps_keep_the_time_of_their_file(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     timeless(memory, topic, 5000)
     timeless(memory, topic, 4000)
@@ -551,7 +553,7 @@ def test_records_without_timestamps_keep_the_time_of_their_file(memory: Place) -
     assert list(zip(found.min_ts.tolist(), found.max_ts.tolist(), strict=True)) == [(-1, 5000), (700, 700)]
 
 
-def test_kafkas_transactions_beside_our_own_appends(memory: Place, fixtures: Path) -> None:
+def test_kafkas_transactions_beside_our_own_appends(memory: CountedRoot, fixtures: Path) -> None:
     topic = memory.topic(1, {"segment.bytes": 2000})
     appended(topic, 4)
     logs = sorted((fixtures / "transactions/data/txn-a-0").glob("*.log"))
@@ -575,7 +577,7 @@ def test_kafkas_transactions_beside_our_own_appends(memory: Place, fixtures: Pat
 
 
 @pytest.mark.parametrize("partition", ["txn-a-0", "txn-b-0"])
-def test_kafkas_transactions_get_kafkas_transaction_index(memory: Place, fixtures: Path, partition: str) -> None:
+def test_kafkas_transactions_get_kafkas_transaction_index(memory: CountedRoot, fixtures: Path, partition: str) -> None:
     """A whole partition as one imported slice: the segments that sealing cuts it into are Kafka's own."""
     config = {"txn-a-0": {}, "txn-b-0": {"segment.bytes": 6000, "index.interval.bytes": 500}}[partition]
     topic = memory.topic(1, config)
@@ -598,11 +600,11 @@ def test_kafkas_transactions_get_kafkas_transaction_index(memory: Place, fixture
     assert slices.flags.tolist() == flags
 
 
-def test_slices_of_many_partitions_are_fetched_together(memory: Place) -> None:
+def test_slices_of_many_partitions_are_fetched_together(memory: CountedRoot) -> None:
     topic = memory.topic(8)
     for i in range(10):
         partition = pa.array([n % 8 for n in range(100)], pa.int32())
-        topic.append(rows(100, first=i * 100).append_column("partition", partition), options=small())
+        topic.append(random_rows(100, first=i * 100).append_column("partition", partition), options=small())
     before = [scanned(topic, partition) for partition in range(8)]
     (work,) = plan(memory, topic, roll=True)
     assert work.title == "seal t-0 to 7 (8 partitions)"
@@ -616,7 +618,7 @@ def test_slices_of_many_partitions_are_fetched_together(memory: Place) -> None:
     assert [scanned(topic, partition) for partition in range(8)] == before
 
 
-def test_work_is_packed_up_to_a_size(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_packed_up_to_a_size(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = memory.topic(6, {"segment.bytes": 500})
     appended(topic, 6, 60)
     before = [scanned(topic, partition) for partition in range(6)]
@@ -631,34 +633,36 @@ def test_work_is_packed_up_to_a_size(memory: Place, monkeypatch: pytest.MonkeyPa
     assert all(sealed for p in range(6) for _, _, sealed in shape(topic, p))
 
 
-def test_work_holds_so_many_partitions_segments_and_slices(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_holds_so_many_partitions_segments_and_slices(
+    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = memory.topic(5)
     partition = pa.array(range(5), pa.int32())
-    topic.append(rows(5).append_column("partition", partition), options=small())
+    topic.append(random_rows(5).append_column("partition", partition), options=small())
     monkeypatch.setattr(sealing, "WORK_PARTITIONS", 2)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1), (2, 3), (4,)]
     monkeypatch.setattr(sealing, "WORK_PARTITIONS", 100)
     monkeypatch.setattr(sealing, "WORK_SEGMENTS", 3)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1, 2), (3, 4)]
-    topic.append(rows(5).append_column("partition", partition), options=small())
+    topic.append(random_rows(5).append_column("partition", partition), options=small())
     monkeypatch.setattr(sealing, "WORK_SLICES", 5)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1), (2, 3), (4,)]
 
 
-def test_the_runs_own_defaults_count_where_a_topic_sets_nothing(memory: Place) -> None:
+def test_the_runs_own_defaults_count_where_a_topic_sets_nothing(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended(topic, 3)
-    given = Settings(memory.clock.now_ms, {"segment.bytes": "14", "index.interval.bytes": "0"})
-    (work,) = plan_sealing(memory.store, topic.snapshot(), given, env=memory.clock.env(5))
+    given = Settings(memory.world.now_ms, {"segment.bytes": "14", "index.interval.bytes": "0"})
+    (work,) = plan_sealing(memory.store, topic.snapshot(), given, env=memory.world.env())
     assert (len(work.parts[0].segments), work.configs.index_interval_bytes) == (2, 0)
 
 
 def test_work_runs_in_another_process(tmp_path: Path) -> None:
-    place = Place("local", tmp_path)
+    place = CountedRoot("local", tmp_path)
     topic = place.topic(2)
     appended(topic, 3)
     before = scanned(topic)
-    now = Settings(place.clock.now_ms)
+    now = Settings(place.world.now_ms)
     for work in plan_sealing(place.inner, topic.snapshot(), now, roll=True):
         done = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work)).run()))
         topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
@@ -668,7 +672,7 @@ def test_work_runs_in_another_process(tmp_path: Path) -> None:
 
 def test_an_error_leaves_no_half_written_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_output, "HELD_BYTES", 100)
-    place = Place("local", tmp_path)
+    place = CountedRoot("local", tmp_path)
     topic = place.topic(1)
     appended(topic, 2)
     (work,) = plan(place, topic, roll=True)
@@ -722,10 +726,10 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-def play(place: Place, topic: Topic, steps: list[Step], rng: random.Random) -> Iterator[int]:
+def play(place: CountedRoot, topic: Topic, steps: list[Step], rng: random.Random) -> Iterator[int]:
     for number, step in enumerate(steps):
-        place.clock.now_ms += rng.choice([0, 1, 500])
-        table = rows(step.records, first=step.stamp, seed=number, keys=rng.choice([5, None]))
+        place.world.now_ms += rng.choice([0, 1, 500])
+        table = random_rows(step.records, first=step.stamp, seed=number, keys=rng.choice([5, None]))
         if step.kind == "plain":
             codec = rng.choice(["none", "zstd", "lz4", "snappy", "gzip"])
             topic.append(table, options=small(codec, batch_bytes=rng.choice([200, 100_000])))
@@ -741,7 +745,7 @@ def test_whatever_was_appended_reads_the_same_once_sealed(
     steps: list[Step], configs: dict[str, object], seed: int, roll: bool
 ) -> None:
     rng = random.Random(seed)
-    place = Place("memory", Path())
+    place = CountedRoot("memory", Path())
     topic = place.topic(2, configs)
     for _ in play(place, topic, steps, rng):
         if rng.random() < 0.2:

@@ -22,17 +22,16 @@ from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.local import LocalStore
-from sparklog.storage.memory import MemoryStore
 from tests.fixture_data import ExpectedRecord, partitions, split_partition
 from tests.kafka.logs import FIRST, SECOND, batch, marker, records, segment, write_partition
 from tests.kafka.logs import read as read_in_place
-from tests.log.data_plane import Clock
+from tests.support.world import World
 
 STARTS = "log-start-offset-checkpoint"
 LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
@@ -40,11 +39,11 @@ LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
 
 @pytest.fixture
 def root() -> Root:
-    return open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    return World().root()
 
 
 def fresh(number: int = 1) -> Root:
-    return open_root(MemoryStore(Clock()), create=True, env=Clock().env(number))
+    return World(seed=number).root()
 
 
 def read(topic: Topic, partition: int = 0, isolation: str = READ_UNCOMMITTED) -> list[ExpectedRecord]:
@@ -394,12 +393,13 @@ def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(tmp_pa
     offsets = {(name, number): found for name, number, found in seen(whole)}
     again = 0
     for at in range(1000):
-        store = MemoryStore(Clock())
-        open_root(store, create=True, env=Clock().env(at))
+        world = World(seed=at)
+        store = world.store
+        world.root()
         steps = Steps(kind, at)
         with contextlib.suppress(SparklogError, Crash):
-            import_log_dir(open_root(FaultyStore(store, steps), env=Clock().env(at)), tmp_path)
-        after = open_root(store, env=Clock().env(at + 1000))
+            import_log_dir(World(FaultyStore(store, steps), seed=at).root(), tmp_path)
+        after = World(store, seed=at + 1000).root()
         for name, number, found in seen(after):
             assert found == offsets[name, number][: len(found)], (at, name, number)
         data = {info.key for info in store.list("") if info.key.endswith((".log", ".slices"))}
@@ -423,20 +423,20 @@ def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(tmp_pa
 @pytest.mark.parametrize("at", range(6, 60, 6))
 def test_what_a_killed_import_leaves_goes_with_the_vacuum(tmp_path: Path, at: int) -> None:
     three_topics(tmp_path)
-    clock = Clock()
-    store = MemoryStore(clock)
-    open_root(store, create=True, env=clock.env(1))
+    world = World(sleep_takes_time=False)
+    store = world.store
+    world.root()
     with contextlib.suppress(Crash):
-        import_log_dir(open_root(FaultyStore(store, Steps(FaultKind.CRASH_AFTER, at)), env=clock.env(at)), tmp_path)
-    root = open_root(store, env=clock.env(1000))
+        import_log_dir(world.root(FaultyStore(store, Steps(FaultKind.CRASH_AFTER, at))), tmp_path)
+    root = world.root()
     import_log_dir(root, tmp_path)
     for name in ("t", "u"):
         topic = root.topic(name)
         topic.alter(configs={"retention.ms": -1})
-        clock.now_ms += 3 * 86_400_000
+        world.now_ms += 3 * 86_400_000
         topic.alter(configs={"retention.ms": 10**15})
-        clock.now_ms += 3 * 86_400_000
-        assert not vacuum(topic, Settings(clock.now_ms)).failures
+        world.now_ms += 3 * 86_400_000
+        assert not vacuum(topic, Settings(world.now_ms)).failures
         left = {info.key for info in store.list(f"{name}/") if info.key.endswith((".log", ".slices"))}
         assert left == {f"{name}/{path}" for path in topic.snapshot().slices.paths()}
 
@@ -483,7 +483,7 @@ def test_two_imports_at_once_copy_for_one(root: Root, tmp_path: Path, monkeypatc
     write_partition(tmp_path, "t-0", {0: FIRST})
     import_log_dir(root, tmp_path)
     write_partition(tmp_path, "t-0", {3: SECOND})
-    other = open_root(root.store, env=Clock().env(7))
+    other = World(root.store, seed=7).root()
     whole = partition.copy_segment
 
     def overtaken(*args: Any, **options: Any) -> Any:
@@ -501,7 +501,7 @@ def test_an_import_that_fails_leaves_what_another_one_has_imported_meanwhile(
 ) -> None:
     """It had created the topic, and had nothing in it yet."""
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND + b"\0" * 30, 6: batch(6, [b"g"])})
-    other = open_root(root.store, env=Clock().env(9))
+    other = World(root.store, seed=9).root()
     begun = importing.copy_partition
 
     def copy(*args: Any) -> Iterator[Any]:
@@ -551,7 +551,7 @@ def test_the_commit_names_kafkas_topic(root: Root, fixtures: Path) -> None:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Root:
-    return open_root(LocalStore(tmp_path / "root", durable=False), create=True, env=Clock().env(1))
+    return World(LocalStore(tmp_path / "root", durable=False), seed=1).root()
 
 
 def linked_bases(folder: Path) -> list[int]:

@@ -35,18 +35,17 @@ from sparklog.kafka.importing import importing
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place.damage import Skipped
 from sparklog.log.state.view import READ_COMMITTED
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import Root
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
-from sparklog.storage.memory import MemoryStore
 from tests.kafka.logs import FIRST, HOUR_MS, batch, keyed_batch, marker, write_partition
-from tests.log.data_plane import Clock
+from tests.support.world import World
 
 TRANSACTIONS = ("transactions", "transactions-tv0")
 
 
 @pytest.fixture
 def root() -> Root:
-    return open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    return World().root()
 
 
 def committed(root: Root, group: str) -> dict[str, int]:
@@ -284,7 +283,7 @@ def test_what_was_decided_is_known_and_kept(root: Root, decided: Path) -> None:
     ]
     assert (read(root, "t"), read(root, "u")) == ([], [b"a"])
     assert "('commits') in partition 0, from 0, decided: commit" in str(found[0])
-    assert open_root(root.store, env=Clock().env(3)).topic("t").head().kafka_open == found
+    assert World(root.store, seed=3).root().topic("t").head().kafka_open == found
     # The next import brings the markers.
     ends = marker(3, 7, commit=True) + marker(4, 8, commit=False) + marker(5, 9, commit=True)
     write_partition(decided, "t-0", {3: ends})
@@ -342,8 +341,9 @@ def test_an_import_that_ends_transactions_is_completed_as_well(root: Root, decid
     write_groups(decided, messages(0, {key(): value(1)}))
     whole = {}
     for at in range(1000):
-        store = MemoryStore(Clock())
-        open_root(store, create=True, env=Clock().env(at))
+        world = World(seed=at)
+        store = world.store
+        world.root()
         calls = []
 
         def decide(call: Call, at: int = at, calls: list[Call] = calls) -> Fault | None:
@@ -351,10 +351,8 @@ def test_an_import_that_ends_transactions_is_completed_as_well(root: Root, decid
             return Fault(FaultKind.CRASH_AFTER) if call.number == at else None
 
         with contextlib.suppress(Crash):
-            import_log_dir(
-                open_root(FaultyStore(store, decide), env=Clock().env(at)), decided, open_transactions="abort"
-            )
-        after = open_root(store, env=Clock().env(at + 1000))
+            import_log_dir(World(FaultyStore(store, decide), seed=at).root(), decided, open_transactions="abort")
+        after = World(store, seed=at + 1000).root()
         import_log_dir(after, decided, open_transactions="abort")
         whole = {name: read(after, name) for name in after.topics()}
         assert whole == {"t": [b"a"], "u": [b"a"], "v": []}

@@ -26,10 +26,9 @@ from sparklog.log.state.intents import Draft
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
-from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from tests.fixture_data import (
     ExpectedRecord,
@@ -41,7 +40,7 @@ from tests.fixture_data import (
     split_partition,
 )
 from tests.kafka.logs import FIRST, HOUR_MS, SECOND, batch, marker, records, segment, without_epochs, write_partition
-from tests.log.data_plane import Clock
+from tests.support.world import World
 
 STARTS = "log-start-offset-checkpoint"
 
@@ -64,7 +63,7 @@ DAMAGED_TAILS = ("garbage-appended", "zeros-appended", "last-batch-cut", "length
 
 @pytest.fixture
 def root() -> Root:
-    return open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    return World().root()
 
 
 def stage_facts(fixture: Path, stage: str) -> dict[str, Any]:
@@ -324,7 +323,7 @@ def test_a_log_ends_where_its_empty_active_segment_begins(root: Root, tmp_path: 
     write_partition(tmp_path, "t-2", {0: b""})
     (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 10, ("t", 1): 7}))
     import_log_dir(root, tmp_path)
-    topic = open_root(root.store, env=Clock().env(3)).topic("t")
+    topic = World(root.store, seed=3).root().topic("t")
     head = topic.head()
     assert head.log_start.tolist() == [0, 0, 0]
     assert head.log_end.tolist() == [10, 7, 0]
@@ -601,8 +600,8 @@ def test_an_import_that_dies_at_any_step_names_nothing_by_halves(root: Root, tmp
             return Fault(kind) if call.number == step else None
 
         with contextlib.suppress(SparklogError, Crash):
-            import_log_dir(open_root(FaultyStore(root.store, decide), env=Clock().env(step)), tmp_path)
-        after = open_root(root.store, env=Clock().env(step + 1000))
+            import_log_dir(World(FaultyStore(root.store, decide), seed=step).root(), tmp_path)
+        after = World(root.store, seed=step + 1000).root()
         found = {}
         if after.topics():
             topic = after.topic("t")

@@ -17,14 +17,13 @@ from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.log.read import fetch
 from sparklog.log.read.time_lookup import offsets_of_max_timestamp
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
-from sparklog.storage.memory import MemoryStore
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, split_partition
 from tests.format.old_messages import message, messages, wrapper
 from tests.kafka.logs import HOUR_MS, batch, offsets, read, records, segment, without_epochs, write_partition
-from tests.log.data_plane import Clock
+from tests.support.world import World
 
 PARTITIONS = [
     ("legacy/builder-v0", "built-0"),
@@ -40,7 +39,7 @@ PARTITIONS = [
 
 @pytest.fixture
 def root() -> Root:
-    return open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    return World().root()
 
 
 def scanned(topic: Topic, partition: int = 0, start: int | None = None, end: int | None = None) -> list[ExpectedRecord]:
@@ -318,8 +317,8 @@ def test_compaction_keeps_the_latest_old_message_of_each_key(root: Root, tmp_pat
 @pytest.mark.parametrize("older_ms", [0, 999, 1000])
 def test_old_tombstones_go_by_the_age_of_their_file(tmp_path: Path, older_ms: int) -> None:
     """Kafka's rule for formats without delete horizons: against the last clean segment's file."""
-    clock = Clock()
-    root = open_root(MemoryStore(clock), create=True, env=clock.env(1))
+    world = World()
+    root = world.root()
     folder = write_partition(
         tmp_path,
         "t-0",
@@ -337,9 +336,9 @@ def test_old_tombstones_go_by_the_age_of_their_file(tmp_path: Path, older_ms: in
     for info in list(root.store.list("t/sealed/")):
         if info.key.endswith("01.log"):
             data = root.store.get(info.key)
-            clock.now_ms += older_ms
+            world.now_ms += older_ms
             root.store.delete(info.key)
             root.store.create(info.key, data)
-    compact_topic(topic, Settings(now_ms=clock.now_ms), InProcess())
+    compact_topic(topic, Settings(now_ms=world.now_ms), InProcess())
     assert topic.head().cleaned_through.tolist() == [3]
     assert offsets(scanned(topic)) == ([1, 2] if older_ms >= 1000 else [0, 1, 2])

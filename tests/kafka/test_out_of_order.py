@@ -13,10 +13,8 @@ from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.kafka.in_place.sound_batches import Span, first_is_wrong
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic.root import open_root
-from sparklog.storage.memory import MemoryStore
 from tests.kafka.logs import batch, offsets, read, records, segment, write_partition
-from tests.log.data_plane import Clock
+from tests.support.world import World
 
 END = 37
 LOG = b"".join(batch(at, [b"%d" % offset for offset in range(at, min(at + 4, END))]) for at in range(0, END, 4))
@@ -25,7 +23,7 @@ STALE = batch(10, [b"old", b"older"])
 
 def imported(folder: Path, policy: str, left_out: list[Skipped]) -> list[int]:
     """Offsets of the topic after an import of the log dir."""
-    root = open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    root = World().root()
     import_log_dir(root, folder, corrupt_records=policy, on_skipped=left_out.append)
     found = root.topic("t").scan(isolation=READ_UNCOMMITTED, columns=COLUMNS)
     return [record.offset for piece in found for record in records(piece)]

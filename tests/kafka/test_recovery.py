@@ -16,13 +16,12 @@ from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.kafka.in_place.read_part import KafkaReadPart, WindowBudget
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
-from sparklog.storage.memory import MemoryStore
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, fixture_tree
 from tests.kafka.logs import HOUR_MS, offsets, read, records, segment, without_epochs
-from tests.log.data_plane import Clock
+from tests.support.world import World
 
 ISOLATION = (READ_UNCOMMITTED, READ_COMMITTED)
 RECOVERED = "recovered/unclean-recovery-point-0"
@@ -63,7 +62,7 @@ def batch_at(view: KafkaView, offset: int) -> int | str | None:
 
 @pytest.fixture
 def root() -> Root:
-    return open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    return World().root()
 
 
 # ---------------------------------------------------------------- in place

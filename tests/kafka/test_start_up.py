@@ -19,10 +19,8 @@ from sparklog.kafka.in_place.file_names import companion
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.log.journal.env import Env
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.log.topic.root import open_root
-from sparklog.storage.memory import MemoryStore
 from tests.kafka.logs import batch, marker, offsets, read, records, segment, write_partition
-from tests.log.data_plane import Clock
+from tests.support.world import World
 
 # Three segments of four offsets each; the cleaner replaces the first two by one that keeps offsets 1 and 6.
 SEGMENTS = {base: b"".join(batch(offset, [b"%d" % offset]) for offset in range(base, base + 4)) for base in (0, 4, 8)}
@@ -82,7 +80,7 @@ def test_a_crash_at_each_step_of_a_cleaning(
             (folder / name).write_bytes(contents[content])
     before = snapshot(folder)
     assert seen(folder, env) == expected
-    root = open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    root = World().root()
     import_log_dir(root, tmp_path)
     found = root.topic("t").scan(isolation=READ_UNCOMMITTED, columns=COLUMNS)
     assert [record.offset for piece in found for record in records(piece)] == expected
@@ -194,7 +192,7 @@ def test_a_log_start_beyond_the_end_leaves_an_empty_log_also_when_imported(tmp_p
     for policy in ("fail", SKIP, TRUNCATE):
         bounds = KafkaView(tmp_path, corrupt_records=policy, env=env).bounds("t")[0]
         assert (bounds.log_start, bounds.log_end, bounds.last_stable) == (50, 50, 50)
-        root = open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+        root = World().root()
         import_log_dir(root, tmp_path, corrupt_records=policy)
         head = root.topic("t").head()
         assert (head.log_start[0], head.log_end[0]) == (50, 50)

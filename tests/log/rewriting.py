@@ -15,10 +15,11 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.log.write.append_writer import AppendWriter
-from tests.log.data_plane import Place, small
+from tests.support.counted_root import CountedRoot
+from tests.support.records import small
 
 
-def rewrite(place: Place, topic: Topic, path: str) -> None:
+def rewrite(place: CountedRoot, topic: Topic, path: str) -> None:
     """Copy every slice of the topic into the file `path`, commit that, and delete the files they were in."""
     snapshot = topic.snapshot()
     found = snapshot.slices.all()
@@ -58,16 +59,16 @@ def rewrite(place: Place, topic: Topic, path: str) -> None:
         place.inner.delete(key)
 
 
-def prepared(place: Place, topic: Topic, table: pa.Table, transactional_id: str, number: int) -> int:
+def prepared(place: CountedRoot, topic: Topic, table: pa.Table, transactional_id: str, number: int) -> int:
     """Append as part of a transaction that stays open; the version of the prepare."""
     target = topic.append_target()
-    writer = AppendWriter(target, small(), place.clock.env(number + 20), seed=number)
+    writer = AppendWriter(target, small(), place.world.env(), seed=number)
     for batch in table.to_batches():
         writer.write(batch)
     return topic.commit_append(writer.finish(), target, txn=Txn(transactional_id, number)).version
 
 
-def resolve(place: Place, topic: Topic, transactional_id: str, number: int, *, committed: bool) -> None:
+def resolve(place: CountedRoot, topic: Topic, transactional_id: str, number: int, *, committed: bool) -> None:
     """Record the outcome of a transaction in the topic."""
     head = topic.head()
     versions = tuple(item.version for item in head.open if (item.txn.id, item.txn.n) == (transactional_id, number))
@@ -75,11 +76,11 @@ def resolve(place: Place, topic: Topic, transactional_id: str, number: int, *, c
     topic.commit(MaintainIntent(head.topic_id, resolved=(resolved,)))
 
 
-def appended_by_hand(place: Place, topic: Topic, batches: list[bytes], flags: int = 0) -> None:
+def appended_by_hand(place: CountedRoot, topic: Topic, batches: list[bytes], flags: int = 0) -> None:
     """Append record batches as they are, offsets counting from 0, as one slice of partition 0."""
     data = b"".join(batches)
     headers = scan_headers(data)
-    output = AppendOutput(place.inner, topic.name, append_path(topic.head().version, place.clock.env(31).new_id()))
+    output = AppendOutput(place.inner, topic.name, append_path(topic.head().version, place.world.env().new_id()))
     output.write(data)
     output.end_slice(
         partition=0,
@@ -95,7 +96,7 @@ def appended_by_hand(place: Place, topic: Topic, batches: list[bytes], flags: in
     topic.commit_append([output.close()], topic.append_target())
 
 
-def sealed(place: Place, topic: Topic) -> str:
+def sealed(place: CountedRoot, topic: Topic) -> str:
     """Seal all of partition 0 into one segment with absolute offsets, as Kafka has them; its key."""
     snapshot = topic.snapshot()
     found = snapshot.slices.select(0)
@@ -108,7 +109,7 @@ def sealed(place: Place, topic: Topic) -> str:
             part[position : position + 8] = (base + int(found.shift[row])).to_bytes(8, "big")
         data += part
     start, end = int(found.base[0]), int(found.end[-1])
-    path = sealed_path(0, snapshot.version, place.clock.env(32).new_id(), start)
+    path = sealed_path(0, snapshot.version, place.world.env().new_id(), start)
     place.inner.create(file_key(topic.name, path), bytes(data))
     file = FileSlices(
         path=path,

@@ -28,8 +28,9 @@ from tests.fixture_data import expected_offsets, expected_records
 from tests.kafka.exporting.test_exporting import led
 from tests.kafka.logs import batch, write_partition
 from tests.kafka_broker import Broker, Consumed
-from tests.log.data_plane import START_MS, Place
 from tests.log.rewriting import prepared, resolve
+from tests.support.counted_root import CountedRoot
+from tests.support.world import START_MS
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +97,7 @@ def fill(topic: Topic, seeds: range) -> None:
 
 
 def test_native_topics(broker: Broker, tmp_path: Path) -> None:
-    place = Place("local", tmp_path / "root")
+    place = CountedRoot("local", tmp_path / "root")
     small = {"segment.bytes": 15_000, "retention.ms": -1}
     dirty = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
     topics = {
@@ -117,7 +118,7 @@ def test_native_topics(broker: Broker, tmp_path: Path) -> None:
     topics["moved"].delete_records({0: 555})
     for name in ("sealed", "stamped", "compacted", "moved"):
         report = compact_topic(
-            topics[name], Settings(now_ms=place.clock.now_ms + 2 * DAY_MS), InProcess(), roll=name == "compacted"
+            topics[name], Settings(now_ms=place.world.now_ms + 2 * DAY_MS), InProcess(), roll=name == "compacted"
         )
         assert not report.failures
     fill(topics["compacted"], range(20, 22))
@@ -178,7 +179,7 @@ def test_consumers_of_another_clusters_topic_go_on_after_a_restart(broker: Broke
 
 
 def test_records_are_found_by_time_from_the_log_start_on(broker: Broker, tmp_path: Path) -> None:
-    place = Place("local", tmp_path / "root")
+    place = CountedRoot("local", tmp_path / "root")
     far = 1 << 32
     write_partition(tmp_path / "log", "far-0", {0: batch(0, [b"a"]), far: batch(far, [b"b"]), far + 1: b""})
     import_log_dir(place.root, tmp_path / "log", configs={"retention.ms": -1})
@@ -258,7 +259,7 @@ def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> No
         if fixture.startswith("compaction"):
             kafkas = json.loads((folder / "fixture.json").read_text())["configs"]
             configs = {"cleanup.policy": "compact", "delete.retention.ms": kafkas.get("delete.retention.ms", DAY_MS)}
-        place = Place("local", tmp_path / "roots" / short)
+        place = CountedRoot("local", tmp_path / "roots" / short)
         for name in import_log_dir(place.root, folder / stage, configs=configs).names:
             topics[f"{short}.{name}"] = place.root.topic(name)
             told[f"{short}.{name}"] = (folder, stage)

@@ -35,22 +35,22 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
-from sparklog.storage.memory import MemoryStore
 from tests.compaction.test_kafka_tools import PEERS, fill, parsed, some_rows
 from tests.fixture_data import ExpectedRecord
 from tests.format.old_messages import message
 from tests.kafka.logs import batch, marker, read, records, write_partition
 from tests.kafka_tools import KafkaTools
-from tests.log.data_plane import START_MS, Clock, Place
 from tests.log.rewriting import prepared, resolve
+from tests.support.counted_root import CountedRoot
+from tests.support.world import START_MS, World
 
 DAY_MS = 86_400_000
 SMALL = {"segment.bytes": 20_000, "index.interval.bytes": 500}
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place("local", tmp_path / "root")
+def place(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("local", tmp_path / "root")
 
 
 def compacted(topic: Topic, now_ms: int, **options: bool) -> None:
@@ -71,7 +71,7 @@ def logs_in(path: Path) -> list[Path]:
     return sorted(path.glob("*/*.log"))
 
 
-def many_states(place: Place) -> dict[str, Topic]:
+def many_states(place: CountedRoot) -> dict[str, Topic]:
     """Topics appended, stamped, sealed, compacted, with open and aborted transactions, moved log starts, empty ones."""
     compact = {**SMALL, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0, "delete.retention.ms": DAY_MS}
     topics = {
@@ -88,11 +88,11 @@ def many_states(place: Place) -> dict[str, Topic]:
     }
     for name in ("appended", "one", "stamped", "sealed", "index-full", "moved", "gone"):
         fill(topics[name], range(10))
-    compacted(topics["stamped"], place.clock.now_ms)
-    compacted(topics["sealed"], place.clock.now_ms, seal_only=True, roll=True)
+    compacted(topics["stamped"], place.world.now_ms)
+    compacted(topics["sealed"], place.world.now_ms, seal_only=True, roll=True)
     for run in range(3):
         fill(topics["compacted"], range(10 * run, 10 * run + 8), keys=300, nulls=False)
-        compacted(topics["compacted"], place.clock.now_ms + run * 2 * DAY_MS, roll=run < 2)
+        compacted(topics["compacted"], place.world.now_ms + run * 2 * DAY_MS, roll=run < 2)
     for number in range(6):
         prepared(place, topics["aborts"], some_rows(50, 100 + number), "tx", number)
         resolve(place, topics["aborts"], "tx", number, committed=number % 2 == 1)
@@ -104,7 +104,7 @@ def many_states(place: Place) -> dict[str, Topic]:
     return topics
 
 
-def test_topics_in_all_states_read_the_same(place: Place, tmp_path: Path, kafka_tools: KafkaTools) -> None:
+def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, kafka_tools: KafkaTools) -> None:
     topics = many_states(place)
     found = export_topics(place.root, tmp_path / "out", list(topics), durable=False)
     view = KafkaView(tmp_path / "out")
@@ -142,7 +142,7 @@ def test_topics_in_all_states_read_the_same(place: Place, tmp_path: Path, kafka_
     assert kafka_tools.complaints(logs_in(tmp_path / "out"), emptied=True) == []
 
 
-def test_checkpoints_of_topics_in_all_states(place: Place, tmp_path: Path) -> None:
+def test_checkpoints_of_topics_in_all_states(place: CountedRoot, tmp_path: Path) -> None:
     topics = many_states(place)
     out = tmp_path / "out"
     export_topics(place.root, out, list(topics), durable=False)
@@ -170,7 +170,7 @@ def test_checkpoints_of_topics_in_all_states(place: Place, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["appended", "sealed", "one-slice"])
-def test_offset_ranges(place: Place, tmp_path: Path, kind: str, kafka_tools: KafkaTools) -> None:
+def test_offset_ranges(place: CountedRoot, tmp_path: Path, kind: str, kafka_tools: KafkaTools) -> None:
     """Records begin at the very offset; the end is that of the batch which holds the last one."""
     topic = place.topic(1, SMALL if kind != "one-slice" else {})
     if kind == "one-slice":
@@ -179,7 +179,7 @@ def test_offset_ranges(place: Place, tmp_path: Path, kind: str, kafka_tools: Kaf
     else:
         fill(topic, range(10))
     if kind == "sealed":
-        compacted(topic, place.clock.now_ms, seal_only=True, roll=True)
+        compacted(topic, place.world.now_ms, seal_only=True, roll=True)
     everything = scanned(topic)
     first = int(topic.head().log_end[0])
     chance = random.Random(7)
@@ -197,7 +197,7 @@ def test_offset_ranges(place: Place, tmp_path: Path, kind: str, kafka_tools: Kaf
 
 
 def test_an_end_within_a_batch_keeps_the_batch_and_within_a_large_one_reads_little(
-    place: Place, tmp_path: Path
+    place: CountedRoot, tmp_path: Path
 ) -> None:
     topic = place.topic(1, {})
     topic.append(some_rows(100, 1), options=WriteOptions(codec="none", batch_bytes=100_000))
@@ -206,7 +206,7 @@ def test_an_end_within_a_batch_keeps_the_batch_and_within_a_large_one_reads_litt
     assert not list((tmp_path / "out").glob("*/*.snapshot"))
 
 
-def test_chosen_partitions(place: Place, tmp_path: Path) -> None:
+def test_chosen_partitions(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(4, SMALL)
     fill(topic, range(3))
     found = export(topic, tmp_path / "out", partitions=[3, 1], starts={1: 10})
@@ -215,27 +215,27 @@ def test_chosen_partitions(place: Place, tmp_path: Path) -> None:
     assert found.partition_count == 4
 
 
-def test_older_versions_and_times(place: Place, tmp_path: Path) -> None:
+def test_older_versions_and_times(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1, SMALL)
     seen = {}
     for number in range(6):
-        place.clock.now_ms += 1000
+        place.world.now_ms += 1000
         fill(topic, [number])
-        seen[topic.head().version] = (place.clock.now_ms, scanned(topic))
-    compacted(topic, place.clock.now_ms, roll=True)
+        seen[topic.head().version] = (place.world.now_ms, scanned(topic))
+    compacted(topic, place.world.now_ms, roll=True)
     for version, (time_ms, expected) in seen.items():
         for options in ({"version": version}, {"time_ms": time_ms}, {"time_ms": time_ms + 999}):
             out = tmp_path / f"{version}-{options}"
             found = export(topic, out, **options)
-            assert found.version == version or time_ms == place.clock.now_ms
+            assert found.version == version or time_ms == place.world.now_ms
             assert read(KafkaView(out), "t") == expected
     topic.delete()
     (found,) = export_topics(place.root, tmp_path / "deleted", ["t"], version=version, durable=False)
     assert read(KafkaView(tmp_path / "deleted"), "t") == expected
 
 
-def test_versions_and_times_that_are_not_there(place: Place, tmp_path: Path) -> None:
-    created = place.clock.now_ms
+def test_versions_and_times_that_are_not_there(place: CountedRoot, tmp_path: Path) -> None:
+    created = place.world.now_ms
     topic = place.topic(1)
     fill(topic, [1])
     topic.delete()
@@ -256,11 +256,11 @@ def test_versions_and_times_that_are_not_there(place: Place, tmp_path: Path) -> 
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
-def test_linked_segments_are_one_file_and_never_the_active_one(place: Place, tmp_path: Path) -> None:
+def test_linked_segments_are_one_file_and_never_the_active_one(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1, SMALL)
     fill(topic, range(10))
-    compacted(topic, place.clock.now_ms, seal_only=True, roll=True)
-    topic = open_root(str(tmp_path / "root"), env=place.clock.env(3)).topic("t")
+    compacted(topic, place.world.now_ms, seal_only=True, roll=True)
+    topic = open_root(str(tmp_path / "root"), env=place.world.env()).topic("t")
     (part,) = export(topic, tmp_path / "linked", link=True).partitions
     (copy,) = export(topic, tmp_path / "copied").partitions
     assert (part.linked, copy.linked) == (part.nbytes, 0)
@@ -276,9 +276,9 @@ def test_linked_segments_are_one_file_and_never_the_active_one(place: Place, tmp
 
 
 def test_links_are_asked_for_in_vain_elsewhere(tmp_path: Path) -> None:
-    topic = open_root(MemoryStore(Clock()), create=True, env=Clock().env(1)).create_topic("t", configs=SMALL)
+    topic = World().root().create_topic("t", configs=SMALL)
     fill(topic, range(5))
-    compacted(topic, Clock().now_ms, seal_only=True, roll=True)
+    compacted(topic, START_MS, seal_only=True, roll=True)
     (part,) = export(topic, tmp_path / "out", link=True).partitions
     assert part.linked == 0
     assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
@@ -289,7 +289,7 @@ def test_links_are_asked_for_in_vain_elsewhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_first_segment_above_the_log_start_is_named_by_it(
-    place: Place, tmp_path: Path, sealed: bool, kafka_tools: KafkaTools
+    place: CountedRoot, tmp_path: Path, sealed: bool, kafka_tools: KafkaTools
 ) -> None:
     """Behind an empty one Kafka finds no record by its time."""
     topic = place.topic(1, SMALL)
@@ -297,8 +297,8 @@ def test_a_first_segment_above_the_log_start_is_named_by_it(
     resolve(place, topic, "tx", 1, committed=False)
     fill(topic, range(8))
     if sealed:
-        compacted(topic, place.clock.now_ms, seal_only=True, roll=True)
-        topic = open_root(str(tmp_path / "root"), env=place.clock.env(3)).topic("t")
+        compacted(topic, place.world.now_ms, seal_only=True, roll=True)
+        topic = open_root(str(tmp_path / "root"), env=place.world.env()).topic("t")
     (part,) = export(topic, tmp_path / "out", link=True).partitions
     assert (part.log_start, part.linked > 0) == (0, sealed)
     first, *others = logs_in(tmp_path / "out")
@@ -309,7 +309,7 @@ def test_a_first_segment_above_the_log_start_is_named_by_it(
     assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
 
 
-def test_an_empty_segment_at_the_log_start_was_changed_before_all_records(place: Place, tmp_path: Path) -> None:
+def test_an_empty_segment_at_the_log_start_was_changed_before_all_records(place: CountedRoot, tmp_path: Path) -> None:
     far = 1 << 32
     write_partition(tmp_path / "log", "t-0", {0: batch(0, [b"a"]), far: batch(far, [b"b"]), far + 1: b""})
     import_log_dir(place.root, tmp_path / "log")
@@ -332,12 +332,12 @@ def led(data: bytes, epoch: int) -> bytes:
     return bytes(found)
 
 
-def from_another_cluster(place: Place, log_dir: Path) -> Topic:
+def from_another_cluster(place: CountedRoot, log_dir: Path) -> Topic:
     """A topic that was imported: old messages, which have no epoch, then batches of epochs 4 and 7."""
     old = message(0, b"k", b"v") + message(1, b"k", b"w")
     segments = {0: old + led(batch(2, [b"a", b"b"]), 4), 4: led(batch(4, [b"c"]), 4) + led(batch(5, [b"d"]), 7)}
     write_partition(log_dir, "t-0", {**segments, 6: led(batch(6, [b"e"]), 7)})
-    root = open_root(str(log_dir.parent / "root"), create=True, env=place.clock.env(3))
+    root = open_root(str(log_dir.parent / "root"), create=True, env=place.world.env())
     import_log_dir(root, log_dir)
     return root.topic("t")
 
@@ -347,7 +347,7 @@ def epochs_in(out: Path) -> list[LeaderEpoch]:
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_leader_epochs_of_another_cluster_become_0(place: Place, tmp_path: Path, link: bool) -> None:
+def test_leader_epochs_of_another_cluster_become_0(place: CountedRoot, tmp_path: Path, link: bool) -> None:
     topic = from_another_cluster(place, tmp_path / "log")
     before = {path: path.read_bytes() for path in (tmp_path / "root").rglob("*.log")}
     (part,) = export(topic, tmp_path / "out", link=link).partitions
@@ -366,7 +366,7 @@ def test_leader_epochs_of_another_cluster_become_0(place: Place, tmp_path: Path,
     assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
 
 
-def test_leader_epochs_are_kept_if_asked_for(place: Place, tmp_path: Path) -> None:
+def test_leader_epochs_are_kept_if_asked_for(place: CountedRoot, tmp_path: Path) -> None:
     topic = from_another_cluster(place, tmp_path / "log")
     (part,) = export(topic, tmp_path / "out", link=True, keep_leader_epochs=True).partitions
     assert part.linked > 0
@@ -378,7 +378,7 @@ def test_leader_epochs_are_kept_if_asked_for(place: Place, tmp_path: Path) -> No
 # --- Kafka's transactions --------------------------------------------------------------------------------------------
 
 
-def test_a_range_that_ends_in_kafkas_transaction_says_where_it_is_stable(place: Place, tmp_path: Path) -> None:
+def test_a_range_that_ends_in_kafkas_transaction_says_where_it_is_stable(place: CountedRoot, tmp_path: Path) -> None:
     batches = [batch(0, [b"a"]), batch(1, [b"b"], producer=7), batch(2, [b"c"]), marker(3, 7, commit=False)]
     write_partition(tmp_path / "kafka", "t-0", {0: b"".join(batches)})
     import_log_dir(place.root, tmp_path / "kafka")
@@ -398,7 +398,7 @@ def nothing_new(folder: Path, *known: str) -> bool:
     return sorted(path.name for path in folder.iterdir()) == sorted(known)
 
 
-def test_places_that_cannot_be(place: Place, tmp_path: Path) -> None:
+def test_places_that_cannot_be(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1)
     fill(topic, [1])
     (tmp_path / "full").mkdir()
@@ -436,7 +436,7 @@ def open_and_export(root: Path, path: Path) -> None:
     ],
 )
 def test_requests_that_cannot_be(
-    place: Place, tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
+    place: CountedRoot, tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     topic = place.topic(2)
     fill(topic, range(2))
@@ -445,7 +445,7 @@ def test_requests_that_cannot_be(
     assert nothing_new(tmp_path, "root")
 
 
-def test_above_the_last_stable_offset_is_named(place: Place, tmp_path: Path) -> None:
+def test_above_the_last_stable_offset_is_named(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1)
     prepared(place, topic, some_rows(10, 1), "tx", 1)
     with pytest.raises(NotFound, match="held back by an open transaction below 10"):
@@ -454,7 +454,7 @@ def test_above_the_last_stable_offset_is_named(place: Place, tmp_path: Path) -> 
     assert (part.log_start, part.log_end, part.segments) == (0, 0, 1)
 
 
-def test_topics_are_named_once(place: Place, tmp_path: Path) -> None:
+def test_topics_are_named_once(place: CountedRoot, tmp_path: Path) -> None:
     place.topic(1)
     for names in ([], ["t", "t"]):
         with pytest.raises(BadRequest, match="different topics"):
@@ -464,11 +464,11 @@ def test_topics_are_named_once(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_damage_leaves_nothing(place: Place, tmp_path: Path, sealed: bool) -> None:
+def test_damage_leaves_nothing(place: CountedRoot, tmp_path: Path, sealed: bool) -> None:
     topic = place.topic(1, SMALL)
     fill(topic, range(5))
     if sealed:
-        compacted(topic, place.clock.now_ms, seal_only=True, roll=True)
+        compacted(topic, place.world.now_ms, seal_only=True, roll=True)
     path = sorted((tmp_path / "root" / "t" / ("sealed" if sealed else "append")).rglob("*.log" if sealed else "*"))[1]
     data = bytearray(path.read_bytes())
     data[200] ^= 1
@@ -484,7 +484,7 @@ def test_damage_leaves_nothing(place: Place, tmp_path: Path, sealed: bool) -> No
     assert nothing_new(tmp_path, "root")
 
 
-def test_a_directory_that_is_filled_meanwhile_stays_as_it_is(place: Place, tmp_path: Path) -> None:
+def test_a_directory_that_is_filled_meanwhile_stays_as_it_is(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1)
     fill(topic, [1])
 
@@ -499,8 +499,9 @@ def test_a_directory_that_is_filled_meanwhile_stays_as_it_is(place: Place, tmp_p
 
 
 def test_a_store_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    store = MemoryStore(Clock())
-    fill(open_root(store, create=True, env=Clock().env(1)).create_topic("t"), range(3))
+    world = World()
+    store = world.store
+    fill(world.root().create_topic("t"), range(3))
 
     def fault(call: Call) -> Fault | None:
         return Fault(FaultKind.ERROR_BEFORE) if call.key.startswith("t/append/") else None
@@ -530,12 +531,12 @@ def test_leader_epochs(noted: list[tuple[int, int]], log_start: int, expected: l
     assert leader_epochs(noted, log_start) == [LeaderEpoch(epoch, start) for epoch, start in expected]
 
 
-def test_from_and_to_a_time(place: Place, tmp_path: Path) -> None:
+def test_from_and_to_a_time(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(3, SMALL, "orders")
     for seed in range(6):
         topic.append(some_rows(90, seed), options=WriteOptions(batch_bytes=2000))
         if seed == 2:
-            compacted(topic, place.clock.now_ms, seal_only=True, roll=True)
+            compacted(topic, place.world.now_ms, seal_only=True, roll=True)
     start_ms, end_ms = START_MS + 2500, START_MS + 4500
     found = export(topic, tmp_path / "out", start_ms=start_ms, end_ms=end_ms)
     view = KafkaView(tmp_path / "out")
@@ -555,7 +556,7 @@ def test_from_and_to_a_time(place: Place, tmp_path: Path) -> None:
     assert not (tmp_path / "wrong").exists()
 
 
-def test_by_time_what_is_open_stays_here(place: Place, tmp_path: Path) -> None:
+def test_by_time_what_is_open_stays_here(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1, SMALL, "orders")
     topic.append(some_rows(10, 0))
     prepared(place, topic, some_rows(10, 5), "tx", 0)
@@ -578,7 +579,7 @@ def test_the_properties_file_says_what_brokers_refuse() -> None:
     )
 
 
-def test_topics_with_the_longest_names_go_out_and_come_back(place: Place, tmp_path: Path) -> None:
+def test_topics_with_the_longest_names_go_out_and_come_back(place: CountedRoot, tmp_path: Path) -> None:
     names = ["a" * 248 + last for last in "xy"]
     for at, name in enumerate(names):
         fill(place.topic(12, {"retention.ms": 1000 + at}, name), range(3))

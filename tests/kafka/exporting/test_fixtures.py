@@ -23,13 +23,12 @@ from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.log.topic.root import Root, open_root
-from sparklog.storage.memory import MemoryStore
+from sparklog.log.topic.root import Root
 from tests.fixture_data import expected_offsets, expected_records, fixture_tree, partitions, split_partition
 from tests.kafka.logs import read, without_epochs
 from tests.kafka.test_importing import STAGES, keeps
 from tests.kafka_tools import KafkaTools
-from tests.log.data_plane import Clock
+from tests.support.world import World
 
 CONVERTED = ("compaction/old-formats", "legacy/broker-2.8.2")
 DAMAGED_INDEXES = ("indexes-missing", "indexes-wrong")
@@ -43,7 +42,7 @@ def imported_from(folder: Path) -> Root:
     configs = {k: v for k, v in (facts.get("configs") or {}).items() if k != "cleanup.policy"}
     if folder.parent.parent.name == "compaction":
         configs["cleanup.policy"] = facts["configs"].get("cleanup.policy", "compact")
-    root = open_root(MemoryStore(Clock()), create=True, env=Clock().env(1))
+    root = World().root()
     import_log_dir(root, folder, configs=configs, force=True)
     return root
 

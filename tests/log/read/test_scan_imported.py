@@ -15,13 +15,15 @@ from sparklog.format.record_batch import CONTROL_BIT, LOG_APPEND_TIME_BIT, TRANS
 from sparklog.log.read import fetch
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import TimestampOffset
-from tests.log.data_plane import START_MS, Place, rows, small
 from tests.log.rewriting import appended_by_hand, sealed
+from tests.support.counted_root import CountedRoot
+from tests.support.records import random_rows, small
+from tests.support.world import START_MS
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def memory(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
 def batch_of(base: int, deltas: list[int], last_delta: int, *, attributes: int = 0, max_ts: int | None = None) -> bytes:
@@ -37,7 +39,7 @@ def batch_of(base: int, deltas: list[int], last_delta: int, *, attributes: int =
     )
 
 
-def test_gaps_within_and_between_batches(memory: Place) -> None:
+def test_gaps_within_and_between_batches(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(pa.table({"value": [b"x"] * 5, "timestamp": pa.array([1] * 5, pa.int64())}))
     appended_by_hand(memory, topic, [batch_of(2, [0, 3], 5), batch_of(10, [1, 2, 6], 9), batch_of(30, [0], 0)])
@@ -57,7 +59,7 @@ def test_gaps_within_and_between_batches(memory: Place) -> None:
         assert topic.offset_for_timestamp(target) == {0: expected}
 
 
-def test_a_log_start_in_a_gap(memory: Place) -> None:
+def test_a_log_start_in_a_gap(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended_by_hand(memory, topic, [batch_of(0, [0, 9], 9), batch_of(10, [5], 9)])
     topic.delete_records({0: 4})
@@ -65,7 +67,7 @@ def test_a_log_start_in_a_gap(memory: Place) -> None:
     assert topic.offset_for_timestamp(0) == {0: TimestampOffset(9, 1009)}
 
 
-def test_control_batches_are_not_records(memory: Place) -> None:
+def test_control_batches_are_not_records(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     marker = batch_of(2, [0], 0, attributes=CONTROL_BIT | TRANSACTIONAL_BIT)
     appended_by_hand(memory, topic, [batch_of(0, [0, 1], 1), marker, batch_of(3, [0], 0)])
@@ -75,7 +77,7 @@ def test_control_batches_are_not_records(memory: Place) -> None:
     assert topic.offset_for_timestamp(1002) == {0: TimestampOffset(2, 1002)}
 
 
-def test_append_times_patched_into_batches_are_theirs(memory: Place) -> None:
+def test_append_times_patched_into_batches_are_theirs(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"message.timestamp.type": "LogAppendTime"})
     flags = SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES
     patched = [
@@ -90,22 +92,22 @@ def test_append_times_patched_into_batches_are_theirs(memory: Place) -> None:
     assert topic.offset_for_timestamp(5001) == {0: TimestampOffset(2, 6000)}
 
 
-def test_append_times_of_many_small_slices_are_told_apart(memory: Place) -> None:
+def test_append_times_of_many_small_slices_are_told_apart(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"message.timestamp.type": "LogAppendTime"})
     expected = []
     for i in range(5):
-        memory.clock.now_ms = START_MS + 10 * i
-        topic.append(rows(3, first=i * 3))
-        expected += [memory.clock.now_ms] * 3
+        memory.world.now_ms = START_MS + 10 * i
+        topic.append(random_rows(3, first=i * 3))
+        expected += [memory.world.now_ms] * 3
     (batch,) = topic.scan(columns=["timestamp"])
     assert batch["timestamp"].cast(pa.int64()).to_pylist() == expected
 
 
-def test_sealed_segments_are_read_where_they_lie(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealed_segments_are_read_where_they_lie(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "SPAN_BYTES", 200_000)
     topic = memory.topic(1)
     for first in range(0, 2000, 500):
-        topic.append(rows(500, first=first, value_bytes=1000), options=small(batch_bytes=20_000))
+        topic.append(random_rows(500, first=first, value_bytes=1000), options=small(batch_bytes=20_000))
     expected = topic.scan().to_table()
     scan = topic.scan(start=700, end=1900)
     key = sealed(memory, topic)
@@ -126,7 +128,7 @@ def test_sealed_segments_are_read_where_they_lie(memory: Place, monkeypatch: pyt
     assert caught.value.offset is not None
 
 
-def test_offsets_that_run_backwards_are_corrupt(memory: Place) -> None:
+def test_offsets_that_run_backwards_are_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended_by_hand(memory, topic, [batch_of(3, [0], 2), batch_of(0, [0], 2), batch_of(6, [0], 3)])
     with pytest.raises(Corrupt, match="not its own") as caught:

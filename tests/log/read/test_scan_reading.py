@@ -21,20 +21,21 @@ from sparklog.log.topic.root_view import RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.storage.memory import MemoryStore
-from tests.log.data_plane import KINDS, Place, by_partition, check_schema, rows, small
+from tests.support.counted_root import KINDS, CountedRoot
+from tests.support.records import by_partition, check_schema, random_rows, small
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(request.param, tmp_path / "root")
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+    return CountedRoot(request.param, tmp_path / "root")
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def memory(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
-def gets(place: Place) -> int:
+def gets(place: CountedRoot) -> int:
     """Reads of append files since the last reset."""
     return sum(verb == "get" and "/append/" in key for verb, key in place.store.keys)
 
@@ -45,10 +46,10 @@ def part_of(topic: Topic, partition: int, start: int, end: int, isolation: str =
     return part
 
 
-def test_every_range_gives_exactly_its_offsets(place: Place) -> None:
+def test_every_range_gives_exactly_its_offsets(place: CountedRoot) -> None:
     topic = place.topic(1)
     for first in range(0, 500, 100):
-        topic.append(rows(100, first=first), options=small(batch_bytes=1500, buffer_bytes=2500))
+        topic.append(random_rows(100, first=first), options=small(batch_bytes=1500, buffer_bytes=2500))
     values = topic.scan(columns=["value"]).to_table()["value"].to_pylist()
     source = random.Random(5)
     for _ in range(40):
@@ -63,9 +64,9 @@ def test_every_range_gives_exactly_its_offsets(place: Place) -> None:
     "columns",
     [["offset"], ["value"], ["headers", "key"], ["timestampType", "topic", "partition", "offset"], list(COLUMNS[::-1])],
 )
-def test_columns_come_as_they_were_asked_for(place: Place, columns: Sequence[str]) -> None:
+def test_columns_come_as_they_were_asked_for(place: CountedRoot, columns: Sequence[str]) -> None:
     topic = place.topic(2)
-    topic.append(rows(300), options=small(batch_bytes=2000))
+    topic.append(random_rows(300), options=small(batch_bytes=2000))
     whole = topic.scan().to_table()
     read = topic.scan(columns=columns).to_table()
     check_schema(read, tuple(columns))
@@ -73,10 +74,10 @@ def test_columns_come_as_they_were_asked_for(place: Place, columns: Sequence[str
 
 
 def test_a_projection_that_needs_no_records_does_not_decode_them(
-    memory: Place, monkeypatch: pytest.MonkeyPatch
+    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = memory.topic(3)
-    topic.append(rows(300), options=WriteOptions(codec="zstd"))
+    topic.append(random_rows(300), options=WriteOptions(codec="zstd"))
     expected = topic.scan().to_table().select(["topic", "partition", "offset", "timestampType"])
 
     def refuse(*args: object, **kwargs: object) -> object:
@@ -89,13 +90,13 @@ def test_a_projection_that_needs_no_records_does_not_decode_them(
 
 
 @pytest.mark.parametrize(("columns", "message"), [(["offsets"], "found offsets"), (["key", "key"], "distinct")])
-def test_wrong_columns_are_refused(memory: Place, columns: list[str], message: str) -> None:
+def test_wrong_columns_are_refused(memory: CountedRoot, columns: list[str], message: str) -> None:
     topic = memory.topic(1)
     with pytest.raises(BadRequest, match=message):
         topic.scan(columns=columns)
 
 
-def test_positions_by_word_number_and_partition(memory: Place) -> None:
+def test_positions_by_word_number_and_partition(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(pa.table({"value": [b"%d" % i for i in range(20)], "partition": [i % 2 for i in range(20)]}))
     assert topic.scan(start="latest").to_table().num_rows == 0
@@ -115,14 +116,14 @@ def test_positions_by_word_number_and_partition(memory: Place) -> None:
         topic.scan(isolation="serializable")
 
 
-def test_a_scan_can_be_iterated_again_and_read_as_a_stream(memory: Place) -> None:
+def test_a_scan_can_be_iterated_again_and_read_as_a_stream(memory: CountedRoot) -> None:
     topic = memory.topic(2)
-    topic.append(rows(50))
+    topic.append(random_rows(50))
     scan = topic.scan()
     assert scan.to_table() == scan.to_table() == scan.to_reader().read_all()
 
 
-def test_many_tiny_slices_give_few_batches(memory: Place) -> None:
+def test_many_tiny_slices_give_few_batches(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for i in range(300):
         topic.append(pa.table({"value": [b"v%d" % i]}), options=small())
@@ -132,7 +133,7 @@ def test_many_tiny_slices_give_few_batches(memory: Place) -> None:
     assert batches[0]["offset"].to_pylist() == list(range(300))
 
 
-def test_large_results_come_in_batches_of_the_size_asked_for(memory: Place) -> None:
+def test_large_results_come_in_batches_of_the_size_asked_for(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     # 1:50 by compression, so that the stored size says little.
     topic.append(pa.table({"value": [b"%06d" % (i // 100) + bytes(500) for i in range(20_000)]}))
@@ -143,7 +144,7 @@ def test_large_results_come_in_batches_of_the_size_asked_for(memory: Place) -> N
     assert min(sizes[:-1]) >= 1 << 19
 
 
-def test_compressible_records_behind_incompressible_ones_stay_bounded(memory: Place) -> None:
+def test_compressible_records_behind_incompressible_ones_stay_bounded(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     noise = random.Random(1).randbytes(200_000)
     plain = [noise[i : i + 1000] for i in range(0, len(noise), 1000)]
@@ -153,10 +154,10 @@ def test_compressible_records_behind_incompressible_ones_stay_bounded(memory: Pl
     assert sum(sizes) > 60_000_000
 
 
-def test_partitions_that_lie_together_are_fetched_together(place: Place) -> None:
+def test_partitions_that_lie_together_are_fetched_together(place: CountedRoot) -> None:
     topic = place.topic(8)
     for first in range(5):
-        topic.append(rows(80, first=first * 80, seed=first), options=small())
+        topic.append(random_rows(80, first=first * 80, seed=first), options=small())
     scan = topic.scan()
     place.store.reset()
     read = scan.to_table()
@@ -170,10 +171,10 @@ def test_partitions_that_lie_together_are_fetched_together(place: Place) -> None
     assert by_partition(some) == {p: v for p, v in by_partition(read).items() if p in (2, 3, 4)}
 
 
-def test_parts_of_several_topics_are_read_in_one_go(memory: Place) -> None:
+def test_parts_of_several_topics_are_read_in_one_go(memory: CountedRoot) -> None:
     first, second = memory.topic(2, name="a"), memory.topic(3, name="b")
-    first.append(rows(40))
-    second.append(rows(60))
+    first.append(random_rows(40))
+    second.append(random_rows(60))
     view = RootView(memory.root)
     view.refresh(["a", "b"])
     wanted = [
@@ -191,9 +192,9 @@ def test_parts_of_several_topics_are_read_in_one_go(memory: Place) -> None:
 
 
 def test_parts_travel_to_other_processes(tmp_path: Path) -> None:
-    place = Place("local", tmp_path)
+    place = CountedRoot("local", tmp_path)
     topic = place.topic(2)
-    topic.append(rows(100))
+    topic.append(random_rows(100))
     end = int(topic.head().log_end[0])
     part = replace(part_of(topic, 0, 3, end), store=place.inner)
     again = pickle.loads(pickle.dumps(part))
@@ -204,15 +205,15 @@ def test_parts_travel_to_other_processes(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def large(memory: Place, monkeypatch: pytest.MonkeyPatch) -> Topic:
+def large(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> Topic:
     """A topic with a slice of 3 MiB, read in windows of 256 KiB."""
     monkeypatch.setattr(fetch, "SPAN_BYTES", 256 << 10)
     topic = memory.topic(1)
-    topic.append(rows(3000, value_bytes=1000), options=small(batch_bytes=20_000))
+    topic.append(random_rows(3000, value_bytes=1000), options=small(batch_bytes=20_000))
     return topic
 
 
-def test_a_large_slice_is_read_in_windows(memory: Place, large: Topic) -> None:
+def test_a_large_slice_is_read_in_windows(memory: CountedRoot, large: Topic) -> None:
     memory.store.reset()
     read = large.scan().to_table()
     assert read["offset"].to_pylist() == list(range(3000))
@@ -220,7 +221,7 @@ def test_a_large_slice_is_read_in_windows(memory: Place, large: Topic) -> None:
     assert max(len(memory.inner.get(key)) for key in memory.append_files()) > 3_000_000
 
 
-def test_entering_a_large_slice_costs_its_index_and_one_window(memory: Place, large: Topic) -> None:
+def test_entering_a_large_slice_costs_its_index_and_one_window(memory: CountedRoot, large: Topic) -> None:
     for offset in (0, 1, 1500, 2998, 2999):
         memory.store.reset()
         record = large.record_at(0, offset)
@@ -231,7 +232,7 @@ def test_entering_a_large_slice_costs_its_index_and_one_window(memory: Place, la
         assert large.scan(start=start, end=end).to_table()["offset"].to_pylist() == list(range(start, end))
 
 
-def test_a_batch_larger_than_a_window_is_read(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_larger_than_a_window_is_read(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "SPAN_BYTES", 10_000)
     topic = memory.topic(1)
     table = pa.table({"value": [b"a" * 100, b"b" * 60_000, b"c" * 100, b"d" * 60_000]})
@@ -239,7 +240,7 @@ def test_a_batch_larger_than_a_window_is_read(memory: Place, monkeypatch: pytest
     assert topic.scan(columns=["value"]).to_table() == table
 
 
-def damaged(place: Place, at: int, flip: int = 1) -> str:
+def damaged(place: CountedRoot, at: int, flip: int = 1) -> str:
     """Flip a byte of the only append file; its key."""
     assert isinstance(place.inner, MemoryStore)
     (key,) = place.append_files()
@@ -249,9 +250,9 @@ def damaged(place: Place, at: int, flip: int = 1) -> str:
     return key
 
 
-def test_damage_in_a_slice_names_file_position_and_offset(memory: Place) -> None:
+def test_damage_in_a_slice_names_file_position_and_offset(memory: CountedRoot) -> None:
     topic = memory.topic(1)
-    topic.append(rows(100), options=small(batch_bytes=1000))
+    topic.append(random_rows(100), options=small(batch_bytes=1000))
     from sparklog.format.batch_scan import scan_headers
 
     (key,) = memory.append_files()
@@ -265,9 +266,9 @@ def test_damage_in_a_slice_names_file_position_and_offset(memory: Place) -> None
 
 
 @pytest.mark.parametrize("at", [0, 7, 9, 11, 16, 17, 30])
-def test_damage_anywhere_in_a_header_is_found(memory: Place, at: int) -> None:
+def test_damage_anywhere_in_a_header_is_found(memory: CountedRoot, at: int) -> None:
     topic = memory.topic(1)
-    topic.append(rows(100), options=small(batch_bytes=1000))
+    topic.append(random_rows(100), options=small(batch_bytes=1000))
     key = damaged(memory, at)
     with pytest.raises(Corrupt) as caught:
         topic.scan().to_table()
@@ -275,7 +276,7 @@ def test_damage_anywhere_in_a_header_is_found(memory: Place, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 7, 9, 11, 16, 17, 30, 80])
-def test_damage_in_a_window_of_a_large_slice_is_found(memory: Place, large: Topic, at: int) -> None:
+def test_damage_in_a_window_of_a_large_slice_is_found(memory: CountedRoot, large: Topic, at: int) -> None:
     from sparklog.format.batch_scan import scan_headers
 
     (key,) = memory.append_files()
@@ -288,9 +289,9 @@ def test_damage_in_a_window_of_a_large_slice_is_found(memory: Place, large: Topi
         assert caught.value.file == key
 
 
-def test_a_file_cut_off_is_corrupt(memory: Place) -> None:
+def test_a_file_cut_off_is_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
-    topic.append(rows(100), options=small())
+    topic.append(random_rows(100), options=small())
     assert isinstance(memory.inner, MemoryStore)
     (key,) = memory.append_files()
     memory.inner.replace(key, memory.inner.get(key)[:1000])
@@ -299,7 +300,7 @@ def test_a_file_cut_off_is_corrupt(memory: Place) -> None:
     assert caught.value.file == key
 
 
-def test_a_damaged_footer_is_corrupt_only_for_who_needs_it(memory: Place, large: Topic) -> None:
+def test_a_damaged_footer_is_corrupt_only_for_who_needs_it(memory: CountedRoot, large: Topic) -> None:
     (key,) = memory.append_files()
     damaged(memory, len(memory.inner.get(key)) - 30)
     assert large.scan().to_table().num_rows == 3000
@@ -307,18 +308,18 @@ def test_a_damaged_footer_is_corrupt_only_for_who_needs_it(memory: Place, large:
         large.record_at(0, 1500)
 
 
-def moved(place: Place, topic: Topic) -> None:
+def moved(place: CountedRoot, topic: Topic) -> None:
     """Give the topic's slices another file, as a merge does, and delete the old one."""
     from sparklog.log.journal.names import append_path
     from tests.log.rewriting import rewrite
 
-    rewrite(place, topic, append_path(topic.head().version, place.clock.env(9).new_id()))
+    rewrite(place, topic, append_path(topic.head().version, place.world.env().new_id()))
 
 
-def test_a_file_that_was_rewritten_is_found_where_it_lies_now(place: Place) -> None:
+def test_a_file_that_was_rewritten_is_found_where_it_lies_now(place: CountedRoot) -> None:
     topic = place.topic(3)
-    topic.append(rows(200), options=small(batch_bytes=1000, buffer_bytes=3000))
-    topic.append(rows(200, first=200), options=small())
+    topic.append(random_rows(200), options=small(batch_bytes=1000, buffer_bytes=3000))
+    topic.append(random_rows(200, first=200), options=small())
     expected = by_partition(topic.scan().to_table())
     scan = topic.scan()
     moved(place, topic)
@@ -327,7 +328,7 @@ def test_a_file_that_was_rewritten_is_found_where_it_lies_now(place: Place) -> N
     assert pa.Table.from_batches(list(part.read(["value"])))["value"].to_pylist() == expected[1]
 
 
-def test_a_rewrite_in_the_middle_of_reading_is_not_noticed(memory: Place, large: Topic) -> None:
+def test_a_rewrite_in_the_middle_of_reading_is_not_noticed(memory: CountedRoot, large: Topic) -> None:
     expected = large.scan().to_table()
     reading = iter(large.scan(batch_bytes=100_000))
     first = next(reading)
@@ -335,10 +336,10 @@ def test_a_rewrite_in_the_middle_of_reading_is_not_noticed(memory: Place, large:
     assert pa.Table.from_batches([first, *reading]).equals(expected)
 
 
-def test_only_a_log_start_beyond_the_plan_is_data_loss(memory: Place) -> None:
+def test_only_a_log_start_beyond_the_plan_is_data_loss(memory: CountedRoot) -> None:
     topic = memory.topic(1)
-    topic.append(rows(100), options=small())
-    topic.append(rows(100, first=100), options=small())
+    topic.append(random_rows(100), options=small())
+    topic.append(random_rows(100, first=100), options=small())
     part = part_of(topic, 0, 0, 200)
     old, new = memory.append_files()
     topic.delete_records({0: 100})
@@ -350,9 +351,9 @@ def test_only_a_log_start_beyond_the_plan_is_data_loss(memory: Place) -> None:
     del new
 
 
-def test_a_file_that_the_log_still_names_but_is_gone_is_corrupt(memory: Place) -> None:
+def test_a_file_that_the_log_still_names_but_is_gone_is_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
-    topic.append(rows(10), options=small())
+    topic.append(random_rows(10), options=small())
     scan = topic.scan()
     (key,) = memory.append_files()
     memory.inner.delete(key)
@@ -361,9 +362,9 @@ def test_a_file_that_the_log_still_names_but_is_gone_is_corrupt(memory: Place) -
     assert caught.value.file == key
 
 
-def test_a_topic_created_again_under_a_reader_is_an_error(memory: Place) -> None:
+def test_a_topic_created_again_under_a_reader_is_an_error(memory: CountedRoot) -> None:
     topic = memory.topic(1)
-    topic.append(rows(10), options=small())
+    topic.append(random_rows(10), options=small())
     scan = topic.scan()
     (key,) = memory.append_files()
     topic.delete()
@@ -373,13 +374,13 @@ def test_a_topic_created_again_under_a_reader_is_an_error(memory: Place) -> None
         scan.to_table()
 
 
-def test_open_and_aborted_slices(memory: Place) -> None:
+def test_open_and_aborted_slices(memory: CountedRoot) -> None:
     from tests.log.rewriting import prepared, resolve
 
     topic = memory.topic(1)
     values = {}
     for i, txn in enumerate((None, 1, None, 2)):
-        values[i] = rows(5, first=i * 5)
+        values[i] = random_rows(5, first=i * 5)
         if txn is None:
             topic.append(values[i], options=small())
         else:
@@ -420,7 +421,7 @@ def test_any_writing_reads_back(
     data: st.DataObject,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    place = Place("memory", Path("unused"))
+    place = CountedRoot("memory", Path("unused"))
     topic = place.topic(partitions)
     model: dict[int, list[bytes | None]] = {partition: [] for partition in range(partitions)}
     number = 0
@@ -440,13 +441,13 @@ def test_any_writing_reads_back(
     assert some.to_table()["value"].to_pylist() == model[partition][start:end]
 
 
-def test_the_view_answers_from_its_snapshot(memory: Place) -> None:
+def test_the_view_answers_from_its_snapshot(memory: CountedRoot) -> None:
     topic = memory.topic(2)
-    topic.append(rows(100), options=small())
+    topic.append(random_rows(100), options=small())
     view = RootView(memory.root)
     view.refresh(["t"])
     before = view.bounds("t")
-    topic.append(rows(100), options=small())
+    topic.append(random_rows(100), options=small())
     assert view.bounds("t") == before
     view.refresh(["t"])
     after = view.bounds("t")
@@ -462,9 +463,9 @@ def test_the_view_answers_from_its_snapshot(memory: Place) -> None:
     assert [part.range for part in view.plan([*ranges, OffsetRange("t", 0, 5, 5)], READ_COMMITTED)] == ranges
 
 
-def test_an_idle_refresh_is_one_probe_per_topic(memory: Place) -> None:
+def test_an_idle_refresh_is_one_probe_per_topic(memory: CountedRoot) -> None:
     for name in ("a", "b"):
-        memory.topic(1, name=name).append(rows(5))
+        memory.topic(1, name=name).append(random_rows(5))
     view = RootView(memory.root)
     view.refresh(["a", "b"])
     memory.store.reset()
@@ -472,7 +473,7 @@ def test_an_idle_refresh_is_one_probe_per_topic(memory: Place) -> None:
     assert dict(memory.store.counts) == {"get": 2}
 
 
-def test_a_topic_created_again_shows_in_its_id(memory: Place) -> None:
+def test_a_topic_created_again_shows_in_its_id(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     view = RootView(memory.root)
     view.refresh(["t"])
@@ -485,19 +486,19 @@ def test_a_topic_created_again_shows_in_its_id(memory: Place) -> None:
     assert view.topic_id("t") != before
 
 
-def test_files_of_two_tasks_in_one_commit(memory: Place) -> None:
+def test_files_of_two_tasks_in_one_commit(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     target = topic.append_target()
     files = []
     for task in range(2):
-        writer = AppendWriter(target, small(buffer_bytes=1500), memory.clock.env(task + 5), seed=task)
-        for batch in rows(100, first=task * 100).to_batches(max_chunksize=10):
+        writer = AppendWriter(target, small(buffer_bytes=1500), memory.world.env(), seed=task)
+        for batch in random_rows(100, first=task * 100).to_batches(max_chunksize=10):
             writer.write(batch)
         files += writer.finish()
     topic.commit_append(files, target)
     read = topic.scan().to_table()
     assert sorted(v for values in by_partition(read).values() for v in values) == sorted(
-        rows(100)["value"].to_pylist() + rows(100, first=100)["value"].to_pylist()
+        random_rows(100)["value"].to_pylist() + random_rows(100, first=100)["value"].to_pylist()
     )
     for values in by_partition(read).values():
         for task in range(2):

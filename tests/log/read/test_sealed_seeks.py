@@ -19,8 +19,10 @@ from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.read import fetch
 from sparklog.log.state.view import TimestampOffset
 from sparklog.log.topic.topic import Topic
-from tests.log.data_plane import START_MS, Place, rows, small
 from tests.log.rewriting import sealed
+from tests.support.counted_root import CountedRoot
+from tests.support.records import random_rows, small
+from tests.support.world import START_MS
 
 RECORDS = 3000
 BATCH_BYTES = 20_000
@@ -31,9 +33,9 @@ class Segment:
     """A topic of one partition that is one sealed segment of about 3 MiB, with Kafka's index files beside it."""
 
     def __init__(self, folder: Path, *, times: list[int] | None = None) -> None:
-        self.place = Place("memory", folder)
+        self.place = CountedRoot("memory", folder)
         self.topic: Topic = self.place.topic(1)
-        table = rows(RECORDS, value_bytes=1000)
+        table = random_rows(RECORDS, value_bytes=1000)
         if times is not None:
             table = table.set_column(2, "timestamp", pa.array(times, pa.int64()))
         self.topic.append(table, options=small(batch_bytes=BATCH_BYTES))

@@ -16,18 +16,20 @@ from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
 from sparklog.log.topic.root_view import RootView
 from sparklog.log.topic.topic import Topic
-from tests.log.data_plane import KINDS, START_MS, Place, rows, small
 from tests.log.rewriting import prepared, resolve, rewrite
+from tests.support.counted_root import KINDS, CountedRoot
+from tests.support.records import random_rows, small
+from tests.support.world import START_MS
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(request.param, tmp_path / "root")
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+    return CountedRoot(request.param, tmp_path / "root")
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def memory(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
 def timed(times: Sequence[int]) -> pa.Table:
@@ -41,7 +43,7 @@ def model(times: Sequence[int], target: int, start: int = 0, end: int | None = N
     return None if found is None else TimestampOffset(found, times[found])
 
 
-def test_the_first_record_in_offset_order_wins_not_the_nearest_in_time(place: Place) -> None:
+def test_the_first_record_in_offset_order_wins_not_the_nearest_in_time(place: CountedRoot) -> None:
     times = [5, 7, 3, 9, 9, 4, 12, 1]
     topic = place.topic(1)
     topic.append(timed(times[:4]), options=small(batch_bytes=100))
@@ -58,7 +60,7 @@ def test_the_first_record_in_offset_order_wins_not_the_nearest_in_time(place: Pl
 )
 @settings(max_examples=80, deadline=None)
 def test_lookups_agree_with_the_rule(batches: list[list[int]], log_start: int, target: int, batch_bytes: int) -> None:
-    place = Place("memory", Path("unused"))
+    place = CountedRoot("memory", Path("unused"))
     topic = place.topic(1)
     times = [time for batch in batches for time in batch]
     for batch in batches:
@@ -69,18 +71,18 @@ def test_lookups_agree_with_the_rule(batches: list[list[int]], log_start: int, t
 
 
 @pytest.fixture
-def large(memory: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[Topic, list[int]]:
+def large(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> tuple[Topic, list[int]]:
     """Slices of 3 MiB whose times go up in jumps and sometimes back, and a small one behind them."""
     monkeypatch.setattr(fetch, "SPAN_BYTES", 512 << 10)
     topic = memory.topic(1)
     times = [START_MS + (i // 50) * 1000 - (i % 7) * 300 for i in range(6000)]
-    table = rows(6000, value_bytes=1000).set_column(2, "timestamp", pa.array(times, pa.int64()))
+    table = random_rows(6000, value_bytes=1000).set_column(2, "timestamp", pa.array(times, pa.int64()))
     topic.append(table, options=small(batch_bytes=20_000, buffer_bytes=3 << 20))
     topic.append(timed([times[-1] + 5000]))
     return topic, [*times, times[-1] + 5000]
 
 
-def test_a_lookup_costs_two_ranged_reads_at_most(memory: Place, large: tuple[Topic, list[int]]) -> None:
+def test_a_lookup_costs_two_ranged_reads_at_most(memory: CountedRoot, large: tuple[Topic, list[int]]) -> None:
     topic, times = large
     snapshot_version = topic.snapshot().version
     for target in (0, times[1], times[2999] + 1, times[3000], times[4321], max(times), max(times) + 1):
@@ -101,7 +103,7 @@ def test_a_log_start_inside_a_large_slice_is_respected(large: tuple[Topic, list[
             assert topic.offset_for_timestamp(target, 0) == {0: model(times, target, start)}
 
 
-def test_the_first_record_at_an_offset_and_its_time(place: Place) -> None:
+def test_the_first_record_at_an_offset_and_its_time(place: CountedRoot) -> None:
     topic = place.topic(2)
     topic.append(timed([5, 7, 3]).append_column("partition", pa.array([0, 0, 0], pa.int32())))
     topic.append(timed([9, 4]).append_column("partition", pa.array([0, 0], pa.int32())))
@@ -117,7 +119,7 @@ def test_the_first_record_at_an_offset_and_its_time(place: Place) -> None:
 
 
 def test_the_first_record_at_an_offset_costs_two_ranged_reads_at_most(
-    memory: Place, large: tuple[Topic, list[int]]
+    memory: CountedRoot, large: tuple[Topic, list[int]]
 ) -> None:
     topic, times = large
     snapshot = topic.read_snapshot()
@@ -129,11 +131,11 @@ def test_the_first_record_at_an_offset_costs_two_ranged_reads_at_most(
         assert len([key for verb, key in memory.store.keys if "/append/" in key]) <= 2
 
 
-def test_append_time_is_looked_up_without_reading_records(memory: Place) -> None:
+def test_append_time_is_looked_up_without_reading_records(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"message.timestamp.type": "LogAppendTime"})
     for i in range(3):
-        memory.clock.now_ms = START_MS + i * 1000
-        topic.append(rows(10, first=i * 10))
+        memory.world.now_ms = START_MS + i * 1000
+        topic.append(random_rows(10, first=i * 10))
     times = [START_MS + i // 10 * 1000 for i in range(30)]
     memory.store.reset()
     for target in (0, START_MS, START_MS + 1, START_MS + 1000, START_MS + 2000, START_MS + 2001):
@@ -143,7 +145,7 @@ def test_append_time_is_looked_up_without_reading_records(memory: Place) -> None
     assert not [key for verb, key in memory.store.keys if "/append/" in key]
 
 
-def test_isolation_is_a_bound_and_aborted_records_count(memory: Place) -> None:
+def test_isolation_is_a_bound_and_aborted_records_count(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(timed([10, 20]))
     prepared(memory, topic, timed([30, 40]), "app", 1)
@@ -161,7 +163,7 @@ def test_isolation_is_a_bound_and_aborted_records_count(memory: Place) -> None:
     assert view.offsets_for_timestamps("t", {0: 61}, READ_UNCOMMITTED) == {0: TimestampOffset(6, 70)}
 
 
-def test_a_rewritten_file_is_looked_for_again(memory: Place) -> None:
+def test_a_rewritten_file_is_looked_for_again(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(timed([1, 2, 3, 4]))
     view = RootView(memory.root)
@@ -172,7 +174,7 @@ def test_a_rewritten_file_is_looked_for_again(memory: Place) -> None:
     assert any(answer is not None for answer in before.values())
 
 
-def test_a_lost_file_and_a_damaged_one_are_corrupt(memory: Place) -> None:
+def test_a_lost_file_and_a_damaged_one_are_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(timed([1, 2, 3, 4]), options=small())
     (key,) = memory.append_files()
@@ -186,7 +188,7 @@ def test_a_lost_file_and_a_damaged_one_are_corrupt(memory: Place) -> None:
         topic.offset_for_timestamp(2)
 
 
-def test_wrong_questions(memory: Place) -> None:
+def test_wrong_questions(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(timed([1]))
     with pytest.raises(NotFound, match="partitions 0 to 1"):
@@ -197,9 +199,9 @@ def test_wrong_questions(memory: Place) -> None:
         topic.record_at(0, 5)
 
 
-def test_a_record_by_its_offset(place: Place) -> None:
+def test_a_record_by_its_offset(place: CountedRoot) -> None:
     topic = place.topic(1)
-    topic.append(rows(100), options=small(batch_bytes=500))
+    topic.append(random_rows(100), options=small(batch_bytes=500))
     whole = topic.scan().to_table()
     for offset in (0, 37, 99):
         place.store.reset()

@@ -12,26 +12,25 @@ from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic.root_view import RootView
 from sparklog.log.topic.topic import Topic, WriterKey
 from sparklog.log.write.append_writer import AppendWriter
-from tests.log.data_plane import KINDS, Place, rows, small
+from tests.support.counted_root import KINDS, CountedRoot
+from tests.support.records import random_rows, small
 
 PARTITIONS = 16
 TASKS = 2
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(request.param, tmp_path)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+    return CountedRoot(request.param, tmp_path)
 
 
-def micro_batch(place: Place, topic: Topic, batch: int) -> None:
+def micro_batch(place: CountedRoot, topic: Topic, batch: int) -> None:
     """What the sink does: a target on the driver, an append file per task, one commit."""
     target = topic.append_target()
     files: list[FileSlices] = []
     for task in range(TASKS):
-        writer = AppendWriter(
-            target, small("zstd"), place.clock.env(100 + batch * TASKS + task), seed=batch * TASKS + task
-        )
-        for piece in rows(400, keys=1000, seed=batch, first=batch * 1000 + task * 500).to_batches():
+        writer = AppendWriter(target, small("zstd"), place.world.env(), seed=batch * TASKS + task)
+        for piece in random_rows(400, keys=1000, seed=batch, first=batch * 1000 + task * 500).to_batches():
             writer.write(piece)
         files += writer.finish()
     assert {partition for file in files for partition in file.partition} == set(range(PARTITIONS))
@@ -39,7 +38,7 @@ def micro_batch(place: Place, topic: Topic, batch: int) -> None:
     assert outcome.records == 800
 
 
-def test_a_micro_batch_in_steady_state(place: Place) -> None:
+def test_a_micro_batch_in_steady_state(place: CountedRoot) -> None:
     topic = place.topic(PARTITIONS)
     for batch in range(3):
         micro_batch(place, topic, batch)
@@ -52,27 +51,27 @@ def test_a_micro_batch_in_steady_state(place: Place) -> None:
     assert place.store.by_kind["writer", "append"] == TASKS
 
 
-def test_a_replayed_micro_batch_writes_no_commit(place: Place) -> None:
+def test_a_replayed_micro_batch_writes_no_commit(place: CountedRoot) -> None:
     topic = place.topic(PARTITIONS)
     micro_batch(place, topic, 0)
     target = topic.append_target()
     place.store.reset()
-    writer = AppendWriter(target, small(), place.clock.env(60), seed=9)
+    writer = AppendWriter(target, small(), place.world.env(), seed=9)
     for task in range(TASKS):
-        for piece in rows(400, keys=1000, seed=0, first=task * 500).to_batches():
+        for piece in random_rows(400, keys=1000, seed=0, first=task * 500).to_batches():
             writer.write(piece)
     assert topic.commit_append(writer.finish(), target, writer=WriterKey("query", 0, "run")).skipped
     place.store.expect(writer=1, get=1)
 
 
-def test_losing_a_race_costs_one_look_and_one_more_create(place: Place) -> None:
+def test_losing_a_race_costs_one_look_and_one_more_create(place: CountedRoot) -> None:
     topic, other = place.topic(PARTITIONS), place.reopened()
     micro_batch(place, topic, 0)
     target = topic.append_target()
-    other.append(rows(10))
-    other.append(rows(10))
+    other.append(random_rows(10))
+    other.append(random_rows(10))
     place.store.reset()
-    writer = AppendWriter(target, small(), place.clock.env(60), seed=9)
+    writer = AppendWriter(target, small(), place.world.env(), seed=9)
     writer.write(pa.RecordBatch.from_pydict({"value": [b"x"]}))
     files = writer.finish()
     place.store.reset()
@@ -82,10 +81,10 @@ def test_losing_a_race_costs_one_look_and_one_more_create(place: Place) -> None:
     place.store.expect(create=2, get_commit=3 + 2, get_root=2)
 
 
-def test_an_idle_poll_is_one_probe_per_topic(place: Place) -> None:
+def test_an_idle_poll_is_one_probe_per_topic(place: CountedRoot) -> None:
     topics = ["a", "b", "c"]
     for name in topics:
-        place.topic(4, name=name).append(rows(20))
+        place.topic(4, name=name).append(random_rows(20))
     view = RootView(place.root)
     view.refresh(topics)
     place.store.reset()
@@ -100,7 +99,7 @@ def test_an_idle_poll_is_one_probe_per_topic(place: Place) -> None:
     place.store.expect(get_commit=1)
 
 
-def test_a_micro_batch_is_read_with_one_request_per_file_and_partition_at_most(place: Place) -> None:
+def test_a_micro_batch_is_read_with_one_request_per_file_and_partition_at_most(place: CountedRoot) -> None:
     topic = place.topic(PARTITIONS)
     micro_batch(place, topic, 0)
     view = RootView(place.root)
@@ -115,7 +114,7 @@ def test_a_micro_batch_is_read_with_one_request_per_file_and_partition_at_most(p
     assert place.store.by_kind["get", "commit"] == 0
 
 
-def test_opening_costs_one_listing(place: Place) -> None:
+def test_opening_costs_one_listing(place: CountedRoot) -> None:
     topic = place.topic(PARTITIONS)
     for batch in range(4):
         micro_batch(place, topic, batch)

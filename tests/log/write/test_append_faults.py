@@ -12,17 +12,18 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
-from tests.log.data_plane import Place, rows, small
+from tests.support.counted_root import CountedRoot
+from tests.support.records import random_rows, small
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def memory(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
-def through(place: Place, script: Script) -> Topic:
+def through(place: CountedRoot, script: Script) -> Topic:
     """The topic as a process sees it whose store fails by this script."""
-    return open_root(FaultyStore(place.inner, script), env=place.clock.env(3)).topic("t")
+    return open_root(FaultyStore(place.inner, script), env=place.world.env()).topic("t")
 
 
 POINTS = ("get:root", "writer:append", "write:append", "close:append", "create:commit")
@@ -31,9 +32,9 @@ KINDS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.CRASH_BEFORE, 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("point", POINTS)
-def test_an_append_is_whole_or_not_at_all_and_can_be_repeated(memory: Place, point: str, kind: FaultKind) -> None:
+def test_an_append_is_whole_or_not_at_all_and_can_be_repeated(memory: CountedRoot, point: str, kind: FaultKind) -> None:
     topic = memory.topic(3)
-    table = rows(200)
+    table = random_rows(200)
     key = WriterKey(id="query", batch=0, run="r", mode="stream")
     nth = 1 if point == "get:root" else 0
     script = Script({(point, nth): Fault(kind)})
@@ -49,27 +50,27 @@ def test_an_append_is_whole_or_not_at_all_and_can_be_repeated(memory: Place, poi
     assert sorted(read["value"].to_pylist()) == sorted(table["value"].to_pylist())
 
 
-def test_a_failed_upload_leaves_no_unfinished_file(memory: Place) -> None:
+def test_a_failed_upload_leaves_no_unfinished_file(memory: CountedRoot) -> None:
     memory.topic(1)
     script = Script({("write:append", 1): Fault(FaultKind.ERROR_BEFORE)})
     with pytest.raises(Unavailable):
-        through(memory, script).append(rows(50), options=small(buffer_bytes=500))
+        through(memory, script).append(random_rows(50), options=small(buffer_bytes=500))
     assert memory.append_files() == []
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ABSENT, FaultKind.SHORT])
-def test_a_read_that_fails_once_is_tried_again(memory: Place, kind: FaultKind) -> None:
+def test_a_read_that_fails_once_is_tried_again(memory: CountedRoot, kind: FaultKind) -> None:
     topic = memory.topic(2)
-    topic.append(rows(100), options=small())
+    topic.append(random_rows(100), options=small())
     script = Script({("get:append", 0): Fault(kind, 5)})
     assert through(memory, script).scan().to_table() == topic.scan().to_table()
     assert script.struck
 
 
 @pytest.mark.parametrize("bit", range(0, 40_000, 1777))
-def test_a_bit_that_flips_on_the_way_is_found(memory: Place, bit: int) -> None:
+def test_a_bit_that_flips_on_the_way_is_found(memory: CountedRoot, bit: int) -> None:
     topic = memory.topic(1)
-    topic.append(rows(100), options=small())
+    topic.append(random_rows(100), options=small())
     script = Script({"get:append": Fault(FaultKind.FLIP, bit)})
     with pytest.raises(Corrupt) as caught:
         through(memory, script).scan().to_table()

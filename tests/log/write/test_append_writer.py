@@ -21,20 +21,22 @@ from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.log.write.partitioner import sticky_seed
 from sparklog.storage.memory import MemoryStore
-from tests.log.data_plane import KINDS, START_MS, Place, by_partition, check_schema, rows, small
+from tests.support.counted_root import KINDS, CountedRoot
+from tests.support.records import by_partition, check_schema, random_rows, small
+from tests.support.world import START_MS
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(request.param, tmp_path / "root")
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+    return CountedRoot(request.param, tmp_path / "root")
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def memory(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
-def headers_of(place: Place, key: str) -> np.ndarray:
+def headers_of(place: CountedRoot, key: str) -> np.ndarray:
     """Codec numbers of all batches of an append file."""
     data = place.inner.get(key)
     length = footer_length(data[-TAIL_BYTES:])
@@ -42,9 +44,9 @@ def headers_of(place: Place, key: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_rows_come_back_as_they_were_written(place: Place, codec: str) -> None:
+def test_rows_come_back_as_they_were_written(place: CountedRoot, codec: str) -> None:
     topic = place.topic(4)
-    table = rows(3000).append_column(
+    table = random_rows(3000).append_column(
         "headers",
         pa.array(
             [None if i % 3 else [("h", b"%d" % i), ("h", None), ("", b"")] for i in range(3000)],
@@ -64,10 +66,10 @@ def test_rows_come_back_as_they_were_written(place: Place, codec: str) -> None:
     assert set(headers_of(place, place.append_files()[0]).tolist()) == {CODECS.index(codec)}
 
 
-def test_offsets_are_dense_and_order_is_kept_within_a_partition(place: Place) -> None:
+def test_offsets_are_dense_and_order_is_kept_within_a_partition(place: CountedRoot) -> None:
     topic = place.topic(5)
     for first in range(0, 4000, 1000):
-        topic.append(rows(1000, first=first, seed=first), options=small(buffer_bytes=9_000))
+        topic.append(random_rows(1000, first=first, seed=first), options=small(buffer_bytes=9_000))
     read = topic.scan().to_table()
     assert read.num_rows == 4000
     for offsets in by_partition(read, "offset").values():
@@ -77,9 +79,9 @@ def test_offsets_are_dense_and_order_is_kept_within_a_partition(place: Place) ->
     assert len(by_partition(read)) == 5
 
 
-def test_one_file_per_task_with_a_slice_per_flush_and_partition(place: Place) -> None:
+def test_one_file_per_task_with_a_slice_per_flush_and_partition(place: CountedRoot) -> None:
     topic = place.topic(3)
-    topic.append(rows(2000), options=small(buffer_bytes=30_000, batch_bytes=4_000))
+    topic.append(random_rows(2000), options=small(buffer_bytes=30_000, batch_bytes=4_000))
     (key,) = place.append_files()
     data = place.inner.get(key)
     footer = decode_footer(data[-footer_length(data[-TAIL_BYTES:]) :], file_size=len(data))
@@ -94,9 +96,9 @@ def test_one_file_per_task_with_a_slice_per_flush_and_partition(place: Place) ->
         assert int(headers.max_timestamp.max()) == entry.max_ts
 
 
-def test_files_end_at_their_limit(place: Place) -> None:
+def test_files_end_at_their_limit(place: CountedRoot) -> None:
     topic = place.topic(2)
-    outcome = topic.append(rows(4000), options=small(buffer_bytes=20_000, file_bytes=60_000))
+    outcome = topic.append(random_rows(4000), options=small(buffer_bytes=20_000, file_bytes=60_000))
     files = place.append_files()
     assert len(files) >= 4
     assert all(info.size < 62_000 for info in place.inner.list("t/append/"))
@@ -105,7 +107,7 @@ def test_files_end_at_their_limit(place: Place) -> None:
         assert values == sorted(values)
 
 
-def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: Place) -> None:
+def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: CountedRoot) -> None:
     topic = place.topic(16)
     view = RootView(place.root)
 
@@ -114,8 +116,8 @@ def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: Place) -> 
         target = topic.append_target()
         files: list[FileSlices] = []
         for task in range(2):
-            writer = AppendWriter(target, env=place.clock.env(100 * number + task), seed=sticky_seed(number, task))
-            writer.write(rows(500, first=task * 500, seed=task).combine_chunks().to_batches()[0])
+            writer = AppendWriter(target, env=place.world.env(), seed=sticky_seed(number, task))
+            writer.write(random_rows(500, first=task * 500, seed=task).combine_chunks().to_batches()[0])
             files += writer.finish()
         key = WriterKey(id="query", batch=number, run="r", mode="stream")
         assert topic.commit_append(files, target, writer=key).records == 1000
@@ -138,10 +140,10 @@ def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: Place) -> 
     place.store.expect(get=6 + 1)
 
 
-def test_no_rows_make_no_file_and_no_commit(place: Place) -> None:
+def test_no_rows_make_no_file_and_no_commit(place: CountedRoot) -> None:
     topic = place.topic(2)
     before = topic.head().version
-    empty = rows(1).slice(0, 0)
+    empty = random_rows(1).slice(0, 0)
     outcome = topic.append(empty)
     assert outcome.records == 0
     assert topic.append([]).records == 0
@@ -150,7 +152,7 @@ def test_no_rows_make_no_file_and_no_commit(place: Place) -> None:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_every_variant_of_a_type_is_taken(memory: Place, wide: bool) -> None:
+def test_every_variant_of_a_type_is_taken(memory: CountedRoot, wide: bool) -> None:
     topic = memory.topic(1)
     binary = pa.large_binary() if wide else pa.binary()
     text = pa.large_string() if wide else pa.string()
@@ -172,7 +174,7 @@ def test_every_variant_of_a_type_is_taken(memory: Place, wide: bool) -> None:
     ]
 
 
-def test_batches_of_different_types_go_into_one_buffer(memory: Place) -> None:
+def test_batches_of_different_types_go_into_one_buffer(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(
         [
@@ -196,18 +198,20 @@ def test_batches_of_different_types_go_into_one_buffer(memory: Place) -> None:
         (pa.int64(), 7, 7),
     ],
 )
-def test_record_times_are_floored_to_milliseconds(memory: Place, kind: pa.DataType, given: int, expected: int) -> None:
+def test_record_times_are_floored_to_milliseconds(
+    memory: CountedRoot, kind: pa.DataType, given: int, expected: int
+) -> None:
     topic = memory.topic(1)
     topic.append(pa.table({"value": [b"a", b"b"], "timestamp": pa.array([given, None], pa.int64()).cast(kind)}))
     read = topic.scan(columns=["timestamp"]).to_table()["timestamp"].cast(pa.int64()).to_pylist()
-    assert read == [expected, memory.clock.now_ms]
+    assert read == [expected, memory.world.now_ms]
 
 
-def test_rows_without_a_time_get_the_clock_when_they_are_encoded(memory: Place) -> None:
+def test_rows_without_a_time_get_the_clock_when_they_are_encoded(memory: CountedRoot) -> None:
     topic = memory.topic(1)
-    writer = AppendWriter(topic.append_target(), env=memory.clock.env())
+    writer = AppendWriter(topic.append_target(), env=memory.world.env())
     writer.write(pa.record_batch({"value": [b"a"]}))
-    memory.clock.now_ms += 5
+    memory.world.now_ms += 5
     (file,) = writer.finish()
     assert file.min_ts == file.max_ts == (START_MS + 5,)
 
@@ -245,7 +249,7 @@ REFUSED: list[tuple[str, dict[str, object], pa.Table, str]] = [
 
 
 @pytest.mark.parametrize(("configs", "table", "message"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
-def test_what_a_topic_refuses(memory: Place, configs: dict[str, object], table: pa.Table, message: str) -> None:
+def test_what_a_topic_refuses(memory: CountedRoot, configs: dict[str, object], table: pa.Table, message: str) -> None:
     topic = memory.topic(1, configs)
     before = topic.head().version
     with pytest.raises(BadRequest, match=message) as caught:
@@ -255,30 +259,30 @@ def test_what_a_topic_refuses(memory: Place, configs: dict[str, object], table: 
     assert memory.append_files() == []
 
 
-def test_times_at_the_edge_of_what_is_allowed_are_taken(memory: Place) -> None:
+def test_times_at_the_edge_of_what_is_allowed_are_taken(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"message.timestamp.before.max.ms": 1000, "message.timestamp.after.max.ms": 500})
     topic.append(pa.table({"value": ["a", "b"], "timestamp": [START_MS - 1000, START_MS + 500]}))
     assert topic.scan().to_table().num_rows == 2
 
 
-def test_log_append_time_is_the_commits(place: Place) -> None:
+def test_log_append_time_is_the_commits(place: CountedRoot) -> None:
     topic = place.topic(2, {"message.timestamp.type": "LogAppendTime"})
     target = topic.append_target()
-    writer = AppendWriter(target, env=place.clock.env(), seed=3)
+    writer = AppendWriter(target, env=place.world.env(), seed=3)
     # Any record time goes: it is not the one that counts.
     writer.write(pa.record_batch({"value": ["a", "b"], "timestamp": [5, START_MS + 10**9]}))
     files = writer.finish()
     assert files[0].flags == (SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME,)
-    place.clock.now_ms += 1234
+    place.world.now_ms += 1234
     topic.commit_append(files, target)
     read = topic.scan(columns=["timestamp", "timestampType"]).to_table()
-    assert read["timestamp"].cast(pa.int64()).to_pylist() == [place.clock.now_ms] * 2
+    assert read["timestamp"].cast(pa.int64()).to_pylist() == [place.world.now_ms] * 2
     assert read["timestampType"].to_pylist() == [1, 1]
 
 
-def test_flags_say_whether_keys_are_missing(memory: Place) -> None:
+def test_flags_say_whether_keys_are_missing(memory: CountedRoot) -> None:
     topic = memory.topic(2)
-    writer = AppendWriter(topic.append_target(), env=memory.clock.env())
+    writer = AppendWriter(topic.append_target(), env=memory.world.env())
     writer.write(pa.record_batch({"value": ["a", "b"], "key": [None, "k"], "partition": [0, 1]}))
     (file,) = writer.finish()
     assert file.flags == (int(SliceFlag.HAS_NULL_KEYS), 0)
@@ -293,13 +297,13 @@ def test_flags_say_whether_keys_are_missing(memory: Place) -> None:
         ("producer", "none", "none"),
     ],
 )
-def test_a_concrete_codec_of_the_topic_wins(memory: Place, compression: str, option: str, expected: str) -> None:
+def test_a_concrete_codec_of_the_topic_wins(memory: CountedRoot, compression: str, option: str, expected: str) -> None:
     topic = memory.topic(1, {"compression.type": compression})
     topic.append(pa.table({"value": [b"a" * 1000]}), options=WriteOptions(codec=option))
     assert headers_of(memory, memory.append_files()[0]).tolist() == [CODECS.index(expected)]
 
 
-def test_the_default_codec_is_zstd(memory: Place) -> None:
+def test_the_default_codec_is_zstd(memory: CountedRoot) -> None:
     memory.topic(1).append(pa.table({"value": [b"a" * 1000]}))
     assert headers_of(memory, memory.append_files()[0]).tolist() == [CODECS.index("zstd")]
 
@@ -319,15 +323,15 @@ def test_options_are_checked(changes: dict[str, object], message: str) -> None:
 
 
 def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path) -> None:
-    driver = Place("local", tmp_path / "driver")
+    driver = CountedRoot("local", tmp_path / "driver")
     target = driver.topic(1).append_target()
-    elsewhere = Place("local", tmp_path / "executor", seed=7)
+    elsewhere = CountedRoot("local", tmp_path / "executor", seed=7)
     cases = (
         (elsewhere.store, BadRequest, "share"),
-        (MemoryStore(driver.clock), NotFound, "found none on this machine"),
+        (MemoryStore(driver.world.clock), NotFound, "found none on this machine"),
     )
     for store, error, message in cases:
-        writer = AppendWriter(replace(target, store=store), env=driver.clock.env())
+        writer = AppendWriter(replace(target, store=store), env=driver.world.env())
         writer.write(pa.record_batch({"value": ["a"]}))
         with pytest.raises(error, match=message):
             writer.finish()
@@ -335,21 +339,21 @@ def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path) -> None:
     assert elsewhere.append_files() == []
 
 
-def test_discarding_leaves_no_unfinished_file(place: Place) -> None:
+def test_discarding_leaves_no_unfinished_file(place: CountedRoot) -> None:
     topic = place.topic(1)
-    writer = AppendWriter(topic.append_target(), small(buffer_bytes=1000), place.clock.env())
-    for batch in rows(200).to_batches(max_chunksize=20):
+    writer = AppendWriter(topic.append_target(), small(buffer_bytes=1000), place.world.env())
+    for batch in random_rows(200).to_batches(max_chunksize=20):
         writer.write(batch)
     writer.discard()
     assert place.append_files() == []
     assert topic.scan().to_table().num_rows == 0
 
 
-def test_an_error_in_the_middle_publishes_nothing(place: Place) -> None:
+def test_an_error_in_the_middle_publishes_nothing(place: CountedRoot) -> None:
     topic = place.topic(1)
 
     def batches() -> object:
-        yield rows(100)
+        yield random_rows(100)
         yield pa.table({"value": [1]})
 
     with pytest.raises(SparklogError, match="value to be binary"):
@@ -358,9 +362,9 @@ def test_an_error_in_the_middle_publishes_nothing(place: Place) -> None:
     assert place.append_files() == []
 
 
-def test_one_huge_batch_is_cut_into_buffers(memory: Place) -> None:
+def test_one_huge_batch_is_cut_into_buffers(memory: CountedRoot) -> None:
     topic = memory.topic(1)
-    table = rows(5000).combine_chunks()
+    table = random_rows(5000).combine_chunks()
     topic.append(table.to_batches()[0], options=small(buffer_bytes=50_000))
     (key,) = memory.append_files()
     data = memory.inner.get(key)
@@ -370,9 +374,9 @@ def test_one_huge_batch_is_cut_into_buffers(memory: Place) -> None:
     assert topic.scan().to_table()["value"].to_pylist() == table["value"].to_pylist()
 
 
-def test_sliced_batches_are_read_from_where_they_begin(memory: Place) -> None:
+def test_sliced_batches_are_read_from_where_they_begin(memory: CountedRoot) -> None:
     topic = memory.topic(3)
-    table = rows(90).combine_chunks()
+    table = random_rows(90).combine_chunks()
     batch = table.to_batches()[0]
     topic.append([batch.slice(10, 30), batch.slice(40, 50)])
     read = topic.scan(columns=["key", "value", "timestamp"]).to_table().sort_by("value")

@@ -12,7 +12,8 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.topic.topic import Topic
-from tests.log.data_plane import Place, rows, small
+from tests.support.counted_root import CountedRoot
+from tests.support.records import random_rows, small
 
 
 class Stream:
@@ -39,14 +40,14 @@ class Struct:
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Place:
-    return Place("memory", tmp_path)
+def memory(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("memory", tmp_path)
 
 
 @pytest.fixture
-def topic(memory: Place) -> Topic:
+def topic(memory: CountedRoot) -> Topic:
     topic = memory.topic(2)
-    topic.append(rows(500), options=small(batch_bytes=2_000))
+    topic.append(random_rows(500), options=small(batch_bytes=2_000))
     return topic
 
 
@@ -68,10 +69,10 @@ def test_a_consumer_of_the_stream_names_the_types_it_wants(topic: Topic) -> None
     assert pa.table(scan, schema=wide) == scan.to_table().cast(wide)
 
 
-def test_a_stream_is_read_as_it_is_asked_for(memory: Place) -> None:
+def test_a_stream_is_read_as_it_is_asked_for(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for _ in range(20):
-        topic.append(rows(150, value_bytes=1_000), options=small(batch_bytes=50_000))
+        topic.append(random_rows(150, value_bytes=1_000), options=small(batch_bytes=50_000))
     scan = topic.scan(batch_bytes=100_000)
     memory.store.reset()
     reader = pa.RecordBatchReader.from_stream(scan)
@@ -82,7 +83,7 @@ def test_a_stream_is_read_as_it_is_asked_for(memory: Place) -> None:
     assert 0 < begun < memory.store.bytes_read / 2
 
 
-def test_an_error_in_a_stream_keeps_its_line(memory: Place, topic: Topic) -> None:
+def test_an_error_in_a_stream_keeps_its_line(memory: CountedRoot, topic: Topic) -> None:
     (key,) = memory.append_files()
     data = bytearray(memory.inner.get(key))
     data[100] ^= 1
@@ -120,8 +121,8 @@ def _self(table: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_append_takes_what_offers_arrow(memory: Place, form: str) -> None:
-    topic, table = memory.topic(1), rows(100)
+def test_an_append_takes_what_offers_arrow(memory: CountedRoot, form: str) -> None:
+    topic, table = memory.topic(1), random_rows(100)
     assert topic.append(FORMS[form](table)).records == 100
     assert topic.scan(columns=table.column_names).to_table().cast(table.schema) == table
     with sparklog.transactional(memory.root, "job").begin() as transaction:
@@ -129,13 +130,13 @@ def test_an_append_takes_what_offers_arrow(memory: Place, form: str) -> None:
     assert topic.scan(columns=["value"]).to_table()["value"].to_pylist() == 2 * table["value"].to_pylist()
 
 
-def test_a_stream_is_taken_once(memory: Place) -> None:
-    stream = Stream(rows(100))
+def test_a_stream_is_taken_once(memory: CountedRoot) -> None:
+    stream = Stream(random_rows(100))
     memory.topic(1).append(stream)
     assert stream.taken == 1
 
 
-def test_a_scan_goes_into_another_topic(memory: Place, topic: Topic) -> None:
+def test_a_scan_goes_into_another_topic(memory: CountedRoot, topic: Topic) -> None:
     copy = memory.topic(2, name="copy")
     columns = ["key", "value", "headers", "timestamp", "partition"]
     assert copy.append(topic.scan(columns=columns)).records == 500
@@ -156,7 +157,7 @@ def test_a_scan_goes_into_another_topic(memory: Place, topic: Topic) -> None:
         (Stream(pa.table({"value": [1.5]})), "expected column value to be binary or string, found double"),
     ],
 )
-def test_what_is_not_taken_is_named_and_publishes_nothing(memory: Place, data: object, message: str) -> None:
+def test_what_is_not_taken_is_named_and_publishes_nothing(memory: CountedRoot, data: object, message: str) -> None:
     topic = memory.topic(1)
     with pytest.raises(BadRequest, match=message):
         topic.append(data)  # type: ignore[arg-type]
@@ -164,7 +165,7 @@ def test_what_is_not_taken_is_named_and_publishes_nothing(memory: Place, data: o
     assert memory.append_files() == []
 
 
-def test_a_data_frame_is_appended(memory: Place) -> None:
+def test_a_data_frame_is_appended(memory: CountedRoot) -> None:
     pandas = pytest.importorskip("pandas")
     topic = memory.topic(1)
     frame = pandas.DataFrame({"key": ["a", None], "value": [b"1", None]})

@@ -1,0 +1,41 @@
+"""A root on a store that counts requests, in memory or on a disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
+from sparklog.storage.counting import CountingStore
+from sparklog.storage.local import LocalStore
+from sparklog.storage.store import Store
+from tests.support.world import World
+
+KINDS = ("memory", "local")
+
+
+class CountedRoot:
+    """`root` lies on `store`, which counts what it asks of `inner`; `world` has the clock, which sleep leaves alone."""
+
+    def __init__(self, kind: str, folder: Path, seed: int = 0) -> None:
+        if kind == "memory":
+            self.world = World(seed=seed, sleep_takes_time=False)
+        else:
+            store = LocalStore(str(folder), durable=False)
+            # A disk stamps its files with the real time.
+            self.world = World(store, now_ms=time.time_ns() // 1_000_000, seed=seed, sleep_takes_time=False)
+        self.inner: Store = self.world.store
+        self.store = CountingStore(self.inner)
+        self.root: Root = self.world.root(self.store)
+
+    def topic(self, partitions: int = 1, configs: Mapping[str, object] | None = None, name: str = "t") -> Topic:
+        return self.root.create_topic(name, partitions=partitions, configs=configs)
+
+    def reopened(self, name: str = "t") -> Topic:
+        """The topic as another process sees it."""
+        return self.world.root(self.store).topic(name)
+
+    def append_files(self, name: str = "t") -> list[str]:
+        return [item.key for item in self.inner.list(f"{name}/append/")]
