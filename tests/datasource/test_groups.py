@@ -23,7 +23,8 @@ from sparklog.log.topic.root_view import RootView
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore
 from tests.datasource.memory_view import MemoryView
-from tests.transactions.house import House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 Document = dict[str, Any]
 VALUES = tuple("0123456789")
@@ -31,31 +32,31 @@ STOPPED = Clock(lambda: 0.0, lambda seconds: None)
 
 
 @pytest.fixture
-def house() -> House:
+def world() -> TopicsWorld:
     """Topics a and b: 10 records in each of two partitions."""
-    house = House(partitions=2)
+    world = TopicsWorld(partitions=2)
     for topic in ("a", "b"):
         for partition in (0, 1):
-            house.topic(topic).append(rows(*VALUES, partition=partition))
-    return house
+            world.topic(topic).append(rows(*VALUES, partition=partition))
+    return world
 
 
-def group(house: House, name: str = "g") -> Group:
-    return Groups(house.root()).group(name)
+def group(world: TopicsWorld, name: str = "g") -> Group:
+    return Groups(world.root()).group(name)
 
 
-def offsets(house: House, name: str = "g") -> dict[tuple[str, int], int]:
-    return {place: item.offset for place, item in group(house, name).committed().items()}
+def offsets(world: TopicsWorld, name: str = "g") -> dict[tuple[str, int], int]:
+    return {place: item.offset for place, item in group(world, name).committed().items()}
 
 
 class Query:
     """What the process that plans a query does; `batch` is one micro-batch as Spark plans it."""
 
-    def __init__(self, house: House, root: Root | None = None, **options: str) -> None:
+    def __init__(self, world: TopicsWorld, root: Root | None = None, **options: str) -> None:
         given = {"subscribe": "a", "startingoffsets": "earliest", "kafka.group.id": "g"}
         given |= {name.replace("_", ".").lower(): value for name, value in options.items()}
         self.options = parse_options({name: value for name, value in given.items() if value})
-        self.root = root or house.root()
+        self.root = root or world.root()
         view = RootView(self.root)
         subscriber = Subscriber(view, Location(ROOT, "/log", "/log"), self.options.read.subscription)
         self.planner = StreamPlanner(view, subscriber, self.options.read, STOPPED)
@@ -76,86 +77,88 @@ class Query:
 # -- where a read begins
 
 
-def batch_starts(house: House, **options: str) -> dict[tuple[str, int], int]:
+def batch_starts(world: TopicsWorld, **options: str) -> dict[tuple[str, int], int]:
     given = {"subscribe": "a", "startingoffsets": "group", "kafka.group.id": "g"}
     parsed = parse_options(given | {name.replace("_", ".").lower(): value for name, value in options.items()})
     parsed.check_batch_read()
-    view = RootView(house.root())
+    view = RootView(world.root())
     subscriber = Subscriber(view, Location(ROOT, "/log", "/log"), parsed.read.subscription)
     return {(each.topic, each.partition): each.start for each in batch_ranges(view, subscriber, parsed.read, STOPPED)}
 
 
-def stream_starts(house: House, **options: str) -> dict[tuple[str, int], int]:
-    first = Query(house, startingOffsets="group", **options).planner.initial()
+def stream_starts(world: TopicsWorld, **options: str) -> dict[tuple[str, int], int]:
+    first = Query(world, startingOffsets="group", **options).planner.initial()
     return {(topic, int(p)): n for topic, at in first.items() if topic[0] != "$" for p, n in at.items()}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("starts", "default"), [(batch_starts, 0), (stream_starts, 10)])
-def test_reads_begin_where_the_group_stands(house: House, starts: Callable[..., Any], default: int) -> None:
-    group(house).alter({"a": {0: 4}, "b": {1: 10}})
+def test_reads_begin_where_the_group_stands(world: TopicsWorld, starts: Callable[..., Any], default: int) -> None:
+    group(world).alter({"a": {0: 4}, "b": {1: 10}})
     reset = "kafka_auto_offset_reset"
     both = {"subscribe": "a,b"}
     for how, elsewhere in (({}, default), ({reset: "earliest"}, 0), ({reset: "Latest"}, 10)):
         expected = {("a", 0): 4, ("a", 1): elsewhere, ("b", 0): elsewhere, ("b", 1): 10}
-        assert starts(house, **both, **how) == expected
+        assert starts(world, **both, **how) == expected
     with pytest.raises(NotFound, match="Group 'g' has no offset committed for a-1, b-0: reset the group, or set kafka"):
-        starts(house, **both, **{reset: "none"})
-    group(house).alter({"a": {1: 7}})
-    assert starts(house, **{reset: "none"}) == {("a", 0): 4, ("a", 1): 7}
-    assert starts(house, kafka_group_id="nobody") == {("a", 0): default, ("a", 1): default}
+        starts(world, **both, **{reset: "none"})
+    group(world).alter({"a": {1: 7}})
+    assert starts(world, **{reset: "none"}) == {("a", 0): 4, ("a", 1): 7}
+    assert starts(world, kafka_group_id="nobody") == {("a", 0): default, ("a", 1): default}
 
 
 @pytest.mark.parametrize("starts", [batch_starts, stream_starts])
-def test_an_offset_out_of_range(house: House, starts: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
-    group(house).alter({"a": {0: 4, 1: 4}})
-    house.topic("a").delete_records({0: 6})
+def test_an_offset_out_of_range(
+    world: TopicsWorld, starts: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    group(world).alter({"a": {0: 4, 1: 4}})
+    world.topic("a").delete_records({0: 6})
     reset = "kafka_auto_offset_reset"
     with pytest.raises(NotFound, match=r"Group 'g' is at offset 4 of a-0, which has 6 to 10\. To go on .*failOnData"):
-        starts(house)
+        starts(world)
     with caplog.at_level(logging.WARNING):
-        assert starts(house, failOnDataLoss="false") == {("a", 0): 6, ("a", 1): 4}
-        assert starts(house, **{reset: "latest"}) == {("a", 0): 10, ("a", 1): 4}
+        assert starts(world, failOnDataLoss="false") == {("a", 0): 6, ("a", 1): 4}
+        assert starts(world, **{reset: "latest"}) == {("a", 0): 10, ("a", 1): 4}
     assert "group 'g' is at offset 4 of a-0, which has 6 to 10; it begins at the latest offset" in caplog.text
-    assert starts(house, **{reset: "earliest"}) == {("a", 0): 6, ("a", 1): 4}
+    assert starts(world, **{reset: "earliest"}) == {("a", 0): 6, ("a", 1): 4}
     with pytest.raises(NotFound, match="Group 'g' has offset 4 of a-0, which has 6 to 10: reset the group"):
-        starts(house, **{reset: "none"})
+        starts(world, **{reset: "none"})
 
 
 @pytest.mark.parametrize("starts", [batch_starts, stream_starts])
 def test_what_is_committed_while_a_read_is_planned_is_in_range(
-    house: House, starts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    world: TopicsWorld, starts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group(house).alter({"a": {0: 4, 1: 4}})
+    group(world).alter({"a": {0: 4, 1: 4}})
     stable = Group.stable
 
     def late(found: Group) -> object:
-        house.topic("a").append(rows(*VALUES, partition=0))
-        group(house).alter({"a": {0: 12}})
+        world.topic("a").append(rows(*VALUES, partition=0))
+        group(world).alter({"a": {0: 12}})
         return stable(found)
 
     monkeypatch.setattr(Group, "stable", late)
-    assert starts(house, kafka_auto_offset_reset="earliest") == {("a", 0): 12, ("a", 1): 4}
+    assert starts(world, kafka_auto_offset_reset="earliest") == {("a", 0): 12, ("a", 1): 4}
 
 
-def test_offsets_of_a_topic_of_before_mean_nothing(house: House) -> None:
-    group(house).alter({"a": {0: 4, 1: 4}})
-    house.root().delete_topic("a")
-    house.root().create_topic("a", partitions=2)
-    house.topic("a").append(rows(*VALUES, partition=0))
-    assert batch_starts(house, kafka_auto_offset_reset="earliest") == {("a", 0): 0, ("a", 1): 0}
+def test_offsets_of_a_topic_of_before_mean_nothing(world: TopicsWorld) -> None:
+    group(world).alter({"a": {0: 4, 1: 4}})
+    world.root().delete_topic("a")
+    world.root().create_topic("a", partitions=2)
+    world.topic("a").append(rows(*VALUES, partition=0))
+    assert batch_starts(world, kafka_auto_offset_reset="earliest") == {("a", 0): 0, ("a", 1): 0}
 
 
-def test_offsets_that_a_transaction_commits_count_once_it_is_decided(house: House) -> None:
-    producer = house.producer()
+def test_offsets_that_a_transaction_commits_count_once_it_is_decided(world: TopicsWorld) -> None:
+    producer = world.producer()
     transaction = producer.begin()
     transaction.send_offsets("g", {"a": {0: 9, 1: 9}})
     transaction.commit()
-    assert batch_starts(house, kafka_auto_offset_reset="none") == {("a", 0): 9, ("a", 1): 9}
+    assert batch_starts(world, kafka_auto_offset_reset="none") == {("a", 0): 9, ("a", 1): 9}
 
 
-def test_a_batch_ends_where_it_is_told_to(house: House) -> None:
-    group(house).alter({"a": {0: 8, 1: 2}})
-    view = RootView(house.root())
+def test_a_batch_ends_where_it_is_told_to(world: TopicsWorld) -> None:
+    group(world).alter({"a": {0: 8, 1: 2}})
+    view = RootView(world.root())
     options = {"subscribe": "a", "startingoffsets": "group", "kafka.group.id": "g"}
     read = parse_options({**options, "endingoffsets": '{"a":{"0":5,"1":5}}'}).read
     found = batch_ranges(view, Subscriber(view, Location(ROOT, "/log", "/log"), read.subscription), read)
@@ -214,23 +217,23 @@ def test_nothing_is_published_in_a_kafka_directory() -> None:
 # -- what a query publishes
 
 
-def test_progress_is_published_when_the_next_batch_is_planned(house: House) -> None:
-    query = Query(house, maxOffsetsPerTrigger="4", kafka_group_instance_id="copier")
+def test_progress_is_published_when_the_next_batch_is_planned(world: TopicsWorld) -> None:
+    query = Query(world, maxOffsetsPerTrigger="4", kafka_group_instance_id="copier")
     ends = [query.batch()]
-    description = group(house).description()
-    assert (description.state, description.instance, offsets(house)) == ("Stable", "copier", {})
+    description = group(world).description()
+    assert (description.state, description.instance, offsets(world)) == ("Stable", "copier", {})
     for _ in range(4):
         ends.append(query.batch())
-        assert offsets(house) == ends[-2]
+        assert offsets(world) == ends[-2]
     assert ends[0] == {("a", 0): 2, ("a", 1): 2}
     query.batch()
     query.batch()
-    assert offsets(house) == {("a", 0): 10, ("a", 1): 10}
+    assert offsets(world) == {("a", 0): 10, ("a", 1): 10}
 
 
-def test_several_topics_and_one_commit_for_each_batch_that_moved(house: House) -> None:
-    counting = CountingStore(house.store)
-    query = Query(house, house.root(counting), subscribe="a,b")
+def test_several_topics_and_one_commit_for_each_batch_that_moved(world: TopicsWorld) -> None:
+    counting = CountingStore(world.store)
+    query = Query(world, world.root(counting), subscribe="a,b")
     query.batch()
 
     def entries() -> int:
@@ -239,183 +242,185 @@ def test_several_topics_and_one_commit_for_each_batch_that_moved(house: House) -
     before = entries()
     query.batch()
     assert entries() == before + 1
-    house.topic("b").append(rows("x", partition=1))
+    world.topic("b").append(rows("x", partition=1))
     for _ in range(5):
         query.batch()
     assert entries() == before + 2
-    assert offsets(house) == {("a", 0): 10, ("a", 1): 10, ("b", 0): 10, ("b", 1): 11}
-    times = {place: item.time_ms for place, item in group(house).committed().items()}
+    assert offsets(world) == {("a", 0): 10, ("a", 1): 10, ("b", 0): 10, ("b", 1): 11}
+    times = {place: item.time_ms for place, item in group(world).committed().items()}
     assert len(set(times.values())) == 1
 
 
-def test_a_restart_publishes_what_was_done_and_nothing_that_is_known(house: House) -> None:
-    first = Query(house, maxOffsetsPerTrigger="8")
+def test_a_restart_publishes_what_was_done_and_nothing_that_is_known(world: TopicsWorld) -> None:
+    first = Query(world, maxOffsetsPerTrigger="8")
     first.batch()
     first.batch()
-    assert offsets(house) == {("a", 0): 4, ("a", 1): 4}
+    assert offsets(world) == {("a", 0): 4, ("a", 1): 4}
     # Killed after its second batch. The checkpoint has it.
-    house.now_ms += 1000
-    second = Query(house, maxOffsetsPerTrigger="8")
+    world.now_ms += 1000
+    second = Query(world, maxOffsetsPerTrigger="8")
     second.at = first.at
     second.batch()
-    assert offsets(house) == {("a", 0): 8, ("a", 1): 8}
-    third = Query(house)
+    assert offsets(world) == {("a", 0): 8, ("a", 1): 8}
+    third = Query(world)
     third.at = first.at
-    number = group(house).state().number
+    number = group(world).state().number
     third.batch()
-    assert group(house).state().number == number + 1
-    assert group(house).state().op == "join"
+    assert group(world).state().number == number + 1
+    assert group(world).state().op == "join"
 
 
-def test_the_newest_query_wins(house: House) -> None:
-    old, new = Query(house, maxOffsetsPerTrigger="4"), Query(house, maxOffsetsPerTrigger="4")
+def test_the_newest_query_wins(world: TopicsWorld) -> None:
+    old, new = Query(world, maxOffsetsPerTrigger="4"), Query(world, maxOffsetsPerTrigger="4")
     old.batch()
     new.batch()
     with pytest.raises(Fenced, match=r"generation 1 \(spark-.*was superseded.*give each source a group of its own"):
         old.batch()
     new.batch()
-    assert offsets(house) == {("a", 0): 2, ("a", 1): 2}
+    assert offsets(world) == {("a", 0): 2, ("a", 1): 2}
 
 
-def test_a_reset_is_refused_while_the_query_lives_and_stops_one_that_was_silent_for_too_long(house: House) -> None:
-    query = Query(house, maxOffsetsPerTrigger="4", kafka_session_timeout_ms="30000")
+def test_a_reset_is_refused_while_the_query_lives_and_stops_one_that_was_silent_for_too_long(
+    world: TopicsWorld,
+) -> None:
+    query = Query(world, maxOffsetsPerTrigger="4", kafka_session_timeout_ms="30000")
     query.batch()
     query.batch()
     with pytest.raises(Conflict, match="is active"):
-        group(house).alter({"a": {0: 0}})
-    house.now_ms += 31_000
-    group(house).alter({"a": {0: 0}})
+        group(world).alter({"a": {0: 0}})
+    world.now_ms += 31_000
+    group(world).alter({"a": {0: 0}})
     with pytest.raises(Fenced, match="or a reset of the group took over"):
         query.batch()
-    assert offsets(house) == {("a", 0): 0, ("a", 1): 2}
+    assert offsets(world) == {("a", 0): 0, ("a", 1): 2}
 
 
-def test_an_idle_query_shows_that_it_lives(house: House) -> None:
-    query = Query(house, kafka_session_timeout_ms="30000")
+def test_an_idle_query_shows_that_it_lives(world: TopicsWorld) -> None:
+    query = Query(world, kafka_session_timeout_ms="30000")
     query.batch()
     query.batch()
-    number = group(house).state().number
+    number = group(world).state().number
     for _ in range(12):
-        house.now_ms += 5_000
+        world.now_ms += 5_000
         query.batch()
-        assert group(house).description().state == "Stable"
-    assert group(house).state().number == number + 6
+        assert group(world).description().state == "Stable"
+    assert group(world).state().number == number + 6
 
 
-def test_who_has_read_everything_there_was_leaves(house: House) -> None:
-    query = Query(house)
+def test_who_has_read_everything_there_was_leaves(world: TopicsWorld) -> None:
+    query = Query(world)
     query.batch()
     query.planner.prepare_available_now()
     query.batch()
     assert query.planner.has_target
     query.progress.finish()
-    assert (group(house).description().state, offsets(house)) == ("Empty", {("a", 0): 10, ("a", 1): 10})
-    number = group(house).state().number
+    assert (group(world).description().state, offsets(world)) == ("Empty", {("a", 0): 10, ("a", 1): 10})
+    number = group(world).state().number
     query.batch()
     query.progress.finish()
-    assert group(house).state().number == number
+    assert group(world).state().number == number
 
 
-def test_a_group_that_cannot_be_written_holds_no_query_up(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_that_cannot_be_written_holds_no_query_up(world: TopicsWorld, caplog: pytest.LogCaptureFixture) -> None:
     broken = [True]
 
     def script(call: Any) -> Fault | None:
         return Fault(FaultKind.ERROR_BEFORE) if broken[0] and "_groups/" in call.key else None
 
-    query = Query(house, house.root(FaultyStore(house.store, script)), maxOffsetsPerTrigger="4")
+    query = Query(world, world.root(FaultyStore(world.store, script)), maxOffsetsPerTrigger="4")
     with caplog.at_level(logging.WARNING):
         query.batch()
         query.batch()
     assert caplog.text.count("group 'g' is behind, a later micro-batch publishes") == 1
     broken[0] = False
     query.batch()
-    assert offsets(house) == {}
-    house.now_ms += RETRY_MS
+    assert offsets(world) == {}
+    world.now_ms += RETRY_MS
     ends = query.batch()
-    assert (offsets(house), ends) == ({("a", 0): 6, ("a", 1): 6}, {("a", 0): 8, ("a", 1): 8})
+    assert (offsets(world), ends) == ({("a", 0): 6, ("a", 1): 6}, {("a", 0): 8, ("a", 1): 8})
     broken[0] = True
     query.progress.finish()
-    assert group(house).description().state == "Stable"
+    assert group(world).description().state == "Stable"
 
 
-def test_topics_that_are_gone_are_left_out(house: House) -> None:
-    query = Query(house, subscribe="a,b", failOnDataLoss="false")
+def test_topics_that_are_gone_are_left_out(world: TopicsWorld) -> None:
+    query = Query(world, subscribe="a,b", failOnDataLoss="false")
     query.batch()
-    house.root().delete_topic("a")
-    house.root().delete_topic("b")
-    house.root().create_topic("b", partitions=1)
+    world.root().delete_topic("a")
+    world.root().delete_topic("b")
+    world.root().create_topic("b", partitions=1)
     query.batch()
-    assert offsets(house) == {}
-    house.topic("b").append(rows("x"))
+    assert offsets(world) == {}
+    world.topic("b").append(rows("x"))
     query.batch()
     query.batch()
-    assert offsets(house) == {("b", 0): 1}
+    assert offsets(world) == {("b", 0): 1}
 
 
-def test_the_last_word_of_a_run_that_ends_does_not_wait(house: House) -> None:
+def test_the_last_word_of_a_run_that_ends_does_not_wait(world: TopicsWorld) -> None:
     broken = [True]
 
     def script(call: Any) -> Fault | None:
         return Fault(FaultKind.ERROR_BEFORE) if broken[0] and "_groups/" in call.key else None
 
-    query = Query(house, house.root(FaultyStore(house.store, script)))
+    query = Query(world, world.root(FaultyStore(world.store, script)))
     query.batch()
     query.batch()
     broken[0] = False
     query.batch()
-    assert offsets(house) == {}
+    assert offsets(world) == {}
     query.progress.finish(query.at)
-    assert (group(house).description().state, offsets(house)) == ("Empty", {("a", 0): 10, ("a", 1): 10})
+    assert (group(world).description().state, offsets(world)) == ("Empty", {("a", 0): 10, ("a", 1): 10})
 
 
-def test_a_restored_root_keeps_the_offsets_that_it_was_restored_with(house: House) -> None:
-    group(house).alter({"a": {0: 7, 1: 7}})
-    before = house.store.snapshot()
-    house.topic("a").alter(partitions=3)
+def test_a_restored_root_keeps_the_offsets_that_it_was_restored_with(world: TopicsWorld) -> None:
+    group(world).alter({"a": {0: 7, 1: 7}})
+    before = world.store.snapshot()
+    world.topic("a").alter(partitions=3)
     for partition in (0, 2):
-        house.topic("a").append(rows(*VALUES, partition=partition))
-    first = Query(house)
+        world.topic("a").append(rows(*VALUES, partition=partition))
+    first = Query(world)
     first.batch()
     first.batch()
-    assert offsets(house) == {("a", 0): 20, ("a", 1): 10, ("a", 2): 10}
-    house.store.restore(before)
-    following = Query(house)
+    assert offsets(world) == {("a", 0): 20, ("a", 1): 10, ("a", 2): 10}
+    world.store.restore(before)
+    following = Query(world)
     following.at = first.at
     with pytest.raises(NotFound, match=r"Partition 2 of topic 'a' is gone\. To go on .*failOnDataLoss=false"):
         following.batch()
-    assert offsets(house) == {("a", 0): 7, ("a", 1): 10}
-    following = Query(house, failOnDataLoss="false")
+    assert offsets(world) == {("a", 0): 7, ("a", 1): 10}
+    following = Query(world, failOnDataLoss="false")
     following.at = first.at
     assert following.batch() == {("a", 0): 10, ("a", 1): 10}
     following.batch()
-    assert offsets(house) == {("a", 0): 10, ("a", 1): 10}
+    assert offsets(world) == {("a", 0): 10, ("a", 1): 10}
 
 
 def test_killed_at_every_step_the_next_run_catches_up() -> None:
     for nth in range(200):
-        house = House()
-        house.topic("a").append(rows(*VALUES))
+        world = TopicsWorld()
+        world.topic("a").append(rows(*VALUES))
         calls = [0]
 
         def script(call: Any, nth: int = nth, calls: list[int] = calls) -> Fault | None:
             calls[0] += "_groups/" in call.key
             return Fault(FaultKind.CRASH_AFTER) if "_groups/" in call.key and calls[0] == nth + 1 else None
 
-        query = Query(house, house.root(FaultyStore(house.store, script)), maxOffsetsPerTrigger="3")
+        query = Query(world, world.root(FaultyStore(world.store, script)), maxOffsetsPerTrigger="3")
         try:
             for _ in range(6):
                 query.batch()
         except Crash:
             pass
         done = nth >= calls[0]
-        following = Query(house)
+        following = Query(world)
         following.at = query.at
         if following.at:
             following.batch()
-            assert offsets(house) == {("a", 0): query.at["a"]["0"]}
+            assert offsets(world) == {("a", 0): query.at["a"]["0"]}
         following.batch()
         following.batch()
-        assert offsets(house) == {("a", 0): 10}
+        assert offsets(world) == {("a", 0): 10}
         if done:
             return
     raise AssertionError("too many steps")

@@ -20,7 +20,8 @@ from sparklog.errors import Conflict
 from sparklog.log.topic.root import Root
 from sparklog.storage.counting import CountingStore
 from tests.datasource.test_groups import Query, offsets
-from tests.transactions.house import House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 pytest.importorskip("pyspark")
 
@@ -95,20 +96,20 @@ def test_a_micro_batch_that_writes_three_topics_as_a_transaction(
 
 
 def test_a_micro_batch_that_reads_three_topics_as_a_group() -> None:
-    house = House(partitions=2)
-    counting = CountingStore(house.store)
-    query = Query(house, house.root(counting), subscribe="a,b,c")
+    world = TopicsWorld(partitions=2)
+    counting = CountingStore(world.store)
+    query = Query(world, world.root(counting), subscribe="a,b,c")
     query.batch()
     for _ in range(3):
         for topic in "abc":
-            house.topic(topic).append(rows("x", partition=0))
+            world.topic(topic).append(rows("x", partition=0))
         counting.reset()
         query.batch()
     # What was committed to each topic, and nothing after it; the group's progress costs its one entry, and a look at
     # the root and at the entry before.
     progress = {"create _groups": 1, "get _root.json": 1, "get _groups": 1}
     assert requests(counting) == {"get commit": 6} | progress
-    assert offsets(house) == {(topic, 0): 2 for topic in "abc"} | {(topic, 1): 0 for topic in "abc"}
+    assert offsets(world) == {(topic, 0): 2 for topic in "abc"} | {(topic, 1): 0 for topic in "abc"}
     counting.reset()
     query.batch()
     query.batch()

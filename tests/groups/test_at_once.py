@@ -12,7 +12,8 @@ from sparklog.storage.faulty import FaultyStore
 from sparklog.storage.locks import ask_each
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions.listing import list_transactions
-from tests.transactions.house import House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 FIRST = "/_log/00000000000000000000.json"
 WAIT_SECONDS = 120
@@ -35,31 +36,31 @@ class Distant(FaultyStore):
 
 
 @pytest.fixture
-def house() -> House:
-    house = House()
+def world() -> TopicsWorld:
+    world = TopicsWorld()
     for name in ("x", "y", "z"):
-        Groups(house.root()).group(name).alter({"a": {0: 0}})
-        with house.producer(name).begin() as transaction:
+        Groups(world.root()).group(name).alter({"a": {0: 0}})
+        with world.producer(name).begin() as transaction:
             transaction.append("b", rows(name))
-    return house
+    return world
 
 
-def test_groups(house: House) -> None:
-    distant = Groups(house.root(Distant(house.store, "_groups/")))  # type: ignore[arg-type]
+def test_groups(world: TopicsWorld) -> None:
+    distant = Groups(world.root(Distant(world.store, "_groups/")))  # type: ignore[arg-type]
     assert distant.names() == ["x", "y", "z"]
-    distant = Groups(house.root(Distant(house.store, "_groups/")))  # type: ignore[arg-type]
+    distant = Groups(world.root(Distant(world.store, "_groups/")))  # type: ignore[arg-type]
     assert [each.state for each in distant.descriptions(["x", "y", "z"]).values()] == ["Empty"] * 3
-    found = lag(house.root(Distant(house.store, "_groups/")), ["z", "x", "y"])  # type: ignore[arg-type]
+    found = lag(world.root(Distant(world.store, "_groups/")), ["z", "x", "y"])  # type: ignore[arg-type]
     assert [row.group for row in found] == ["z", "x", "y"]
 
 
-def test_transactional_ids(house: House) -> None:
-    found = list_transactions(house.root(Distant(house.store, "_transactions/")))  # type: ignore[arg-type]
+def test_transactional_ids(world: TopicsWorld) -> None:
+    found = list_transactions(world.root(Distant(world.store, "_transactions/")))  # type: ignore[arg-type]
     assert [(item.id, item.state) for item in found] == [(name, "CompleteCommit") for name in ("x", "y", "z")]
 
 
-def test_topics(house: House) -> None:
-    assert house.root(Distant(house.store, "")).topics() == ["a", "b", "c"]  # type: ignore[arg-type]
+def test_topics(world: TopicsWorld) -> None:
+    assert world.root(Distant(world.store, "")).topics() == ["a", "b", "c"]  # type: ignore[arg-type]
 
 
 def test_a_store_that_is_near_is_asked_no_sooner_than_needed() -> None:

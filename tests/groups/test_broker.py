@@ -16,7 +16,7 @@ from sparklog.groups.reset import Scenario, To, plan_reset
 from sparklog.log.topic.root import Root
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
-from tests.transactions.house import rows
+from tests.support.records import rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 GROUP = "g"

@@ -18,264 +18,266 @@ from sparklog.retention.report import document, summary
 from sparklog.retention.retain import retain_root
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import collect, forget_recorded
-from tests.transactions.house import START_MS, House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
+from tests.support.world import START_MS
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 WEEK_MS = 7 * DAY_MS
 
 
-def group(house: House, name: str = "g") -> Group:
-    return Groups(house.root()).group(name)
+def group(world: TopicsWorld, name: str = "g") -> Group:
+    return Groups(world.root()).group(name)
 
 
-def offsets(house: House, name: str = "g") -> dict[tuple[str, int], int]:
-    return {place: item.offset for place, item in group(house, name).committed().items()}
+def offsets(world: TopicsWorld, name: str = "g") -> dict[tuple[str, int], int]:
+    return {place: item.offset for place, item in group(world, name).committed().items()}
 
 
 def test_offsets_expire_a_week_after_the_group_became_empty() -> None:
-    house = House()
-    member = group(house).join("one", session_timeout_ms=60_000)
+    world = TopicsWorld()
+    member = group(world).join("one", session_timeout_ms=60_000)
     member.commit({"a": {0: 5}})
-    group(house, "left").join("one", session_timeout_ms=60_000).leave()
-    group(house, "reset").alter({"a": {0: 7}})
-    house.now_ms += WEEK_MS - 1
-    assert collect_groups(house.root()).expired == ()
-    house.now_ms += 1
-    assert collect_groups(house.root(), dry_run=True).expired == ("left", "reset")
-    assert offsets(house, "reset") == {("a", 0): 7}
-    assert collect_groups(house.root()).expired == ("left", "reset")
-    assert Groups(house.root()).names() == ["g"]
-    house.now_ms += 59_999
-    assert collect_groups(house.root()).expired == ()
-    house.now_ms += 1
-    assert collect_groups(house.root()).expired == ("g",)
-    assert (offsets(house), Groups(house.root()).names()) == ({}, [])
-    assert collect_groups(house.root()).expired == ()
+    group(world, "left").join("one", session_timeout_ms=60_000).leave()
+    group(world, "reset").alter({"a": {0: 7}})
+    world.now_ms += WEEK_MS - 1
+    assert collect_groups(world.root()).expired == ()
+    world.now_ms += 1
+    assert collect_groups(world.root(), dry_run=True).expired == ("left", "reset")
+    assert offsets(world, "reset") == {("a", 0): 7}
+    assert collect_groups(world.root()).expired == ("left", "reset")
+    assert Groups(world.root()).names() == ["g"]
+    world.now_ms += 59_999
+    assert collect_groups(world.root()).expired == ()
+    world.now_ms += 1
+    assert collect_groups(world.root()).expired == ("g",)
+    assert (offsets(world), Groups(world.root()).names()) == ({}, [])
+    assert collect_groups(world.root()).expired == ()
     # It had only slept, for a week.
     with pytest.raises(Fenced, match="it was deleted"):
         member.commit({"a": {0: 6}})
 
 
 def test_signs_of_life_keep_offsets_and_retention_can_be_set() -> None:
-    house = House()
-    member = group(house).join("one", session_timeout_ms=1)
+    world = TopicsWorld()
+    member = group(world).join("one", session_timeout_ms=1)
     member.commit({"a": {0: 5}})
     for _ in range(3):
-        house.now_ms += WEEK_MS - 2
+        world.now_ms += WEEK_MS - 2
         member.heartbeat()
-        assert collect_groups(house.root()).expired == ()
-    house.now_ms += DAY_MS
-    assert collect_groups(house.root(), retention_ms=DAY_MS).expired == ()
-    house.now_ms += 1
-    assert collect_groups(house.root(), retention_ms=DAY_MS).expired == ("g",)
+        assert collect_groups(world.root()).expired == ()
+    world.now_ms += DAY_MS
+    assert collect_groups(world.root(), retention_ms=DAY_MS).expired == ()
+    world.now_ms += 1
+    assert collect_groups(world.root(), retention_ms=DAY_MS).expired == ("g",)
 
 
 def test_old_offsets_that_were_restored_stay_for_a_week() -> None:
-    house = House()
-    topic_id = house.topic("a").head().topic_id
-    group(house).restore([CommittedOffset("a", topic_id, 0, 5, None, "", START_MS - 90 * DAY_MS)])
-    house.now_ms += DAY_MS
-    assert collect_groups(house.root()).expired == ()
-    assert offsets(house) == {("a", 0): 5}
+    world = TopicsWorld()
+    topic_id = world.topic("a").head().topic_id
+    group(world).restore([CommittedOffset("a", topic_id, 0, 5, None, "", START_MS - 90 * DAY_MS)])
+    world.now_ms += DAY_MS
+    assert collect_groups(world.root()).expired == ()
+    assert offsets(world) == {("a", 0): 5}
 
 
 def test_offsets_of_topics_that_are_gone_go_at_once_and_those_of_unknown_topics_stay() -> None:
-    house = House()
-    member = group(house).join("one")
+    world = TopicsWorld()
+    member = group(world).join("one")
     member.commit({"a": {0: 5}, "b": {0: 6}, "c": {0: 7}})
-    group(house).restore([CommittedOffset("imported-later", "some-id", 0, 9, None, "", START_MS)])
-    house.root().delete_topic("a")
-    house.root().delete_topic("b")
-    house.root().create_topic("b")
-    house.now_ms += SETTLE_MS
-    assert collect_groups(house.root()).expired == ("g",)
-    left = [(item.topic, item.offset) for item in group(house).log.refresh().offsets]
+    group(world).restore([CommittedOffset("imported-later", "some-id", 0, 9, None, "", START_MS)])
+    world.root().delete_topic("a")
+    world.root().delete_topic("b")
+    world.root().create_topic("b")
+    world.now_ms += SETTLE_MS
+    assert collect_groups(world.root()).expired == ("g",)
+    left = [(item.topic, item.offset) for item in group(world).log.refresh().offsets]
     assert left == [("c", (7,)), ("imported-later", (9,))]
     member.commit({"c": {0: 8}})
-    assert collect_groups(house.root()).expired == ()
+    assert collect_groups(world.root()).expired == ()
 
 
 def test_a_host_that_does_not_see_the_new_topic_yet_leaves_its_offsets() -> None:
     """Its caches end before the topic was created again, and it sees what the group has committed since."""
-    house = House()
-    member = group(house).join("one")
+    world = TopicsWorld()
+    member = group(world).join("one")
     member.commit({"a": {0: 5}, "b": {0: 6}})
-    last = house.topic("b").head().version
-    house.root().delete_topic("b")
-    house.root().create_topic("b")
-    new = group(house).join("two")
+    last = world.topic("b").head().version
+    world.root().delete_topic("b")
+    world.root().create_topic("b")
+    new = group(world).join("two")
     new.commit({"b": {0: 0}})
     for seen in (last, last + 1):
         hidden = {commit_key("b", version) for version in range(seen + 1, seen + 9)}
         stale = FaultyStore(
-            house.store,
+            world.store,
             lambda call, hidden=hidden: Fault(FaultKind.ABSENT) if call.key in hidden else None,  # type: ignore[misc]
             lambda seconds: None,
         )
-        assert collect_groups(house.root(stale)).expired == (() if seen == last else ("g",))
-        assert offsets(house) == {("a", 0): 5, ("b", 0): 0}
-    house.now_ms += SETTLE_MS
-    collect_groups(house.root())
-    assert offsets(house) == {("a", 0): 5, ("b", 0): 0}
-    assert len(group(house).log.refresh().offsets) == 2
+        assert collect_groups(world.root(stale)).expired == (() if seen == last else ("g",))
+        assert offsets(world) == {("a", 0): 5, ("b", 0): 0}
+    world.now_ms += SETTLE_MS
+    collect_groups(world.root())
+    assert offsets(world) == {("a", 0): 5, ("b", 0): 0}
+    assert len(group(world).log.refresh().offsets) == 2
 
 
 def test_outcomes_are_recorded_in_quiet_groups_and_decisions_forgotten_then() -> None:
-    house = House()
-    producer = house.producer()
+    world = TopicsWorld()
+    producer = world.producer()
     for n in range(3):
         with producer.begin() as transaction:
             transaction.send_offsets(f"g{n}", {"a": {0: n}})
-    lost = house.producer("lost").begin()
+    lost = world.producer("lost").begin()
     lost.send_offsets("g0", {"a": {0: 99}})
     lost._prepare()
     # Preparing another one has recorded what became of the first.
-    assert [[item.txn for item in group(house, f"g{n}").log.refresh().pending] for n in range(3)] == [
+    assert [[item.txn for item in group(world, f"g{n}").log.refresh().pending] for n in range(3)] == [
         ["lost"],
         ["job"],
         ["job"],
     ]
-    house.now_ms += 60_001
-    root = house.root()
+    world.now_ms += 60_001
+    root = world.root()
     assert collect_groups(root).groups == 3
-    assert [len(group(house, f"g{n}").log.refresh().pending) for n in range(3)] == [0, 0, 0]
-    assert [offsets(house, f"g{n}") for n in range(3)] == [{("a", 0): n} for n in range(3)]
+    assert [len(group(world, f"g{n}").log.refresh().pending) for n in range(3)] == [0, 0, 0]
+    assert [offsets(world, f"g{n}") for n in range(3)] == [{("a", 0): n} for n in range(3)]
     assert [item.n for item in producer.log.refresh().commits] == [0, 1, 2]
     assert collect(root).forgotten == 2
-    assert [offsets(house, f"g{n}") for n in range(3)] == [{("a", 0): n} for n in range(3)]
+    assert [offsets(world, f"g{n}") for n in range(3)] == [{("a", 0): n} for n in range(3)]
 
 
 def test_a_commit_stays_until_its_groups_have_recorded_it() -> None:
-    house = House()
-    producer = house.producer()
+    world = TopicsWorld()
+    producer = world.producer()
     with producer.begin() as transaction:
         transaction.send_offsets("g", {"a": {0: 5}})
         transaction.append("b", rows("1"))
     with producer.begin() as transaction:
         transaction.append("b", rows("2"))
-    house.topic("b").append(rows("3"))
-    assert forget_recorded(house.root(), house.root().decisions.log("job")) == 0
-    group(house).settle()
-    assert forget_recorded(house.root(), house.root().decisions.log("job")) == 1
-    assert offsets(house) == {("a", 0): 5}
+    world.topic("b").append(rows("3"))
+    assert forget_recorded(world.root(), world.root().decisions.log("job")) == 0
+    group(world).settle()
+    assert forget_recorded(world.root(), world.root().decisions.log("job")) == 1
+    assert offsets(world) == {("a", 0): 5}
 
 
-def entries(house: House, name: str = "g") -> list[int]:
+def entries(world: TopicsWorld, name: str = "g") -> list[int]:
     """Numbers of the entries that are there."""
-    return [int(info.key[-25:-5]) for info in house.store.list(f"{groups_prefix(name)}/_log/0")]
+    return [int(info.key[-25:-5]) for info in world.store.list(f"{groups_prefix(name)}/_log/0")]
 
 
 def test_entries_below_the_second_newest_checkpoint_go_after_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
-    house = House()
-    member = group(house).join("one")
+    world = TopicsWorld()
+    member = group(world).join("one")
     for offset in range(13):
         member.commit({"a": {0: offset}})
-    assert group(house).log.checkpoints() == [3, 7, 11]
-    house.now_ms += DAY_MS + HOUR_MS - 1
-    assert collect_groups(house.root()).objects == 0
-    house.now_ms += 1
+    assert group(world).log.checkpoints() == [3, 7, 11]
+    world.now_ms += DAY_MS + HOUR_MS - 1
+    assert collect_groups(world.root()).objects == 0
+    world.now_ms += 1
     member.commit({"a": {0: 99}})
-    dry = collect_groups(house.root(), dry_run=True)
-    found = collect_groups(house.root())
+    dry = collect_groups(world.root(), dry_run=True)
+    found = collect_groups(world.root())
     assert (found.objects, found.nbytes) == (dry.objects, dry.nbytes) == (8, found.nbytes)
-    assert entries(house) == list(range(7, 15))
-    assert group(house).log.checkpoints() == [7, 11]
-    assert offsets(house) == {("a", 0): 99}
+    assert entries(world) == list(range(7, 15))
+    assert group(world).log.checkpoints() == [7, 11]
+    assert offsets(world) == {("a", 0): 99}
     member.commit({"a": {0: 100}})
-    assert offsets(house) == {("a", 0): 100}
+    assert offsets(world) == {("a", 0): 100}
 
 
 def test_what_was_the_newest_entry_within_the_day_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
-    house = House()
-    member = group(house).join("one")
+    world = TopicsWorld()
+    member = group(world).join("one")
     for offset in range(10):
         member.commit({"a": {0: offset}})
-    house.now_ms += 2 * DAY_MS
+    world.now_ms += 2 * DAY_MS
     for offset in range(10):
         member.commit({"a": {0: offset}})
-    assert group(house).log.checkpoints() == [3, 7, 11, 15, 19]
+    assert group(world).log.checkpoints() == [3, 7, 11, 15, 19]
     # Ten seconds ago entry 10 said how far the group was, though it is two days old itself.
-    house.now_ms += 10_000
-    collect_groups(house.root())
-    assert entries(house)[0] == 10
-    house.now_ms += DAY_MS + HOUR_MS
-    collect_groups(house.root())
-    assert entries(house)[0] == 15
+    world.now_ms += 10_000
+    collect_groups(world.root())
+    assert entries(world)[0] == 10
+    world.now_ms += DAY_MS + HOUR_MS
+    collect_groups(world.root())
+    assert entries(world)[0] == 15
 
 
 def test_the_entry_that_offsets_expire_by_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maintenance alone has written since: by the age of the offsets they would go too early."""
     monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 2)
-    house = House()
-    member = group(house).join("one", session_timeout_ms=1)
+    world = TopicsWorld()
+    member = group(world).join("one", session_timeout_ms=1)
     names = [f"old{number}" for number in range(6)]
     for name in names:
-        house.root().create_topic(name)
+        world.root().create_topic(name)
     member.commit({name: {0: 0} for name in ["a", *names]})
-    house.now_ms += 5 * DAY_MS
+    world.now_ms += 5 * DAY_MS
     member.heartbeat()
     for name in names:
-        house.root().delete_topic(name)
-        assert collect_groups(house.root()).expired == ("g",)
-    assert group(house).log.checkpoints() == [1, 3, 5, 7]
+        world.root().delete_topic(name)
+        assert collect_groups(world.root()).expired == ("g",)
+    assert group(world).log.checkpoints() == [1, 3, 5, 7]
     for _ in range(6):
-        house.now_ms += DAY_MS
-        assert collect_groups(house.root()).expired == ()
-    assert entries(house)[0] == 2
-    assert offsets(house) == {("a", 0): 0}
-    house.now_ms += DAY_MS + 1
-    assert collect_groups(house.root()).expired == ("g",)
+        world.now_ms += DAY_MS
+        assert collect_groups(world.root()).expired == ()
+    assert entries(world)[0] == 2
+    assert offsets(world) == {("a", 0): 0}
+    world.now_ms += DAY_MS + 1
+    assert collect_groups(world.root()).expired == ("g",)
 
 
 def test_entries_stay_as_long_as_versions_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
-    house = House()
-    member = group(house).join("one")
+    world = TopicsWorld()
+    member = group(world).join("one")
     for offset in range(13):
         member.commit({"a": {0: offset}})
-    house.topic("b").alter(configs={"file.delete.delay.ms": str(3 * DAY_MS)})
-    house.now_ms += 3 * DAY_MS
-    retain_root(house.root(), Settings(house.now_ms))
-    assert entries(house)[0] == 0
-    house.now_ms += HOUR_MS
-    said = summary(retain_root(house.root(), Settings(house.now_ms)))
-    assert entries(house)[0] == 7
+    world.topic("b").alter(configs={"file.delete.delay.ms": str(3 * DAY_MS)})
+    world.now_ms += 3 * DAY_MS
+    retain_root(world.root(), Settings(world.now_ms))
+    assert entries(world)[0] == 0
+    world.now_ms += HOUR_MS
+    said = summary(retain_root(world.root(), Settings(world.now_ms)))
+    assert entries(world)[0] == 7
     assert "group entry" in said
     assert "replaced more than 73 hours ago" in said
 
 
 def test_a_damaged_group_is_reported_and_the_others_are_done() -> None:
-    house = House()
+    world = TopicsWorld()
     for name in ("bad", "good"):
-        group(house, name).alter({"a": {0: 1}})
+        group(world, name).alter({"a": {0: 1}})
     key = commit_key(groups_prefix("bad"), 0)
-    house.store.replace(key, b"nonsense")  # type: ignore[union-attr]
-    house.now_ms += WEEK_MS
-    found = collect_groups(house.root())
+    world.store.replace(key, b"nonsense")  # type: ignore[union-attr]
+    world.now_ms += WEEK_MS
+    found = collect_groups(world.root())
     assert (found.expired, len(found.failures)) == (("good",), 1)
     failures: list[SparklogError] = []
-    assert (Groups(house.root()).names(failures), len(failures)) == ([], 1)
+    assert (Groups(world.root()).names(failures), len(failures)) == ([], 1)
     with pytest.raises(Corrupt, match="_groups/bad"):
-        Groups(house.root()).names()
+        Groups(world.root()).names()
 
 
 def test_the_retention_job_does_all_this() -> None:
-    house = House()
-    group(house).alter({"a": {0: 1}})
-    begun = house.producer().begin()
+    world = TopicsWorld()
+    group(world).alter({"a": {0: 1}})
+    begun = world.producer().begin()
     begun.send_offsets("h", {"a": {0: 9}})
     begun.commit()
-    house.now_ms += DAY_MS
+    world.now_ms += DAY_MS
     minute = settings_of("offsets.retention.minutes=1440", "f")
-    week = retain_root(house.root(), Settings(house.now_ms))
+    week = retain_root(world.root(), Settings(world.now_ms))
     assert all(report.vacuum is None or not report.vacuum.expired_groups for report in week)
-    assert group(house, "h").log.refresh().pending == ()
-    dry = retain_root(house.root(), minute, dry_run=True)
+    assert group(world, "h").log.refresh().pending == ()
+    dry = retain_root(world.root(), minute, dry_run=True)
     assert "(root): expired offsets of 2 groups would be dropped: g, h" in summary(dry, dry_run=True)
-    done = retain_root(house.root(), minute)
+    done = retain_root(world.root(), minute)
     assert "(root): expired offsets of 2 groups were dropped: g, h" in summary(done)
     found = document(done, root="r", now_ms=0, dry_run=False)
     assert [topic["vacuum"]["expiredGroups"] for topic in json.loads(json.dumps(found))["topics"]] == [
@@ -284,4 +286,4 @@ def test_the_retention_job_does_all_this() -> None:
         [],
         [],
     ]
-    assert Groups(house.root()).names() == []
+    assert Groups(world.root()).names() == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,22 +11,15 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
 from sparklog.groups import Consumer, Group, Groups
-from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
 from sparklog.log.topic.root import open_root
-from tests.transactions.house import House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 
-class Place(House):
-    """A house whose sleepers move the clock."""
-
-    def env(self, skew_ms: int = 0) -> Env:
-        def sleep(seconds: float) -> None:
-            self.now_ms += max(1, int(seconds * 1000))
-
-        self.processes += 1
-        return Env(lambda: self.now_ms, lambda: self.now_ms, sleep, random.Random(self.processes))
+class Place(TopicsWorld):
+    """Topics, and consumers of them."""
 
     def consumer(self, topics: str | Sequence[str] = "a", **how: object) -> Consumer:
         how = {"auto_offset_reset": "earliest", **how}
@@ -40,7 +32,7 @@ class Place(House):
 
 @pytest.fixture
 def place() -> Place:
-    return Place(partitions=2)
+    return Place(partitions=2, sleep_takes_time=True)
 
 
 def append(place: Place, topic: str, partition: int, *values: str) -> None:
@@ -279,7 +271,7 @@ def test_a_newer_consumer_fences_the_older_one(place: Place) -> None:
 
 def test_it_stops_at_the_last_stable_offset(place: Place) -> None:
     append(place, "a", 0, "1")
-    transaction = place.hold(place.producer(), a=["open"])
+    transaction = place.prepare(place.producer(), a=["open"])
     append(place, "a", 0, "2")
     append(place, "a", 1, "3")
     read, dirty = place.consumer(), place.consumer(isolation_level=READ_UNCOMMITTED)
@@ -289,7 +281,7 @@ def test_it_stops_at_the_last_stable_offset(place: Place) -> None:
     assert not {"1", "2", "3"} <= set(first)
     transaction.commit()
     assert sorted(first + everything(read)) == ["1", "2", "3", "open"]
-    aborted = place.hold(place.producer("other"), a=["never"])
+    aborted = place.prepare(place.producer("other"), a=["never"])
     aborted.abort()
     append(place, "a", 0, "4")
     assert everything(read) == ["4"]

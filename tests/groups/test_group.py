@@ -20,12 +20,14 @@ from sparklog.transactions.completion import forget_recorded
 from sparklog.transactions.listing import describe_transaction
 from tests.support.name_caching_store import NameCachingStore
 from tests.support.read_only import read_only
-from tests.transactions.house import START_MS, House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
+from tests.support.world import START_MS
 
 
-def group(house: House, name: str = "g") -> Group:
+def group(world: TopicsWorld, name: str = "g") -> Group:
     """A group as one more process sees it."""
-    return Groups(house.root()).group(name)
+    return Groups(world.root()).group(name)
 
 
 def offsets(found: Group) -> dict[tuple[str, int], int]:
@@ -33,102 +35,102 @@ def offsets(found: Group) -> dict[tuple[str, int], int]:
 
 
 def test_a_member_commits_and_others_see_it() -> None:
-    house = House(partitions=3)
-    member = group(house).join("one")
+    world = TopicsWorld(partitions=3)
+    member = group(world).join("one")
     member.commit({"a": {0: 5, 2: OffsetAndMetadata(7, "note", 3)}, "b": {}})
     member.commit({"b": {1: 9}, "a": {2: 8}})
-    found = group(house).committed()
+    found = group(world).committed()
     assert {place: item.offset for place, item in found.items()} == {("a", 0): 5, ("a", 2): 8, ("b", 1): 9}
-    assert found["a", 0] == CommittedOffset("a", house.topic("a").head().topic_id, 0, 5, None, "", START_MS)
+    assert found["a", 0] == CommittedOffset("a", world.topic("a").head().topic_id, 0, 5, None, "", START_MS)
     member.commit({"a": {2: OffsetAndMetadata(8, "note", 3)}})
-    assert (group(house).committed()["a", 2].metadata, group(house).committed()["a", 2].leader_epoch) == ("note", 3)
+    assert (group(world).committed()["a", 2].metadata, group(world).committed()["a", 2].leader_epoch) == ("note", 3)
     member.commit({"a": {2: found["a", 2]}})
-    assert group(house).committed()["a", 2] == found["a", 2]
+    assert group(world).committed()["a", 2] == found["a", 2]
 
 
 def test_groups_are_listed_and_described() -> None:
-    house = House()
-    assert Groups(house.root()).names() == []
-    assert group(house).description().state == "Dead"
+    world = TopicsWorld()
+    assert Groups(world.root()).names() == []
+    assert group(world).description().state == "Dead"
     for name in ("z", "a/b", "x" * 300):
-        group(house, name).join("one", session_timeout_ms=10_000).commit({"a": {0: 1}})
-    group(house, "a/b").join("two").leave()
-    assert Groups(house.root()).names() == ["a/b", "x" * 300, "z"]
-    found = group(house, "z").description()
+        group(world, name).join("one", session_timeout_ms=10_000).commit({"a": {0: 1}})
+    group(world, "a/b").join("two").leave()
+    assert Groups(world.root()).names() == ["a/b", "x" * 300, "z"]
+    found = group(world, "z").description()
     assert (found.state, found.generation, found.instance, found.session_timeout_ms) == ("Stable", 1, "one", 10_000)
-    house.now_ms += 10_000
-    assert (group(house, "z").description().state, group(house, "z").description().instance) == ("Empty", None)
-    assert (group(house, "a/b").description().state, group(house, "a/b").description().generation) == ("Empty", 2)
-    group(house, "z").delete()
-    assert Groups(house.root()).names() == ["a/b", "x" * 300]
-    assert (group(house, "z").description().state, offsets(group(house, "z"))) == ("Dead", {})
+    world.now_ms += 10_000
+    assert (group(world, "z").description().state, group(world, "z").description().instance) == ("Empty", None)
+    assert (group(world, "a/b").description().state, group(world, "a/b").description().generation) == ("Empty", 2)
+    group(world, "z").delete()
+    assert Groups(world.root()).names() == ["a/b", "x" * 300]
+    assert (group(world, "z").description().state, offsets(group(world, "z"))) == ("Dead", {})
 
 
 def test_a_newer_member_fences() -> None:
-    house = House()
-    old = group(house).join("one")
+    world = TopicsWorld()
+    old = group(world).join("one")
     old.commit({"a": {0: 5}})
-    new = group(house).join("two")
+    new = group(world).join("two")
     for late in (lambda: old.commit({"a": {0: 9}}), old.heartbeat):
         with pytest.raises(Fenced, match=r"generation 1 \(one\) of group 'g' was superseded"):
             late()
     old.leave()
     new.heartbeat()
-    assert (new.generation, offsets(group(house))) == (2, {("a", 0): 5})
+    assert (new.generation, offsets(group(world))) == (2, {("a", 0): 5})
 
 
 def test_a_member_of_the_same_name_is_another_generation() -> None:
-    house = House()
-    old, new = group(house).join("one"), group(house).join("one")
+    world = TopicsWorld()
+    old, new = group(world).join("one"), group(world).join("one")
     new.commit({"a": {0: 5}})
     with pytest.raises(Fenced):
         old.commit({"a": {0: 1}})
 
 
 def test_operators_are_refused_while_the_group_is_active() -> None:
-    house = House(partitions=2)
-    member = group(house).join("one", session_timeout_ms=10_000)
+    world = TopicsWorld(partitions=2)
+    member = group(world).join("one", session_timeout_ms=10_000)
     member.commit({"a": {0: 5, 1: 5}})
-    house.now_ms += 9_000
+    world.now_ms += 9_000
     member.heartbeat()
-    house.now_ms += 9_000
+    world.now_ms += 9_000
     for refused in (
-        lambda: group(house).alter({"a": {0: 0}}),
-        lambda: group(house).alter({"a": {0: 0}}, dry_run=True),
-        lambda: group(house).delete_offsets({"a": {0}}),
-        lambda: group(house).delete(),
-        lambda: group(house).delete(dry_run=True),
+        lambda: group(world).alter({"a": {0: 0}}),
+        lambda: group(world).alter({"a": {0: 0}}, dry_run=True),
+        lambda: group(world).delete_offsets({"a": {0}}),
+        lambda: group(world).delete(),
+        lambda: group(world).delete(dry_run=True),
     ):
         with pytest.raises(Conflict, match=r"group 'g' is active \(Stable, member one\): stop its consumer, or wait"):
             refused()
-    assert offsets(group(house)) == {("a", 0): 5, ("a", 1): 5}
-    house.now_ms += 1_000
-    changed = group(house).alter({"a": {0: 0}}, dry_run=True)
+    assert offsets(group(world)) == {("a", 0): 5, ("a", 1): 5}
+    world.now_ms += 1_000
+    changed = group(world).alter({"a": {0: 0}}, dry_run=True)
     assert {place: item.offset for place, item in changed.items()} == {("a", 0): 0}
-    assert offsets(group(house)) == {("a", 0): 5, ("a", 1): 5}
-    group(house).alter({"a": {0: 0}})
-    assert offsets(group(house)) == {("a", 0): 0, ("a", 1): 5}
+    assert offsets(group(world)) == {("a", 0): 5, ("a", 1): 5}
+    group(world).alter({"a": {0: 0}})
+    assert offsets(group(world)) == {("a", 0): 0, ("a", 1): 5}
     # The consumer had only slept.
     with pytest.raises(Fenced, match="it is at generation 2; stop"):
         member.commit({"a": {0: 6}})
-    group(house).delete_offsets({"a": {1}}, dry_run=True)
-    group(house).delete_offsets({"a": {1}})
-    assert offsets(group(house)) == {("a", 0): 0}
+    group(world).delete_offsets({"a": {1}}, dry_run=True)
+    group(world).delete_offsets({"a": {1}})
+    assert offsets(group(world)) == {("a", 0): 0}
 
 
 def test_leaving_empties_the_group_at_once() -> None:
-    house = House()
-    member = group(house).join("one")
+    world = TopicsWorld()
+    member = group(world).join("one")
     member.commit({"a": {0: 5}})
     member.leave()
-    assert group(house).description().state == "Empty"
-    group(house).alter({"a": {0: 1}})
-    assert offsets(group(house)) == {("a", 0): 1}
+    assert group(world).description().state == "Empty"
+    group(world).alter({"a": {0: 1}})
+    assert offsets(group(world)) == {("a", 0): 1}
 
 
 def test_wrong_input_changes_nothing() -> None:
-    house = House(partitions=2)
-    member = group(house).join("one")
+    world = TopicsWorld(partitions=2)
+    member = group(world).join("one")
     for wrong, says in (
         ({"a": {2: 0}}, "expected offsets of partitions 0 to 1 of topic 'a', found 0 of partition 2"),
         ({"a": {0: -1}}, "found -1 of partition 0"),
@@ -151,86 +153,86 @@ def test_wrong_input_changes_nothing() -> None:
         with pytest.raises(BadRequest, match=says):
             member.commit(wrong)  # type: ignore[arg-type]
         with pytest.raises(BadRequest, match=says):
-            group(house, "h").alter(wrong)  # type: ignore[arg-type]
+            group(world, "h").alter(wrong)  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="topic 'nope' does not exist"):
         member.commit({"a": {0: 1}, "nope": {0: 1}})
-    assert offsets(group(house)) == {}
-    for nobody in (lambda: group(house, "h").delete(), lambda: group(house, "h").delete_offsets({"a": {0}})):
+    assert offsets(group(world)) == {}
+    for nobody in (lambda: group(world, "h").delete(), lambda: group(world, "h").delete_offsets({"a": {0}})):
         with pytest.raises(NotFound, match="group 'h' does not exist"):
             nobody()
     for timeout in (0, 86_400_001, True):
         with pytest.raises(BadRequest, match=r"session.timeout.ms is 1 to 86400000"):
-            group(house, "h").join(session_timeout_ms=timeout)
+            group(world, "h").join(session_timeout_ms=timeout)
     with pytest.raises(BadRequest, match="a group id has 1 to 1024 characters"):
-        group(house, "")
-    assert Groups(house.root()).names() == ["g"]
+        group(world, "")
+    assert Groups(world.root()).names() == ["g"]
 
 
 def test_offsets_may_be_numpy_s() -> None:
-    house = House(partitions=2)
+    world = TopicsWorld(partitions=2)
     at = np.array([3, 4])
-    group(house).join("one").commit({"a": {np.int32(1): at[0], 0: OffsetAndMetadata(at[1])}})  # type: ignore[dict-item]
-    assert offsets(group(house)) == {("a", 0): 4, ("a", 1): 3}
+    group(world).join("one").commit({"a": {np.int32(1): at[0], 0: OffsetAndMetadata(at[1])}})  # type: ignore[dict-item]
+    assert offsets(group(world)) == {("a", 0): 4, ("a", 1): 3}
 
 
 def test_offsets_of_a_topic_that_was_created_again_are_gone() -> None:
-    house = House()
-    member = group(house).join("one")
-    member.topic_ids["a"] = house.topic("a").head().topic_id
+    world = TopicsWorld()
+    member = group(world).join("one")
+    member.topic_ids["a"] = world.topic("a").head().topic_id
     member.commit({"a": {0: 5}, "b": {0: 6}})
-    house.root().delete_topic("a")
-    assert offsets(group(house)) == {("b", 0): 6}
-    house.root().create_topic("a")
-    assert offsets(group(house)) == {("b", 0): 6}
+    world.root().delete_topic("a")
+    assert offsets(group(world)) == {("b", 0): 6}
+    world.root().create_topic("a")
+    assert offsets(group(world)) == {("b", 0): 6}
     # The member read the topic that is gone: its offsets mean nothing in the new one.
     with pytest.raises(Conflict, match="topic a was deleted and created again: its offsets mean nothing now"):
         member.commit({"a": {0: 9}})
-    assert offsets(group(house)) == {("b", 0): 6}
-    group(house).join("two").commit({"a": {0: 1}})
-    assert offsets(group(house)) == {("a", 0): 1, ("b", 0): 6}
+    assert offsets(group(world)) == {("b", 0): 6}
+    group(world).join("two").commit({"a": {0: 1}})
+    assert offsets(group(world)) == {("a", 0): 1, ("b", 0): 6}
 
 
 def test_restoring_keeps_times_and_is_idempotent() -> None:
-    house = House()
-    topic_id = house.topic("a").head().topic_id
+    world = TopicsWorld()
+    topic_id = world.topic("a").head().topic_id
     old = CommittedOffset("a", topic_id, 0, 5, 2, "m", START_MS - 99)
-    group(house).restore([old], generation=4)
-    group(house).restore([old], generation=4)
-    assert group(house).committed() == {("a", 0): old}
-    assert group(house).log.current().number == 0
-    member = group(house).join("one")
+    group(world).restore([old], generation=4)
+    group(world).restore([old], generation=4)
+    assert group(world).committed() == {("a", 0): old}
+    assert group(world).log.current().number == 0
+    member = group(world).join("one")
     assert member.generation == 5
     member.commit({"a": {0: 7}})
-    group(house).restore([replace(old, offset=1)])
-    assert offsets(group(house)) == {("a", 0): 7}
+    group(world).restore([replace(old, offset=1)])
+    assert offsets(group(world)) == {("a", 0): 7}
     member.commit({"a": {0: 8}})
 
 
 def test_races_lost_answers_and_damage() -> None:
-    house = House()
-    first, second = group(house), group(house)
+    world = TopicsWorld()
+    first, second = group(world), group(world)
     one = first.join("one")
     second.state()
     one.commit({"a": {0: 1}})
     two = second.join("two")
     with pytest.raises(Fenced):
         one.commit({"a": {0: 2}})
-    store = FaultyStore(house.store, Script({("create:commit", 0): Fault(FaultKind.ERROR_AFTER)}), lambda seconds: None)
-    three = Groups(house.root(store)).group("g").join("three")
+    store = FaultyStore(world.store, Script({("create:commit", 0): Fault(FaultKind.ERROR_AFTER)}), lambda seconds: None)
+    three = Groups(world.root(store)).group("g").join("three")
     assert three.generation == 3
-    assert group(house).log.refresh().number == 3
+    assert group(world).log.refresh().number == 3
     with pytest.raises(Fenced):
         two.heartbeat()
     key = commit_key(groups_prefix("g"), 2)
-    house.store.replace(key, house.store.get(key).replace(b"two", b"owt"))  # type: ignore[union-attr]
+    world.store.replace(key, world.store.get(key).replace(b"two", b"owt"))  # type: ignore[union-attr]
     with pytest.raises(Corrupt, match="does not match its own CRC-32C"):
-        group(house).committed()
+        group(world).committed()
 
 
 def test_what_it_costs() -> None:
-    house = House()
-    store = CountingStore(house.store)
-    member = Groups(house.root(store)).group("g").join("one")
+    world = TopicsWorld()
+    store = CountingStore(world.store)
+    member = Groups(world.root(store)).group("g").join("one")
     member.commit({"a": {0: 1}})
     store.reset()
     member.commit({"a": {0: 2}})
@@ -241,7 +243,7 @@ def test_what_it_costs() -> None:
     assert member.group.committed()["a", 0].offset == 2
     # A look for a newer entry, and at the topic.
     store.expect(get=2, create=0, list=0, stat=0)
-    root = house.root(store)
+    root = world.root(store)
     Groups(root).group("g").committed()
     store.reset()
     member.heartbeat()
@@ -277,31 +279,31 @@ def test_many_threads_join_and_commit(tmp_path: Path) -> None:
 # -- offsets of transactions
 
 
-def begun(house: House, name: str = "job") -> TransactionalProducer:
-    return house.producer(name)
+def begun(world: TopicsWorld, name: str = "job") -> TransactionalProducer:
+    return world.producer(name)
 
 
 def test_offsets_count_exactly_when_the_transaction_is_committed() -> None:
-    house = House()
-    member = group(house).join("one")
-    producer = begun(house)
+    world = TopicsWorld()
+    member = group(world).join("one")
+    producer = begun(world)
     with producer.begin() as transaction:
         transaction.append("b", rows("1"))
         transaction.send_offsets(member, {"a": {0: 41}})
         transaction.send_offsets(member, {"a": {0: 42}, "c": {0: 1}})
-        assert offsets(group(house)) == {}
-    assert (offsets(group(house)), house.values("b")) == ({("a", 0): 42, ("c", 0): 1}, ["1"])
+        assert offsets(group(world)) == {}
+    assert (offsets(group(world)), world.values("b")) == ({("a", 0): 42, ("c", 0): 1}, ["1"])
     aborted = producer.begin()
     aborted.send_offsets(member, {"a": {0: 99}})
     aborted._prepare()
-    assert group(house).description().pending == (("job", 1, "a", 0, 99),)
-    assert offsets(group(house))["a", 0] == 42
+    assert group(world).description().pending == (("job", 1, "a", 0, 99),)
+    assert offsets(group(world))["a", 0] == 42
     aborted.abort()
-    assert (group(house).description().pending, offsets(group(house))["a", 0]) == ((), 42)
+    assert (group(world).description().pending, offsets(group(world))["a", 0]) == ((), 42)
     only = producer.begin()
     only.send_offsets(member.metadata, {"a": {0: 43}})
     assert only.commit().n == 2
-    assert offsets(group(house))["a", 0] == 43
+    assert offsets(group(world))["a", 0] == 43
     for wrong in ({"a": {5: 1}}, {"a": {0: -1}}):
         with pytest.raises(BadRequest, match="expected offsets of partitions 0 to 0 of topic 'a'"):
             producer.begin().send_offsets("g", wrong)
@@ -310,17 +312,17 @@ def test_offsets_count_exactly_when_the_transaction_is_committed() -> None:
 
 
 def test_sending_no_offsets_makes_no_group() -> None:
-    house = House()
-    transaction = house.producer().begin()
+    world = TopicsWorld()
+    transaction = world.producer().begin()
     for nothing in ({}, {"a": {}}):
         transaction.send_offsets("g", nothing)
     assert transaction.commit().n is None
-    assert Groups(house.root()).names() == []
+    assert Groups(world.root()).names() == []
 
 
 def test_every_later_entry_records_outcomes_and_the_commit_is_forgotten_then() -> None:
-    house = House()
-    root = house.root()
+    world = TopicsWorld()
+    root = world.root()
     member = Groups(root).group("g").join("one")
     producer = sparklog.transactional(root, "job")
     for n in range(3):
@@ -332,17 +334,17 @@ def test_every_later_entry_records_outcomes_and_the_commit_is_forgotten_then() -
         assert [item.n for item in producer.log.current().commits] == [n]
     member.heartbeat()
     assert member.group.log.current().pending == ()
-    assert offsets(group(house)) == {("a", 0): 2}
+    assert offsets(group(world)) == {("a", 0): 2}
     with producer.begin() as transaction:
         transaction.append("b", rows("1"))
     assert [item.n for item in producer.log.current().commits] == [3]
 
 
 def test_a_forgotten_commit_is_not_an_abort() -> None:
-    house = House()
-    member = group(house).join("one")
-    sleeper = group(house)
-    producer = begun(house)
+    world = TopicsWorld()
+    member = group(world).join("one")
+    sleeper = group(world)
+    producer = begun(world)
     with producer.begin() as transaction:
         transaction.send_offsets(member, {"a": {0: 5}})
     assert [item.n for item in sleeper.log.refresh().pending] == [0]
@@ -362,10 +364,10 @@ def test_a_forgotten_commit_is_not_an_abort() -> None:
 
 def test_offsets_whose_outcome_is_unclear_are_pending_until_no_cache_can_hide_it_any_more() -> None:
     """This machine does not see that the group has recorded the COMMIT, and no entry tells of it any more."""
-    house = House()
-    member = group(house).join("one")
-    sleeper = Groups(house.root(NameCachingStore(house.store, lambda: house.now_ms, name_ms=60_000))).group("g")
-    producer = begun(house)
+    world = TopicsWorld()
+    member = group(world).join("one")
+    sleeper = Groups(world.root(NameCachingStore(world.store, lambda: world.now_ms, name_ms=60_000))).group("g")
+    producer = begun(world)
     with producer.begin() as transaction:
         transaction.send_offsets(member, {"a": {0: 5}})
     assert sleeper.state().offsets[0].offset == (5,)
@@ -376,36 +378,36 @@ def test_offsets_whose_outcome_is_unclear_are_pending_until_no_cache_can_hide_it
     forget_recorded(producer.root, producer.log)
     assert [item.n for item in producer.log.current().commits] == [2]
     newest = producer.log.current().number
-    house.store.create(checkpoint_key(producer.log.prefix, newest), house.store.get(producer.log.key(newest)))
+    world.store.create(checkpoint_key(producer.log.prefix, newest), world.store.get(producer.log.key(newest)))
     for number in range(newest):
-        house.store.delete(producer.log.key(number))
+        world.store.delete(producer.log.key(number))
     sleeper.root.decisions.drop(producer.id)
     assert [item.n for item in sleeper.state().pending] == [0]
-    house.now_ms += 59_999
+    world.now_ms += 59_999
     assert [item.n for item in sleeper.state().pending] == [0]
-    house.now_ms += 1
+    world.now_ms += 1
     assert (sleeper.state().pending, sleeper.state().offsets[0].offset) == ((), (5,))
 
 
 def test_a_newer_member_aborts_what_the_older_one_has_prepared() -> None:
-    house = House()
-    old = group(house).join("one")
-    producer = begun(house)
+    world = TopicsWorld()
+    old = group(world).join("one")
+    producer = begun(world)
     transaction = producer.begin()
     transaction.append("b", rows("1"))
     transaction.send_offsets(old, {"a": {0: 5}})
     transaction._prepare()
-    new = group(house).join("two")
+    new = group(world).join("two")
     assert new.group.stable().offsets == ()
     with pytest.raises(Fenced, match="aborted by a newer member of its consumer group"):
         transaction.commit()
-    assert (offsets(group(house)), house.values("b")) == ({}, [])
+    assert (offsets(group(world)), world.values("b")) == ({}, [])
     late = producer.begin()
     late.append("b", rows("2"))
     late.send_offsets(old, {"a": {0: 6}})
     with pytest.raises(Fenced, match=r"generation 1 \(one\) of group 'g' was superseded"):
         late.commit()
-    assert (offsets(group(house)), house.values("b"), house.held("b")) == ({}, [], [0])
+    assert (offsets(group(world)), world.values("b"), world.undecided("b")) == ({}, [], [0])
     mixed = producer.begin()
     mixed.send_offsets(old, {"a": {0: 6}})
     mixed.send_offsets("g", {"b": {0: 1}})
@@ -414,60 +416,60 @@ def test_a_newer_member_aborts_what_the_older_one_has_prepared() -> None:
 
 
 def test_offsets_that_no_member_sent_are_waited_for() -> None:
-    house = House()
-    transaction = begun(house).begin()
+    world = TopicsWorld()
+    transaction = begun(world).begin()
     transaction.send_offsets("g", {"a": {0: 5}})
     transaction._prepare()
-    member = group(house).join("one")
+    member = group(world).join("one")
     assert member.group.log.current().pending
     with pytest.raises(Unavailable, match="wait for transaction 0 of 'job' to be decided"):
-        Group(house.root(), "g").stable(timeout_ms=-1)
+        Group(world.root(), "g").stable(timeout_ms=-1)
     transaction.commit()
-    assert offsets(group(house)) == {("a", 0): 5}
-    assert group(house).stable().pending == ()
-    lost = begun(house, "lost").begin()
+    assert offsets(group(world)) == {("a", 0): 5}
+    assert group(world).stable().pending == ()
+    lost = begun(world, "lost").begin()
     lost.send_offsets("g", {"a": {0: 9}})
     lost._prepare()
-    house.now_ms += 60_001
-    assert group(house).stable().offsets[0].offset == (5,)
+    world.now_ms += 60_001
+    assert group(world).stable().offsets[0].offset == (5,)
     with pytest.raises(Conflict, match=r"transaction.timeout.ms passed"):
         lost.commit()
 
 
 def test_a_reset_that_comes_after_the_prepare_stands() -> None:
-    house = House(partitions=2)
-    transaction = begun(house).begin()
+    world = TopicsWorld(partitions=2)
+    transaction = begun(world).begin()
     transaction.send_offsets("g", {"a": {0: 5, 1: 5}})
     transaction._prepare()
-    group(house).alter({"a": {0: 1}})
+    group(world).alter({"a": {0: 1}})
     transaction.commit()
-    assert offsets(group(house)) == {("a", 0): 1, ("a", 1): 5}
+    assert offsets(group(world)) == {("a", 0): 1, ("a", 1): 5}
 
 
 def test_a_job_that_shares_a_transaction_sends_offsets_too() -> None:
-    house = House()
-    owner = begun(house).begin()
+    world = TopicsWorld()
+    owner = begun(world).begin()
     owner.append("b", rows("owner"))
     for offset in (4, 5):
-        joined = begun(house).join(owner.n, "part-1")
+        joined = begun(world).join(owner.n, "part-1")
         joined.send_offsets("g", {"a": {0: offset}})
         joined.prepare()
     owner.send_offsets("h", {"c": {0: 9}})
     owner.commit()
-    assert (offsets(group(house)), offsets(group(house, "h"))) == ({("a", 0): 5}, {("c", 0): 9})
+    assert (offsets(group(world)), offsets(group(world, "h"))) == ({("a", 0): 5}, {("c", 0): 9})
 
 
 def test_damaged_decisions_leave_offsets_pending() -> None:
-    house = House()
-    with begun(house).begin() as transaction:
+    world = TopicsWorld()
+    with begun(world).begin() as transaction:
         transaction.send_offsets("g", {"a": {0: 5}})
     key = commit_key("_transactions/job", 1)
-    data = house.store.get(key)
-    house.store.replace(key, data.replace(b"commit", b"c0mmit"))  # type: ignore[union-attr]
-    assert (offsets(group(house)), len(group(house).description().pending)) == ({}, 1)
-    group(house).join("one").heartbeat()
-    house.store.replace(key, data)  # type: ignore[union-attr]
-    assert offsets(group(house)) == {("a", 0): 5}
+    data = world.store.get(key)
+    world.store.replace(key, data.replace(b"commit", b"c0mmit"))  # type: ignore[union-attr]
+    assert (offsets(group(world)), len(group(world).description().pending)) == ({}, 1)
+    group(world).join("one").heartbeat()
+    world.store.replace(key, data)  # type: ignore[union-attr]
+    assert offsets(group(world)) == {("a", 0): 5}
 
 
 def test_on_a_local_disk(tmp_path: Path) -> None:
@@ -482,14 +484,14 @@ def test_on_a_local_disk(tmp_path: Path) -> None:
 
 
 def test_on_a_read_only_mount_groups_are_described_and_not_changed() -> None:
-    house = House()
-    member = group(house).join("one", session_timeout_ms=10_000)
+    world = TopicsWorld()
+    member = group(world).join("one", session_timeout_ms=10_000)
     member.commit({"a": {0: 1}})
-    transaction = house.producer("job").begin()
+    transaction = world.producer("job").begin()
     transaction.send_offsets("h", {"a": {0: 2}})
     transaction.prepare()
-    house.now_ms += 9_000
-    root = house.root(read_only(house.store))
+    world.now_ms += 9_000
+    root = world.root(read_only(world.store))
     found = Groups(root).group("g")
     assert (found.description().state, found.description().instance) == ("Stable", "one")
     assert [item.state for item in Groups(root).descriptions(["g"], None).values()] == ["Stable"]
@@ -499,5 +501,5 @@ def test_on_a_read_only_mount_groups_are_described_and_not_changed() -> None:
         found.delete(dry_run=True)
     with pytest.raises(Unavailable):
         found.delete()
-    house.now_ms += 1_000
+    world.now_ms += 1_000
     assert found.description().state == "Empty"

@@ -16,7 +16,8 @@ from sparklog.groups.reset import (
     plan_reset,
     with_offsets,
 )
-from tests.transactions.house import START_MS, House
+from tests.support.topics_world import TopicsWorld
+from tests.support.world import START_MS
 
 HOUR = 3_600_000
 ALL = {"a": None}
@@ -25,8 +26,8 @@ ALL = {"a": None}
 @pytest.fixture
 def group() -> Group:
     """Topic a: partition 0 is 2..6 with a record an hour, 1 is 0..1; the group is at 4 in partition 0."""
-    house = House(partitions=2)
-    topic = house.topic("a")
+    world = TopicsWorld(partitions=2)
+    topic = world.topic("a")
     rows = [(0, START_MS + HOUR * at) for at in range(6)] + [(1, START_MS)]
     topic.append(
         pa.table(
@@ -38,7 +39,7 @@ def group() -> Group:
         )
     )
     topic.delete_records({0: 2})
-    found = Groups(house.root()).group("g")
+    found = Groups(world.root()).group("g")
     found.alter({"a": {0: 4}})
     return found
 

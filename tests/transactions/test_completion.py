@@ -20,7 +20,7 @@ from sparklog.log.read.scan import read_parts
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.slice_table import ABORTED, OPEN
 from sparklog.log.state.topic_state import Head
-from sparklog.log.state.view import READ_COMMITTED, OffsetRange
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import AppendWriter
@@ -33,15 +33,16 @@ from sparklog.transactions import publish, publishing, transactional
 from sparklog.transactions.completion import collect, resolve_topic, transactional_ids
 from sparklog.transactions.listing import describe_transaction, list_transactions
 from sparklog.transactions.producer import Committed, Transaction
-from tests.transactions.house import READ_UNCOMMITTED, House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 DAY = 86_400_000
 
 
 def test_a_quiet_topic_records_its_outcome_by_a_pass() -> None:
-    house = House()
-    house.hold(house.producer(), a=["1"], b=["1"]).commit()
-    topic = house.topic("a")
+    world = TopicsWorld()
+    world.prepare(world.producer(), a=["1"], b=["1"]).commit()
+    topic = world.topic("a")
     assert [(item.id, item.n, item.committed) for item in resolve_topic(topic)] == [("job", 0, (1,))]
     assert topic.head().open == ()
     assert topic.head().siblings == {"b": 1}
@@ -51,58 +52,58 @@ def test_a_quiet_topic_records_its_outcome_by_a_pass() -> None:
 
 def test_an_outcome_of_a_topic_says_nothing_of_one_created_again_under_its_name() -> None:
     """Maintenance reads the head, stands still while the topic is replaced, and then records what it knows."""
-    house = House()
-    owner = house.producer(timeout_ms=3_600_000).begin()
+    world = TopicsWorld()
+    owner = world.producer(timeout_ms=3_600_000).begin()
 
     def share(part: str, *values: str) -> None:
-        job = house.producer(timeout_ms=3_600_000).join(owner.n, part)
+        job = world.producer(timeout_ms=3_600_000).join(owner.n, part)
         job.append("a", rows(*values))
         job.prepare()
 
     share("first", "old")
-    topic = house.topic("a")
+    topic = world.topic("a")
     resolve = topic.root.decisions.resolve
 
     def slowly(name: str, head: Head) -> list[Resolved]:
-        house.root().delete_topic("a")
-        house.root().create_topic("a")
+        world.root().delete_topic("a")
+        world.root().create_topic("a")
         share("second", "new")
         owner.commit()
         return resolve(name, head)
 
     topic.root.decisions.resolve = slowly  # type: ignore[method-assign]
     assert resolve_topic(topic) == ()
-    assert house.values("a") == ["new"]
-    assert [(item.id, item.n) for item in resolve_topic(house.topic("a"))] == [("job", 0)]
-    assert house.values("a") == ["new"]
+    assert world.values("a") == ["new"]
+    assert [(item.id, item.n) for item in resolve_topic(world.topic("a"))] == [("job", 0)]
+    assert world.values("a") == ["new"]
 
 
 def test_commits_are_forgotten_when_all_topics_have_recorded_them() -> None:
-    house = House()
-    producer = house.producer()
+    world = TopicsWorld()
+    producer = world.producer()
     for number in range(3):
         with producer.begin() as transaction:
             transaction.append("a", rows(f"{number}"))
             transaction.append("b", rows(f"{number}"))
     assert [item.n for item in producer.log.refresh().commits] == [2], "by whoever writes the next entry"
     producer.begin().abort()
-    resolve_topic(house.topic("a"))
-    assert collect(house.root()).forgotten == 0
-    resolve_topic(house.topic("b"))
-    found = collect(house.root())
+    resolve_topic(world.topic("a"))
+    assert collect(world.root()).forgotten == 0
+    resolve_topic(world.topic("b"))
+    found = collect(world.root())
     assert (found.ids, found.forgotten) == (1, 1)
     assert producer.log.refresh().commits == ()
     with producer.begin() as transaction:
         transaction.append("b", rows("gone"))
     producer.begin().abort()
-    house.root().delete_topic("b")
-    assert collect(house.root()).forgotten == 1, "what b was to record is gone with it"
-    assert house.values("a") == ["0", "1", "2"]
+    world.root().delete_topic("b")
+    assert collect(world.root()).forgotten == 1, "what b was to record is gone with it"
+    assert world.values("a") == ["0", "1", "2"]
 
 
 def test_a_commit_waits_for_a_topic_that_does_not_record_it() -> None:
-    house = House()
-    producer = house.producer()
+    world = TopicsWorld()
+    producer = world.producer()
     with producer.begin() as transaction:
         transaction.append("a", rows("0"))
         transaction.append("c", rows("0"))
@@ -110,13 +111,13 @@ def test_a_commit_waits_for_a_topic_that_does_not_record_it() -> None:
         with producer.begin() as transaction:
             transaction.append("a", rows(f"{number}"))
     assert [item.n for item in producer.log.refresh().commits] == [0, 19]
-    assert house.values("c") == ["0"]
+    assert world.values("c") == ["0"]
 
 
 def test_old_entries_are_collected_by_the_stores_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
-    house = House()
-    producer = house.producer()
+    world = TopicsWorld()
+    producer = world.producer()
 
     def write(n: int) -> None:
         for _ in range(n):
@@ -126,97 +127,97 @@ def test_old_entries_are_collected_by_the_stores_clock(monkeypatch: pytest.Monke
     write(15)
     newest = producer.log.refresh()
     assert producer.log.checkpoints() == [3, 7, 11, 15]
-    assert collect(house.root()).objects == 0, "all are young"
-    house.now_ms += 7 * DAY
-    dry = collect(house.root(), dry_run=True)
-    found = collect(house.root())
+    assert collect(world.root()).objects == 0, "all are young"
+    world.now_ms += 7 * DAY
+    dry = collect(world.root(), dry_run=True)
+    found = collect(world.root())
     assert (found.objects, dry.objects) == (13, 13)
-    left = sorted(info.key.rsplit("/", 1)[-1] for info in house.store.list("_transactions/job/_log/0"))
+    left = sorted(info.key.rsplit("/", 1)[-1] for info in world.store.list("_transactions/job/_log/0"))
     assert left == [f"{number:020d}.json" for number in range(11, 16)]
-    assert house.root().decisions.log("job").refresh().newest == newest.newest
-    assert collect(house.root()).objects == 0
-    assert len(house.values("a")) == 15
+    assert world.root().decisions.log("job").refresh().newest == newest.newest
+    assert collect(world.root()).objects == 0
+    assert len(world.values("a")) == 15
 
 
 def test_ids_of_single_writes_go_when_they_are_done_with() -> None:
-    house = House()
-    root = house.root()
+    world = TopicsWorld()
+    root = world.root()
     target = root.topic("a").append_target()
-    sink = AppendWriter(target, env=house.env())
+    sink = AppendWriter(target, env=world.env())
     for batch in rows("1").to_batches():
         sink.write(batch)
     publish(root, None, [(target, sink.finish())])
-    [name] = transactional_ids(house.store)
+    [name] = transactional_ids(world.store)
     assert name.startswith("one-write:")
     with pytest.raises(BadRequest, match="are sparklog's own; choose another one"):
-        house.producer(name)
-    house.now_ms += 7 * DAY
-    assert collect(house.root()).objects == 0, "a has not recorded it"
-    resolve_topic(house.topic("a"))
-    assert collect(house.root(), dry_run=True).objects == 2
-    assert collect(house.root()).objects == 2
-    assert list(house.store.list("_transactions/")) == []
-    assert house.values("a") == ["1"]
+        world.producer(name)
+    world.now_ms += 7 * DAY
+    assert collect(world.root()).objects == 0, "a has not recorded it"
+    resolve_topic(world.topic("a"))
+    assert collect(world.root(), dry_run=True).objects == 2
+    assert collect(world.root()).objects == 2
+    assert list(world.store.list("_transactions/")) == []
+    assert world.values("a") == ["1"]
 
 
 def test_what_fails_is_reported_and_the_rest_is_done() -> None:
-    house = House()
+    world = TopicsWorld()
     for name in ("good", "bad", "worse"):
-        with house.producer(name).begin() as transaction:
+        with world.producer(name).begin() as transaction:
             transaction.append("a", rows(name))
-    house.store.replace(commit_key("_transactions/bad", 1), b"damaged")
-    house.store.replace(commit_key("_transactions/worse", 0), b"damaged")
-    found = collect(house.root())
+    world.store.replace(commit_key("_transactions/bad", 1), b"damaged")
+    world.store.replace(commit_key("_transactions/worse", 0), b"damaged")
+    found = collect(world.root())
     assert found.ids == 2
     assert [str(error).split("/")[1] for error in found.failures] == ["bad", "worse"]
-    reports = retain_root(house.root(), Settings(house.now_ms))
+    reports = retain_root(world.root(), Settings(world.now_ms))
     assert [(report.topic, len(report.failures)) for report in reports if report.failed] == [("(root)", 2)]
     failures: list[SparklogError] = []
-    standings = list_transactions(house.root(), failures)
+    standings = list_transactions(world.root(), failures)
     listed = [(item.id, item.state, [held.topic for held in item.held]) for item in standings]
     assert sorted({str(error).split("/")[1] for error in failures}) == ["bad", "worse"]
     with pytest.raises(Corrupt, match="_transactions/"):
-        list_transactions(house.root())
+        list_transactions(world.root())
     assert listed == [("bad", "Corrupt", []), ("good", "CompleteCommit", []), ("worse", "Corrupt", ["a"])]
     with pytest.raises(Corrupt, match=r"_transactions/worse"):
-        describe_transaction(house.root(), "worse", [])
+        describe_transaction(world.root(), "worse", [])
     with pytest.raises(NotFound, match="did you mean 'good'"):
-        describe_transaction(house.root(), "goodd", [])
+        describe_transaction(world.root(), "goodd", [])
 
 
 def test_the_retention_job_records_and_times_out() -> None:
-    house = House()
-    house.hold(house.producer("done"), a=["1"]).commit()
-    house.hold(house.producer("dead"), a=["2"], b=["2"])
-    house.now_ms += 100_000
-    root = house.root()
-    dry = retain_root(root, Settings(house.now_ms), dry_run=True)
+    world = TopicsWorld()
+    world.prepare(world.producer("done"), a=["1"]).commit()
+    world.prepare(world.producer("dead"), a=["2"], b=["2"])
+    world.now_ms += 100_000
+    root = world.root()
+    dry = retain_root(root, Settings(world.now_ms), dry_run=True)
     assert [report.resolved for report in dry] == [0, 0, 0]
-    assert house.topic("a").head().open
-    reports = retain_root(root, Settings(house.now_ms))
+    assert world.topic("a").head().open
+    reports = retain_root(root, Settings(world.now_ms))
     assert [(report.topic, report.resolved, report.failed) for report in reports[:3]] == [
         ("a", 1, False),
         ("b", 1, False),
         ("c", 0, False),
     ]
-    assert (house.held("a"), house.held("b")) == ([0], [0])
+    assert (world.undecided("a"), world.undecided("b")) == ([0], [0])
     assert "a: the outcome of 1 transaction was recorded" in summary(reports)
     found = document(reports, root="r", now_ms=0, dry_run=False)
     assert [topic["resolvedTransactions"] for topic in json.loads(json.dumps(found))["topics"]][:2] == [1, 1]
 
 
 def test_what_is_hidden_in_another_topic_is_not_merged_away(tmp_path: Path) -> None:
-    house = House(store=LocalStore(str(tmp_path), durable=False))
-    house.now_ms = house.store.now_ms()
-    house.topic("c").append(rows("below"))
-    blocker = house.hold(house.producer("blocker"), a=["open"])
+    world = TopicsWorld(store=LocalStore(str(tmp_path), durable=False))
+    world.now_ms = world.store.now_ms()
+    world.topic("c").append(rows("below"))
+    blocker = world.prepare(world.producer("blocker"), a=["open"])
     for names in ("ab", "bc"):
-        with house.producer(names).begin() as transaction:
+        with world.producer(names).begin() as transaction:
             for name in names:
                 transaction.append(name, rows(names))
 
     def seen() -> dict[str, list[bytes]]:
-        view = RootView(house.root())
+        view = RootView(world.root())
         view.refresh(["a", "b", "c"])
         found = {}
         for name in ("a", "b", "c"):
@@ -227,27 +228,27 @@ def test_what_is_hidden_in_another_topic_is_not_merged_away(tmp_path: Path) -> N
 
     before = seen()
     assert before == {"a": [], "b": [], "c": [b"below"]}
-    reports = compact_root(house.root(), Settings(house.now_ms), InProcess(), roll=True)
+    reports = compact_root(world.root(), Settings(world.now_ms), InProcess(), roll=True)
     assert not any(report.failures for report in reports)
     assert seen() == before
     blocker.commit()
-    compact_root(house.root(), Settings(house.now_ms), InProcess(), roll=True)
+    compact_root(world.root(), Settings(world.now_ms), InProcess(), roll=True)
     assert seen() == {"a": [b"open", b"ab"], "b": [b"ab", b"bc"], "c": [b"below", b"bc"]}
-    assert all(house.topic(name).snapshot().slices.all().sealed().all() for name in "abc")
+    assert all(world.topic(name).snapshot().slices.all().sealed().all() for name in "abc")
 
 
 @pytest.mark.parametrize("roll", [False, True])
 def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: Path, roll: bool) -> None:
-    house = House(partitions=2, store=LocalStore(str(tmp_path), durable=False))
-    house.now_ms = house.store.now_ms()
+    world = TopicsWorld(partitions=2, store=LocalStore(str(tmp_path), durable=False))
+    world.now_ms = world.store.now_ms()
     names = iter(range(100))
 
     def append(count: int) -> None:
         for _ in range(count):
-            house.topic("a").append(rows(f"plain {next(names)}", partition=0))
+            world.topic("a").append(rows(f"plain {next(names)}", partition=0))
 
     def transaction(commit: bool) -> None:
-        open_one = house.producer(f"id {next(names)}").begin()
+        open_one = world.producer(f"id {next(names)}").begin()
         for partition in (0, 1):
             open_one.append("a", rows(f"{'yes' if commit else 'no'} {next(names)}", partition=partition))
         open_one._prepare_topics()
@@ -260,29 +261,29 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
         append(2)
         transaction(commit=True)
         transaction(commit=False)
-    open_one = house.producer("open").begin()
+    open_one = world.producer("open").begin()
     open_one.append("a", rows("late", partition=0))
     open_one._prepare_topics()
     transaction(commit=True)
-    before = sorted(house.values("a"))
-    with_aborted = house.values("a", READ_UNCOMMITTED)
+    before = sorted(world.values("a"))
+    with_aborted = world.values("a", READ_UNCOMMITTED)
     assert len(with_aborted) == len(before) + 8 + 3
-    [report] = compact_root(house.root(), Settings(house.now_ms), InProcess(), topics=["a"], roll=roll)
+    [report] = compact_root(world.root(), Settings(world.now_ms), InProcess(), topics=["a"], roll=roll)
     assert not report.failures
     assert report.pieces
-    assert sorted(house.values("a")) == before
-    slices = house.topic("a").snapshot().slices.all()
-    below = slices[slices.end <= house.topic("a").head().last_stable()[slices.partition]]
+    assert sorted(world.values("a")) == before
+    slices = world.topic("a").snapshot().slices.all()
+    below = slices[slices.end <= world.topic("a").head().last_stable()[slices.partition]]
     assert not (below.status == ABORTED).any()
     assert (slices.status == OPEN).sum() == 1
-    head = house.topic("a").head()
+    head = world.topic("a").head()
     assert [item.txn.id for item in head.open] == ["open"]
     open_one.commit()
-    after = sorted(house.values("a"))
+    after = sorted(world.values("a"))
     assert after == sorted([value for value in with_aborted if not value.startswith("no")])
-    [report] = compact_root(house.root(), Settings(house.now_ms), InProcess(), topics=["a"], roll=True)
+    [report] = compact_root(world.root(), Settings(world.now_ms), InProcess(), topics=["a"], roll=True)
     assert not report.failures
-    assert sorted(house.values("a")) == after == sorted(house.values("a", READ_UNCOMMITTED))
+    assert sorted(world.values("a")) == after == sorted(world.values("a", READ_UNCOMMITTED))
 
 
 def write_without_id(root: Root, value: str, *topics: str) -> None:
@@ -294,23 +295,23 @@ def write_without_id(root: Root, value: str, *topics: str) -> None:
 
 
 def test_writes_without_an_id_share_one_while_one_follows_the_other() -> None:
-    house = House()
-    root, other = house.root(), house.root()
+    world = TopicsWorld()
+    root, other = world.root(), world.root()
     for number in range(10):
         write_without_id(root, f"{number}", "a", "b")
-        house.now_ms += 3_599_000
-    assert len(list(transactional_ids(house.store))) == 1
-    house.now_ms += 2_000
+        world.now_ms += 3_599_000
+    assert len(list(transactional_ids(world.store))) == 1
+    world.now_ms += 2_000
     write_without_id(root, "after an hour", "a", "b")
-    assert len(list(transactional_ids(house.store))) == 2
+    assert len(list(transactional_ids(world.store))) == 2
     write_without_id(other, "another process", "a", "b")
-    assert len(list(transactional_ids(house.store))) == 3
-    assert house.values("a") == house.values("b")
-    assert len(house.values("a")) == 12
+    assert len(list(transactional_ids(world.store))) == 3
+    assert world.values("a") == world.values("b")
+    assert len(world.values("a")) == 12
 
 
 def test_a_root_that_was_written_to_without_an_id_is_let_go() -> None:
-    root = House().root()
+    root = TopicsWorld().root()
     write_without_id(root, "1", "a", "b")
     gone = weakref.ref(root)
     del root
@@ -319,8 +320,8 @@ def test_a_root_that_was_written_to_without_an_id_is_let_go() -> None:
 
 
 def test_writes_without_an_id_beside_each_other_use_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House()
-    root = house.root()
+    world = TopicsWorld()
+    root = world.root()
     write_without_id(root, "first", "a")
     real, done = Transaction.commit, []
 
@@ -332,13 +333,13 @@ def test_writes_without_an_id_beside_each_other_use_two(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Transaction, "commit", meanwhile)
     write_without_id(root, "second", "a")
-    assert len(list(transactional_ids(house.store))) == 2
-    assert sorted(house.values("a")) == ["beside", "first", "second"]
+    assert len(list(transactional_ids(world.store))) == 2
+    assert sorted(world.values("a")) == ["beside", "first", "second"]
 
 
 def test_a_write_that_failed_leaves_its_id_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House()
-    root = house.root()
+    world = TopicsWorld()
+    root = world.root()
     write_without_id(root, "first", "a")
 
     def refuse(self: Transaction, **given: Any) -> Committed:
@@ -349,14 +350,14 @@ def test_a_write_that_failed_leaves_its_id_alone(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(Conflict):
             write_without_id(root, "lost", "a")
     write_without_id(root, "second", "a")
-    assert len(list(transactional_ids(house.store))) == 2
-    assert house.values("a") == ["first", "second"]
+    assert len(list(transactional_ids(world.store))) == 2
+    assert world.values("a") == ["first", "second"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_uses_ids_of_its_own() -> None:
-    house = House()
-    root = house.root()
+    world = TopicsWorld()
+    root = world.root()
     write_without_id(root, "parent", "a")
     assert publishing._spares[root]
     child = os.fork()
@@ -368,23 +369,23 @@ def test_a_forked_process_uses_ids_of_its_own() -> None:
 def test_logs_of_single_writes_do_not_pile_up_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_log, "KEPT_LOGS", 4)
     monkeypatch.setattr(publishing, "REUSED_MS", 0)
-    house = House()
-    writer, reader = house.root(), house.root()
+    world = TopicsWorld()
+    writer, reader = world.root(), world.root()
     view = RootView(reader)
     for number in range(10):
         write_without_id(writer, f"{number}", "a", "b")
         view.refresh(["a", "b"])
     assert max(len(writer.decisions), len(reader.decisions)) <= 4
-    assert house.values("a") == [f"{number}" for number in range(10)]
+    assert world.values("a") == [f"{number}" for number in range(10)]
 
 
 def test_a_log_that_was_dropped_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_log, "KEPT_LOGS", 1)
-    house = House()
-    root = house.root()
-    held = [house.hold(transactional(root, name), a=[name]) for name in ("one", "two", "three")]
+    world = TopicsWorld()
+    root = world.root()
+    held = [world.prepare(transactional(root, name), a=[name]) for name in ("one", "two", "three")]
     assert len(root.decisions) == 1
     for transaction in held:
         transaction.commit()
-    assert house.values("a") == ["one", "two", "three"]
+    assert world.values("a") == ["one", "two", "three"]
     assert root.decisions.log("one").deciding(0).commit_of(0) is not None

@@ -12,14 +12,15 @@ from sparklog.groups import Groups
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.transactions import transactional
 from sparklog.transactions.completion import resolve_topic
-from tests.transactions.house import House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 pytestmark = pytest.mark.sweep
 
 
-def consume(house: House, store: FaultyStore) -> None:
+def consume(world: TopicsWorld, store: FaultyStore) -> None:
     """Two records of topic c, each answered in a and b by a transaction that sends the group's offset."""
-    root = house.root(store)
+    root = world.root(store)
     how = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "max_poll_records": 1}
     consumer = sparklog.consumer(root, "g", topics="c", **how)  # type: ignore[arg-type]
     producer = transactional(root, "job", timeout_ms=1000)
@@ -34,9 +35,9 @@ def consume(house: House, store: FaultyStore) -> None:
 KINDS = (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)
 
 
-def work(house: House, store: FaultyStore) -> None:
+def work(world: TopicsWorld, store: FaultyStore) -> None:
     """Two transactions over two topics; the second records what the first decided."""
-    producer = transactional(house.root(store), "job", timeout_ms=1000)
+    producer = transactional(world.root(store), "job", timeout_ms=1000)
     for number in range(2):
         transaction = producer.begin()
         for name in ("a", "b"):
@@ -44,17 +45,17 @@ def work(house: House, store: FaultyStore) -> None:
         transaction.commit()
 
 
-def source() -> House:
+def source() -> TopicsWorld:
     """Two records in topic c."""
-    house = House()
-    house.topic("c").append(rows("0", "1"))
-    return house
+    world = TopicsWorld()
+    world.topic("c").append(rows("0", "1"))
+    return world
 
 
-def calls(work: Callable[[House, FaultyStore], None]) -> list[str]:
+def calls(work: Callable[[TopicsWorld, FaultyStore], None]) -> list[str]:
     """Labels of the requests, in order."""
-    house = source()
-    store = FaultyStore(house.store, lambda call: None)
+    world = source()
+    store = FaultyStore(world.store, lambda call: None)
     labels: list[str] = []
 
     def note(call: Call) -> None:
@@ -62,7 +63,7 @@ def calls(work: Callable[[House, FaultyStore], None]) -> list[str]:
         labels.append(call.label + of)
 
     store.decide = note  # type: ignore[assignment]
-    work(house, store)
+    work(world, store)
     return labels
 
 
@@ -83,24 +84,24 @@ def test_the_steps_are_all_there() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("point", range(len(POINTS)))
 def test_all_of_each_transaction_or_none(point: int, kind: FaultKind, completion: str) -> None:
-    house = House()
-    store = FaultyStore(house.store, lambda call: Fault(kind) if call.number == point else None)
+    world = TopicsWorld()
+    store = FaultyStore(world.store, lambda call: Fault(kind) if call.number == point else None)
     # What follows a request that finds nothing is as good as its crash.
     with suppress(Crash):
-        work(house, store)
-    assert house.values("a") == house.values("b")
+        work(world, store)
+    assert world.values("a") == world.values("b")
     if completion == "next instance":
-        with transactional(house.root(), "job").begin() as transaction:
+        with transactional(world.root(), "job").begin() as transaction:
             transaction.append("a", rows("next"))
             transaction.append("b", rows("next"))
     elif completion == "timeout":
-        house.now_ms += 5000
-        resolve_topic(house.topic("b"))
-        resolve_topic(house.topic("a"))
-    assert house.values("a") == house.values("b")
+        world.now_ms += 5000
+        resolve_topic(world.topic("b"))
+        resolve_topic(world.topic("a"))
+    assert world.values("a") == world.values("b")
     if completion != "reader":
-        assert house.held("a") == house.held("b") == [0]
-    assert house.values("a") in (
+        assert world.undecided("a") == world.undecided("b") == [0]
+    assert world.values("a") in (
         [],
         ["0"],
         ["0", "1"],
@@ -113,25 +114,25 @@ def test_all_of_each_transaction_or_none(point: int, kind: FaultKind, completion
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("point", range(len(LOOP_POINTS)))
 def test_what_was_consumed_and_what_was_produced_go_together(point: int, kind: FaultKind) -> None:
-    house = source()
-    store = FaultyStore(house.store, lambda call: Fault(kind) if call.number == point else None)
+    world = source()
+    store = FaultyStore(world.store, lambda call: Fault(kind) if call.number == point else None)
     with suppress(Crash):
-        consume(house, store)
+        consume(world, store)
 
     def done() -> list[str]:
-        committed = Groups(house.root()).group("g").committed()
+        committed = Groups(world.root()).group("g").committed()
         at = committed["c", 0].offset if committed else 0
-        assert house.values("a") == house.values("b") == ["0", "1"][:at]
-        return house.values("a")
+        assert world.values("a") == world.values("b") == ["0", "1"][:at]
+        return world.values("a")
 
     done()
     if point % 2:
         # Its own successor, at once; else whoever comes when the transaction is past its timeout.
-        transactional(house.root(), "job").begin().abort()
+        transactional(world.root(), "job").begin().abort()
     else:
-        house.now_ms += 5000
-        Groups(house.root()).group("g").settle()
+        world.now_ms += 5000
+        Groups(world.root()).group("g").settle()
     done()
-    consume(house, FaultyStore(house.store, lambda call: None))
+    consume(world, FaultyStore(world.store, lambda call: None))
     assert done() == ["0", "1"]
-    assert Groups(house.root()).group("g").settle().pending == ()
+    assert Groups(world.root()).group("g").settle().pending == ()

@@ -20,7 +20,7 @@ from sparklog.storage import LocalStore
 from sparklog.transactions import transactional
 from sparklog.transactions.completion import forget_recorded, resolve_topic
 from tests.storage.test_power_loss import Disk
-from tests.transactions.house import rows
+from tests.support.records import rows
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to follow descriptors")
 

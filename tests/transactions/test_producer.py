@@ -8,27 +8,29 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
+from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions import transactional
 from sparklog.transactions.listing import COMMITTED, EMPTY, ONGOING, list_transactions
-from tests.transactions.house import READ_UNCOMMITTED, House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 
 def test_all_topics_at_once_or_none() -> None:
-    house = House()
-    with house.producer().begin() as transaction:
+    world = TopicsWorld()
+    with world.producer().begin() as transaction:
         transaction.append("a", rows("1", "2"))
         transaction.append("b", rows("3"))
         transaction.append("a", rows("4"))
-        assert house.seen(READ_UNCOMMITTED) == {"a": [], "b": [], "c": []}
-    assert house.seen() == {"a": ["1", "2", "4"], "b": ["3"], "c": []}
+        assert world.values_by_topic(READ_UNCOMMITTED) == {"a": [], "b": [], "c": []}
+    assert world.values_by_topic() == {"a": ["1", "2", "4"], "b": ["3"], "c": []}
     assert transaction.state == "committed"
-    assert house.topic("a").head().version == 1, "one commit per topic"
+    assert world.topic("a").head().version == 1, "one commit per topic"
 
 
 def test_an_exception_aborts() -> None:
-    house = House()
-    producer = house.producer()
+    world = TopicsWorld()
+    producer = world.producer()
 
     def work() -> None:
         with transaction:
@@ -39,141 +41,141 @@ def test_an_exception_aborts() -> None:
     with pytest.raises(ZeroDivisionError):
         work()
     assert transaction.state == "aborted"
-    assert house.seen(READ_UNCOMMITTED)["a"] == []
+    assert world.values_by_topic(READ_UNCOMMITTED)["a"] == []
     with producer.begin() as transaction:
         transaction.append("a", rows("2"))
-    assert (house.values("a"), transaction.n) == (["2"], 1)
+    assert (world.values("a"), transaction.n) == (["2"], 1)
 
 
 def test_open_slices_are_seen_uncommitted_only_and_hold_the_last_stable_offset() -> None:
-    house = House()
-    transaction = house.hold(house.producer(), a=["1"], b=["2"])
-    house.topic("a").append(rows("later"))
-    assert house.seen(READ_UNCOMMITTED) == {"a": ["1", "later"], "b": ["2"], "c": []}
-    assert house.seen() == {"a": [], "b": [], "c": []}
-    assert (house.held("a"), house.held("b")) == ([2], [1])
+    world = TopicsWorld()
+    transaction = world.prepare(world.producer(), a=["1"], b=["2"])
+    world.topic("a").append(rows("later"))
+    assert world.values_by_topic(READ_UNCOMMITTED) == {"a": ["1", "later"], "b": ["2"], "c": []}
+    assert world.values_by_topic() == {"a": [], "b": [], "c": []}
+    assert (world.undecided("a"), world.undecided("b")) == ([2], [1])
     transaction.abort()
-    assert house.seen() == {"a": ["later"], "b": [], "c": []}
-    assert (house.held("a"), house.held("b")) == ([0], [0])
-    assert house.values("a", READ_UNCOMMITTED) == ["1", "later"]
+    assert world.values_by_topic() == {"a": ["later"], "b": [], "c": []}
+    assert (world.undecided("a"), world.undecided("b")) == ([0], [0])
+    assert world.values("a", READ_UNCOMMITTED) == ["1", "later"]
 
 
 def test_prepares_name_their_siblings_and_the_commit_names_them() -> None:
-    house = House()
-    house.topic("b").append(rows("x"))
-    transaction = house.hold(house.producer(timeout_ms=5000), a=["1"], b=["2"], c=["3"])
-    found = {name: house.topic(name).head().open[0].txn for name in "abc"}
+    world = TopicsWorld()
+    world.topic("b").append(rows("x"))
+    transaction = world.prepare(world.producer(timeout_ms=5000), a=["1"], b=["2"], c=["3"])
+    found = {name: world.topic(name).head().open[0].txn for name in "abc"}
     assert [dict(txn.siblings) for txn in found.values()] == [{}, {"a": 1}, {"a": 1, "b": 2}]
     assert {txn.timeout_ms for txn in found.values()} == {5000}
     transaction.commit()
-    state = house.root().decisions.log("job").refresh()
+    state = world.root().decisions.log("job").refresh()
     commit = state.commit_of(0)
     assert commit is not None
     assert commit.names() == {"a": 1, "b": 2, "c": 1}
     assert {item.commit_id for item in commit.prepares} == {
-        item.commit_id for name in "abc" for item in house.topic(name).head().open
+        item.commit_id for name in "abc" for item in world.topic(name).head().open
     }
 
 
 def test_a_newer_instance_fences_an_older_one_and_aborts_what_it_has_open() -> None:
-    house = House()
-    older, newer = house.producer(), house.producer()
-    transaction = house.hold(older, a=["1"], b=["1"])
+    world = TopicsWorld()
+    older, newer = world.producer(), world.producer()
+    transaction = world.prepare(older, a=["1"], b=["1"])
     second = newer.begin()
-    assert (house.held("a"), house.seen()["a"]) == ([0], [])
+    assert (world.undecided("a"), world.values_by_topic()["a"]) == ([0], [])
     with pytest.raises(Fenced, match=r"was superseded by .*; stop this instance"):
         transaction.commit()
     with pytest.raises(Fenced):
         older.begin()
     second.append("a", rows("2"))
     second.commit()
-    assert house.seen() == {"a": ["2"], "b": [], "c": []}
+    assert world.values_by_topic() == {"a": ["2"], "b": [], "c": []}
 
 
 def test_an_idle_older_instance_is_fenced_at_its_next_commit() -> None:
-    house = House()
-    older = house.producer()
+    world = TopicsWorld()
+    older = world.producer()
     with older.begin() as transaction:
         transaction.append("a", rows("1"))
     later = older.begin()
     later.append("a", rows("lost"))
-    house.producer().begin()
+    world.producer().begin()
     with pytest.raises(Fenced):
         later.commit()
-    assert house.values("a") == ["1"]
+    assert world.values("a") == ["1"]
 
 
 def test_one_instance_in_several_processes() -> None:
-    house = House()
-    first = house.producer(instance="dag-17").begin()
+    world = TopicsWorld()
+    first = world.producer(instance="dag-17").begin()
     first.append("a", rows("1"))
     first.prepare()
-    last = house.producer(instance="dag-17").join(first.n)
+    last = world.producer(instance="dag-17").join(first.n)
     last.append("b", rows("2"))
     last.commit()
-    assert house.seen() == {"a": ["1"], "b": ["2"], "c": []}
+    assert world.values_by_topic() == {"a": ["1"], "b": ["2"], "c": []}
 
 
 def test_jobs_that_share_a_transaction() -> None:
-    house = House()
-    owner = house.producer().begin()
+    world = TopicsWorld()
+    owner = world.producer().begin()
     owner.append("a", rows("owner"))
     for name, topic in (("one", "a"), ("two", "b")):
-        job = house.producer().join(owner.n, name)
+        job = world.producer().join(owner.n, name)
         job.append(topic, rows(name))
         job.prepare()
-    again = house.producer().join(owner.n, "two")
+    again = world.producer().join(owner.n, "two")
     again.append("b", rows("two again"))
     again.prepare()
-    assert house.seen() == {"a": [], "b": [], "c": []}
+    assert world.values_by_topic() == {"a": [], "b": [], "c": []}
     owner.commit()
-    assert house.seen() == {"a": ["one", "owner"], "b": ["two again"], "c": []}
+    assert world.values_by_topic() == {"a": ["one", "owner"], "b": ["two again"], "c": []}
 
 
 def test_a_share_that_comes_too_late_is_refused_and_never_seen() -> None:
-    house = House()
-    owner = house.producer().begin()
+    world = TopicsWorld()
+    owner = world.producer().begin()
     owner.append("a", rows("owner"))
-    late = house.producer().join(owner.n)
+    late = world.producer().join(owner.n)
     late.append("a", rows("late"))
     owner.commit()
     with pytest.raises(Conflict, match="transaction 0 of 'job' was committed without this part"):
         late.prepare()
-    house.topic("a").append(rows("next"))
-    assert house.values("a") == ["owner", "next"]
+    world.topic("a").append(rows("next"))
+    assert world.values("a") == ["owner", "next"]
     with pytest.raises(Conflict, match="without this part"):
-        house.producer().join(0)
+        world.producer().join(0)
     with pytest.raises(Conflict, match="was never begun: the next one is 1"):
-        house.producer().join(9)
+        world.producer().join(9)
     for wrong in ("0", None, True, owner):
         with pytest.raises(BadRequest, match=r"the `n` of what `begin` returned; found"):
-            house.producer().join(wrong)  # type: ignore[arg-type]
+            world.producer().join(wrong)  # type: ignore[arg-type]
 
 
 def test_an_empty_transaction_writes_nothing() -> None:
-    house = House()
-    producer = house.producer()
+    world = TopicsWorld()
+    producer = world.producer()
     assert producer.begin().commit().n is None
-    before = house.root().decisions.log("job").refresh()
+    before = world.root().decisions.log("job").refresh()
     with producer.begin() as transaction:
         transaction.append("a", rows())
     assert transaction.n == 0
-    assert house.root().decisions.log("job").refresh() == before
+    assert world.root().decisions.log("job").refresh() == before
 
 
 def test_what_was_only_begun_is_listed_as_its_last_transaction_left_it() -> None:
-    house = House()
-    producer = house.producer()
+    world = TopicsWorld()
+    producer = world.producer()
 
     def state() -> tuple[str, int]:
-        (found,) = list_transactions(house.root())
+        (found,) = list_transactions(world.root())
         return found.state, found.newest
 
     producer.begin().append("a", rows("1"))
     assert state() == (EMPTY, -1)
-    house.hold(house.producer(), a=["2"])
+    world.prepare(world.producer(), a=["2"])
     assert state() == (ONGOING, 0)
-    producer = house.producer()
+    producer = world.producer()
     with producer.begin() as transaction:
         transaction.append("a", rows("3"))
     producer.begin().append("b", rows("4"))
@@ -183,12 +185,12 @@ def test_what_was_only_begun_is_listed_as_its_last_transaction_left_it() -> None
 @pytest.mark.parametrize("timeout_ms", [0, 86_400_001, True, "5"])
 def test_a_timeout_has_bounds(timeout_ms: object) -> None:
     with pytest.raises(BadRequest, match=r"transaction.timeout.ms is 1 to 86400000"):
-        House().producer(timeout_ms=timeout_ms)
+        TopicsWorld().producer(timeout_ms=timeout_ms)
 
 
 def test_wrong_input_is_one_error_and_changes_nothing() -> None:
-    house = House()
-    producer = house.producer()
+    world = TopicsWorld()
+    producer = world.producer()
     transaction = producer.begin()
     with pytest.raises(BadRequest, match="transaction 0 of 'job' is open: commit or abort it"):
         producer.begin()
@@ -202,42 +204,42 @@ def test_wrong_input_is_one_error_and_changes_nothing() -> None:
         with pytest.raises(BadRequest, match="transaction 0 of 'job' is committed"):
             action()
     with pytest.raises(BadRequest, match="a transactional id has 1 to 1024 characters"):
-        house.producer("")
-    assert house.values("a") == ["1"]
+        world.producer("")
+    assert world.values("a") == ["1"]
 
 
 def test_rows_that_a_topic_refuses_abort_all_of_it() -> None:
-    house = House()
-    house.root().create_topic("keyed", configs={"cleanup.policy": "compact"})
-    transaction = house.producer().begin()
+    world = TopicsWorld()
+    world.root().create_topic("keyed", configs={"cleanup.policy": "compact"})
+    transaction = world.producer().begin()
     transaction.append("a", rows("1"))
     transaction.append("keyed", rows("no key"))
     with pytest.raises(BadRequest, match="is compacted"):
         transaction.commit()
     assert transaction.state == "aborted"
-    assert house.seen()["a"] == []
-    assert house.held("a") == [0]
+    assert world.values_by_topic()["a"] == []
+    assert world.undecided("a") == [0]
 
 
 def test_a_topic_created_again_meanwhile() -> None:
-    house = House()
-    transaction = house.producer().begin()
+    world = TopicsWorld()
+    transaction = world.producer().begin()
     transaction.append("a", rows("1"))
     transaction.append("b", rows("1"))
-    root = house.root()
+    root = world.root()
     root.delete_topic("b")
     root.create_topic("b")
     with pytest.raises(Conflict, match="was deleted and created again"):
         transaction.commit()
-    assert house.seen() == {"a": [], "b": [], "c": []}
+    assert world.values_by_topic() == {"a": [], "b": [], "c": []}
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
 def test_a_decision_whose_answer_never_comes_is_settled(kind: FaultKind) -> None:
     """All tries fail, then the store is back: an ABORT is the decision, or finds the COMMIT."""
-    house = House()
-    store = FaultyStore(house.store, lambda call: None, lambda seconds: None)
-    transaction = transactional(house.root(store), "job").begin()
+    world = TopicsWorld()
+    store = FaultyStore(world.store, lambda call: None, lambda seconds: None)
+    transaction = transactional(world.root(store), "job").begin()
     transaction.append("a", rows("1"))
     decision_key = f"_transactions/job/_log/{1:020d}.json"
     seen: list[str] = []
@@ -252,18 +254,18 @@ def test_a_decision_whose_answer_never_comes_is_settled(kind: FaultKind) -> None
     store.decide = decide
     if kind is FaultKind.ERROR_AFTER:
         assert transaction.commit().n == 0
-        assert house.values("a") == ["1"]
+        assert world.values("a") == ["1"]
     else:
         with pytest.raises(Unavailable, match="transaction 0 of 'job' is aborted, nothing of it is published"):
             transaction.commit()
-        assert house.values("a") == []
-        assert house.held("a") == [0]
+        assert world.values("a") == []
+        assert world.undecided("a") == [0]
 
 
 def test_an_unknown_outcome_is_settled_before_its_number_is_used_again() -> None:
-    house = House()
-    store = FaultyStore(house.store, lambda call: None, lambda seconds: None)
-    producer = transactional(house.root(store), "job")
+    world = TopicsWorld()
+    store = FaultyStore(world.store, lambda call: None, lambda seconds: None)
+    producer = transactional(world.root(store), "job")
     transaction = producer.begin()
     transaction.append("a", rows("1"))
     store.decide = Script({("create:commit", store.calls["create:commit"] + 1): Fault(FaultKind.ERROR_BEFORE)})
@@ -274,7 +276,7 @@ def test_an_unknown_outcome_is_settled_before_its_number_is_used_again() -> None
     assert transaction.state == "unknown"
     store.decide = lambda call: None
     assert producer.begin().n == 1
-    assert house.held("a") == [0]
+    assert world.undecided("a") == [0]
 
 
 def test_on_a_disk_by_path(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator
 
@@ -11,13 +10,12 @@ import pytest
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.log.decisions.decision_log import DecisionLog
-from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.read.scan import read_parts
 from sparklog.log.read.tail import Tail
 from sparklog.log.state.intents import LogStartIntent
-from sparklog.log.state.view import OffsetRange
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.root_view import RootView
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
@@ -26,7 +24,8 @@ from sparklog.storage.store import ObjectInfo, Store
 from sparklog.transactions import TransactionalProducer, transactional
 from sparklog.transactions.completion import resolve_topic
 from tests.support.name_caching_store import NameCachingStore
-from tests.transactions.house import READ_COMMITTED, READ_UNCOMMITTED, House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 
 def read(view: RootView, *topics: str) -> dict[str, list[str]]:
@@ -40,11 +39,11 @@ def read(view: RootView, *topics: str) -> dict[str, list[str]]:
 
 
 def test_a_decision_is_seen_before_any_topic_has_recorded_it() -> None:
-    house = House()
-    transaction = house.hold(house.producer(), a=["1"], b=["2"])
-    before = {name: house.topic(name).head().version for name in "ab"}
+    world = TopicsWorld()
+    transaction = world.prepare(world.producer(), a=["1"], b=["2"])
+    before = {name: world.topic(name).head().version for name in "ab"}
     transaction.commit()
-    topic = house.topic("a")
+    topic = world.topic("a")
     assert topic.head().open
     assert topic.describe().open_transactions == ()
     assert [part.last_stable for part in topic.describe().partitions] == [1]
@@ -52,22 +51,22 @@ def test_a_decision_is_seen_before_any_topic_has_recorded_it() -> None:
     found = topic.offset_for_timestamp(0)[0]
     assert found is not None
     assert found.offset == 0
-    assert house.seen()["b"] == ["2"]
-    assert {name: house.topic(name).head().version for name in "ab"} == before
+    assert world.values_by_topic()["b"] == ["2"]
+    assert {name: world.topic(name).head().version for name in "ab"} == before
 
 
 def test_an_aborted_record_is_never_found_under_read_committed() -> None:
-    house = House()
-    house.hold(house.producer(), a=["1"]).abort()
-    topic = house.topic("a")
+    world = TopicsWorld()
+    world.prepare(world.producer(), a=["1"]).abort()
+    topic = world.topic("a")
     with pytest.raises(NotFound, match="compacted away or aborted"):
         topic.record_at(0, 0)
     assert topic.record_at(0, 0, "read_uncommitted")["value"].to_pylist() == [b"1"]
 
 
 def test_a_tail_waits_for_what_is_open_and_skips_nothing() -> None:
-    house = House()
-    tail = Tail(RootView(house.root()), "a", READ_COMMITTED)
+    world = TopicsWorld()
+    tail = Tail(RootView(world.root()), "a", READ_COMMITTED)
     tail.open()
     tail.start_at_log_start()
 
@@ -75,39 +74,39 @@ def test_a_tail_waits_for_what_is_open_and_skips_nothing() -> None:
         tail.refresh()
         return [value.decode() for batch in tail.poll(("value",)) for value in batch["value"].to_pylist()]
 
-    first = house.hold(house.producer("x"), a=["x"])
-    second = house.hold(house.producer("y"), a=["y"])
-    house.topic("a").append(rows("plain"))
+    first = world.prepare(world.producer("x"), a=["x"])
+    second = world.prepare(world.producer("y"), a=["y"])
+    world.topic("a").append(rows("plain"))
     assert poll() == []
     second.commit()
     assert poll() == []
     first.commit()
     assert poll() == ["x", "y", "plain"]
-    house.hold(house.producer("z"), a=["z"]).abort()
-    house.topic("a").append(rows("end"))
+    world.prepare(world.producer("z"), a=["z"]).abort()
+    world.topic("a").append(rows("end"))
     assert poll() == ["end"]
 
 
 def test_snapshots_of_two_topics_agree() -> None:
     """A's snapshot is taken before a transaction and B's after it: A is looked at again."""
     for recorded in (False, True):
-        house = House()
-        reader, writer = house.root(), house.producer()
+        world = TopicsWorld()
+        reader, writer = world.root(), world.producer()
         view = RootView(reader)
         view.refresh(["a", "b"])
         with writer.begin() as transaction:
             transaction.append("a", rows("1"))
             transaction.append("b", rows("1"))
         if recorded:
-            resolve_topic(house.topic("b"))
+            resolve_topic(world.topic("b"))
         view.refresh(["b"])
         assert read(view, "a", "b") == {"a": ["1"], "b": ["1"]}
 
 
 def test_a_decision_between_two_snapshots_is_the_same_for_both() -> None:
-    house = House()
-    transaction = house.hold(house.producer(), a=["1"], b=["1"])
-    root = house.root()
+    world = TopicsWorld()
+    transaction = world.prepare(world.producer(), a=["1"], b=["1"])
+    root = world.root()
     view = RootView(root)
     take = view._take
 
@@ -123,18 +122,18 @@ def test_a_decision_between_two_snapshots_is_the_same_for_both() -> None:
 
 
 def test_what_another_transaction_hides_in_one_topic_is_shown_in_none() -> None:
-    house = House(partitions=2)
-    blocker = house.producer("blocker").begin()
+    world = TopicsWorld(partitions=2)
+    blocker = world.producer("blocker").begin()
     blocker.append("a", rows("open", partition=0))
     blocker._prepare_topics()
-    with house.producer().begin() as transaction:
+    with world.producer().begin() as transaction:
         for name, partition in (("a", 0), ("a", 1), ("b", 1)):
             transaction.append(name, rows(f"{name}{partition}", partition=partition))
-    house.topic("b").append(rows("after", partition=1))
-    view = RootView(house.root())
+    world.topic("b").append(rows("after", partition=1))
+    view = RootView(world.root())
     view.refresh(["a", "b"])
     assert read(view, "a", "b") == {"a": [], "b": []}
-    assert house.values("a") == [], "one topic's partitions agree as well"
+    assert world.values("a") == [], "one topic's partitions agree as well"
     view.refresh(["b"])
     blocker.commit()
     view.refresh(["a", "b"])
@@ -143,29 +142,29 @@ def test_what_another_transaction_hides_in_one_topic_is_shown_in_none() -> None:
 
 def test_a_plain_write_is_held_back_by_partition_and_a_transaction_as_a_whole() -> None:
     """What docs/differences.md says of a commit behind somebody's open transaction; nothing of it is skipped later."""
-    house = House(partitions=2)
+    world = TopicsWorld(partitions=2)
     both = pa.table({"value": [b"p0", b"p1"], "partition": pa.array([0, 1], pa.int32())})
-    view = RootView(house.root())
-    tail = Tail(RootView(house.root()), "a", READ_COMMITTED)
+    view = RootView(world.root())
+    tail = Tail(RootView(world.root()), "a", READ_COMMITTED)
     tail.open()
     tail.start_at_log_start()
 
     def seen() -> list[str]:
         view.refresh(["a"])
-        assert read(view, "a")["a"] == house.values("a")
-        return house.values("a")
+        assert read(view, "a")["a"] == world.values("a")
+        return world.values("a")
 
     def polled() -> list[str]:
         tail.refresh()
         return [value.decode() for batch in tail.poll(("value",)) for value in batch["value"].to_pylist()]
 
-    blocker = house.producer("blocker").begin()
+    blocker = world.producer("blocker").begin()
     blocker.append("a", rows("open", partition=0))
     blocker._prepare_topics()
-    house.topic("a").append(both)
-    assert house.values("a", READ_UNCOMMITTED) == ["open", "p0", "p1"]
+    world.topic("a").append(both)
+    assert world.values("a", READ_UNCOMMITTED) == ["open", "p0", "p1"]
     assert (seen(), polled()) == (["p1"], ["p1"])
-    with house.producer("as one").begin() as transaction:
+    with world.producer("as one").begin() as transaction:
         transaction.append("a", both)
     assert (seen(), polled()) == (["p1"], [])
     blocker.commit()
@@ -174,10 +173,10 @@ def test_a_plain_write_is_held_back_by_partition_and_a_transaction_as_a_whole() 
 
 def test_a_forgotten_commit_is_no_abort_for_an_older_snapshot() -> None:
     """The reader finds A open, sleeps, and meanwhile all topics record the COMMIT, which is forgotten then."""
-    house = House()
-    producer = house.producer()
-    transaction = house.hold(producer, a=["1"])
-    root = house.root()
+    world = TopicsWorld()
+    producer = world.producer()
+    transaction = world.prepare(producer, a=["1"])
+    root = world.root()
     topic = root.topic("a")
     real = DecisionLog.deciding
     slept: list[int] = []
@@ -202,12 +201,12 @@ def test_a_forgotten_commit_is_no_abort_for_an_older_snapshot() -> None:
     assert values == [b"1"]
 
 
-def forgotten(house: House, producer: TransactionalProducer) -> None:
+def forgotten(world: TopicsWorld, producer: TransactionalProducer) -> None:
     """Other transactions take the place of what was decided, and the entries that decided it are collected."""
     for value in ("2", "3"):
         with producer.begin() as following:
             following.append("b", rows(value))
-    store, prefix = house.store, "_transactions/job"
+    store, prefix = world.store, "_transactions/job"
     newest = producer.log.refresh()
     store.create(checkpoint_key(prefix, newest.number), store.get(commit_key(prefix, newest.number)))
     for number in range(newest.number):
@@ -216,72 +215,66 @@ def forgotten(house: House, producer: TransactionalProducer) -> None:
 
 def test_what_is_unclear_is_open_until_no_cache_can_hide_it_any_more() -> None:
     """This machine does not see that topic a has recorded the COMMIT, and nothing tells of it any more."""
-    house = House()
-    producer = house.producer()
-    transaction = house.hold(producer, a=["1"])
-    client = NameCachingStore(house.store, lambda: house.now_ms, name_ms=60_000)
-    view = RootView(house.root(client))
+    world = TopicsWorld()
+    producer = world.producer()
+    transaction = world.prepare(producer, a=["1"])
+    client = NameCachingStore(world.store, lambda: world.now_ms, name_ms=60_000)
+    view = RootView(world.root(client))
     view.refresh(["a"])
     transaction.commit()
     resolve_topic(producer.root.topic("a"))
-    house.topic("a").append(rows("behind"))
-    forgotten(house, producer)
+    world.topic("a").append(rows("behind"))
+    forgotten(world, producer)
     for _ in range(2):
         view.refresh(["a"])
         assert read(view, "a") == {"a": []}
-        house.now_ms += 59_999
+        world.now_ms += 59_999
     view.refresh(["a"])
     assert read(view, "a") == {"a": ["1", "behind"]}
 
 
 def test_what_stays_unclear_was_aborted() -> None:
-    house = House()
-    producer = house.producer()
-    house.hold(producer, a=["never"]).abort()
-    forgotten(house, producer)
-    house.now_ms += SETTLE_MS
-    assert house.held("a") == [1]
-    house.now_ms += 1
-    assert house.held("a") == [0]
-    assert house.values("a") == []
+    world = TopicsWorld()
+    producer = world.producer()
+    world.prepare(producer, a=["never"]).abort()
+    forgotten(world, producer)
+    world.now_ms += SETTLE_MS
+    assert world.undecided("a") == [1]
+    world.now_ms += 1
+    assert world.undecided("a") == [0]
+    assert world.values("a") == []
 
 
 def test_topics_that_a_cache_keeps_apart_are_waited_for() -> None:
     """Two transactions over both topics: the second's commit to a is not seen here for a minute."""
-    house = House()
-    client = NameCachingStore(house.store, lambda: house.now_ms, name_ms=60_000)
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        house.now_ms += round(seconds * 1000)
-
-    env = Env(lambda: house.now_ms, lambda: house.now_ms, sleep, random.Random(1))
+    world = TopicsWorld(sleep_takes_time=True)
+    client = NameCachingStore(world.store, world.clock, name_ms=60_000)
+    env = world.env()
     view = RootView(open_root(client, env=env))
     view.refresh(["a", "b"])
-    producer = house.producer()
+    producer = world.producer()
     for value in ("1", "2"):
         with producer.begin() as transaction:
             transaction.append("a", rows(value))
             transaction.append("b", rows(value))
     # Another process of this machine has looked for it; topic b's commits are seen as they come.
-    here = NameCachingStore(house.store, lambda: house.now_ms)
+    here = NameCachingStore(world.store, lambda: world.now_ms)
     view = RootView(open_root(Hiding(client, here, "a/_log/"), env=env))
-    begun = house.now_ms
+    begun = world.now_ms
     view.refresh(["a", "b"])
     assert read(view, "a", "b") == {"a": ["1", "2"], "b": ["1", "2"]}
-    assert 59_000 <= house.now_ms - begun <= SETTLE_MS
-    assert len(slept) < 60
+    assert 59_000 <= world.now_ms - begun <= SETTLE_MS
+    assert len(world.slept) < 60
 
 
 def test_a_cache_that_hides_a_decision_which_another_topic_has_recorded() -> None:
-    house = House()
-    store = FaultyStore(house.store, lambda call: None, lambda seconds: None)
-    view = RootView(house.root(store))
-    transaction = house.hold(house.producer(), a=["1"], b=["1"])
+    world = TopicsWorld()
+    store = FaultyStore(world.store, lambda call: None, lambda seconds: None)
+    view = RootView(world.root(store))
+    transaction = world.prepare(world.producer(), a=["1"], b=["1"])
     view.refresh(["a", "b"])
     transaction.commit()
-    resolve_topic(house.topic("b"))
+    resolve_topic(world.topic("b"))
     hidden: list[str] = []
 
     def hides(call: Call) -> Fault | None:
@@ -294,24 +287,24 @@ def test_a_cache_that_hides_a_decision_which_another_topic_has_recorded() -> Non
     view.refresh(["a", "b"])
     assert hidden
     assert read(view, "a", "b") == {"a": ["1"], "b": ["1"]}
-    transaction = house.hold(house.producer(), a=["2"], b=["2"])
+    transaction = world.prepare(world.producer(), a=["2"], b=["2"])
     transaction.commit()
-    resolve_topic(house.topic("b"))
+    resolve_topic(world.topic("b"))
     store.decide = lambda call: Fault(FaultKind.ABSENT) if "_transactions" in call.key else None
     with pytest.raises(Unavailable, match="a transaction names versions that cannot be seen"):
         view.refresh(["a", "b"])
 
 
 def test_a_damaged_decision_log_leaves_what_lies_below_readable() -> None:
-    house = House()
-    house.topic("a").append(rows("below"))
-    house.hold(house.producer(), a=["open"])
-    house.store.replace(commit_key("_transactions/job", 0), b"damaged")
-    assert house.values("a") == ["below"]
-    house.topic("a").append(rows("more"))
-    assert house.values("a") == ["below"]
-    assert house.held("a") == [2]
-    view = RootView(house.root())
+    world = TopicsWorld()
+    world.topic("a").append(rows("below"))
+    world.prepare(world.producer(), a=["open"])
+    world.store.replace(commit_key("_transactions/job", 0), b"damaged")
+    assert world.values("a") == ["below"]
+    world.topic("a").append(rows("more"))
+    assert world.values("a") == ["below"]
+    assert world.undecided("a") == [2]
+    view = RootView(world.root())
     with pytest.raises(Corrupt, match=r"_transactions/job/_log/00000000000000000000.json"):
         view.refresh(["a", "b"])
 
@@ -344,27 +337,27 @@ class Distant(FaultyStore):
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_several_decision_logs_are_asked_at_once_where_each_answer_takes_long(reads: bool) -> None:
-    house = House()
-    opened = [house.hold(house.producer(name), a=[name]) for name in ("x", "y", "z")]
+    world = TopicsWorld()
+    opened = [world.prepare(world.producer(name), a=[name]) for name in ("x", "y", "z")]
     opened[0].commit()
     opened[1].abort()
-    topic = house.root(Distant(house.store)).topic("a")  # type: ignore[arg-type]
+    topic = world.root(Distant(world.store)).topic("a")  # type: ignore[arg-type]
     if reads:
         assert topic.scan(columns=("value",)).to_table()["value"].to_pylist() == [b"x"]
         assert topic.read_snapshot().head.last_stable().tolist() == [2]
         return
     topic.append(rows("next"))
-    head = house.topic("a").head()
+    head = world.topic("a").head()
     assert [item.txn.id for item in head.open] == ["z"]
 
 
 def test_a_topic_of_a_view_that_is_deleted() -> None:
-    house = House()
-    view = RootView(house.root())
+    world = TopicsWorld()
+    view = RootView(world.root())
     view.refresh(["a", "b"])
-    transaction = house.hold(house.producer(), a=["1"], b=["1"])
+    transaction = world.prepare(world.producer(), a=["1"], b=["1"])
     transaction.commit()
-    house.root().delete_topic("b")
+    world.root().delete_topic("b")
     view.refresh(["a"])
     assert read(view, "a") == {"a": ["1"]}
     with pytest.raises(NotFound, match="'b' does not exist"):
@@ -372,23 +365,23 @@ def test_a_topic_of_a_view_that_is_deleted() -> None:
 
 
 def test_retention_past_an_open_slice_forgets_it() -> None:
-    house = House()
-    transaction = house.hold(house.producer(), a=["1"], b=["1"])
-    topic = house.topic("a")
+    world = TopicsWorld()
+    transaction = world.prepare(world.producer(), a=["1"], b=["1"])
+    topic = world.topic("a")
     topic.commit(LogStartIntent(topic.head().topic_id, {0: 1}))
-    assert house.held("a") == [0]
+    assert world.undecided("a") == [0]
     assert topic.head().open == ()
     transaction.commit()
-    assert house.seen() == {"a": [], "b": ["1"], "c": []}
+    assert world.values_by_topic() == {"a": [], "b": ["1"], "c": []}
 
 
 def test_readers_write_nothing() -> None:
-    house = House()
-    house.hold(transactional(house.root(), "job", timeout_ms=1), a=["1"])
-    house.now_ms += 10_000
-    before = house.store.snapshot()
-    house.seen()
-    view = RootView(house.root())
+    world = TopicsWorld()
+    world.prepare(transactional(world.root(), "job", timeout_ms=1), a=["1"])
+    world.now_ms += 10_000
+    before = world.store.snapshot()
+    world.values_by_topic()
+    view = RootView(world.root())
     view.refresh(["a", "b", "c"])
-    assert house.held("a") == [1]
-    assert house.store.snapshot() == before
+    assert world.undecided("a") == [1]
+    assert world.store.snapshot() == before

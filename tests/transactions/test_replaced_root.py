@@ -21,7 +21,7 @@ from sparklog.tools.verification.run import verify_root
 from sparklog.transactions import transactional
 from tests.log.protocol import Hooked
 from tests.support.root_ids import replace_root_id
-from tests.transactions.house import House
+from tests.support.topics_world import TopicsWorld
 
 Write = Callable[[], object]
 """One more commit of a long-lived process to its log."""
@@ -51,25 +51,25 @@ class Old:
     """A root with three more commits of a log than `before`, by a process that lives on."""
 
     def __init__(self, log: str) -> None:
-        self.house = House()
+        self.world = TopicsWorld()
         self.log = log
-        self.writer = LOGS[log](self.house.root())
+        self.writer = LOGS[log](self.world.root())
         self.writer()
-        self.before: Snapshot = copy.copy(self.house.store.snapshot())
+        self.before: Snapshot = copy.copy(self.world.store.snapshot())
         for _ in range(3):
             self.writer()
 
     @property
     def store(self) -> MemoryStore:
-        assert isinstance(self.house.store, MemoryStore)
-        return self.house.store
+        assert isinstance(self.world.store, MemoryStore)
+        return self.world.store
 
     def numbers(self) -> list[str]:
         return [info.key for info in self.store.list(f"{PREFIXES[self.log]}/_log/0")]
 
     def through(self, store: Hooked | FaultyStore) -> Write:
         """The same as the writer has, in a process that sees the store through another one."""
-        return LOGS[self.log](open_root(store, env=self.house.env()))
+        return LOGS[self.log](open_root(store, env=self.world.env()))
 
     def restore(self) -> None:
         """Files are put back as they were: the root keeps its id."""
@@ -78,11 +78,11 @@ class Old:
     def restore_as_another(self) -> None:
         """As `sparklog restore` does: another root id."""
         self.restore()
-        replace_root_id(self.store, self.house.env())
+        replace_root_id(self.store, self.world.env())
 
     def make_again(self) -> None:
         self.store.restore({})
-        root = open_root(self.store, create=True, env=self.house.env())
+        root = open_root(self.store, create=True, env=self.world.env())
         for name in "abc":
             root.create_topic(name)
 
@@ -91,10 +91,10 @@ class Old:
 
     def go_on(self, steps: int = 12) -> None:
         """Somebody else opens the root and writes on, past the number that the old process would have taken."""
-        write = LOGS[self.log](self.house.root())
+        write = LOGS[self.log](self.world.root())
         for _ in range(steps):
             write()
-        assert verify_root(self.store, env=self.house.env()).sound
+        assert verify_root(self.store, env=self.world.env()).sound
 
 
 @pytest.mark.parametrize("log", LOGS)
@@ -116,7 +116,7 @@ def test_a_log_that_has_grown_to_the_same_number_since(log: str) -> None:
     old = Old(log)
     newest = old.numbers()
     old.restore()
-    write = LOGS[log](old.house.root())
+    write = LOGS[log](old.world.root())
     while len(old.numbers()) < len(newest):
         write()
     assert old.numbers() == newest
@@ -141,13 +141,13 @@ def test_a_root_that_is_replaced_between_the_look_and_the_create(log: str, repla
 
 def test_a_first_entry_is_not_written_into_another_root() -> None:
     old = Old("topic")
-    root = old.house.root()
+    root = old.world.root()
     old.restore_as_another()
     with pytest.raises(Fenced, match=r"is another root \(id .*\) than this process opened"):
         Groups(root).group("new").join("one")
     with pytest.raises(Fenced, match="was not written"):
         root.create_topic("new")
-    assert "new" not in old.house.root().topics()
+    assert "new" not in old.world.root().topics()
 
 
 @pytest.mark.parametrize("log", LOGS)
@@ -197,7 +197,7 @@ def test_a_number_before_that_is_damaged_is_there() -> None:
     old.store.replace(newest, data[:at] + b"2" + data[at + 1 :])
     old.writer()
     with pytest.raises(Corrupt, match="CRC-32C"):
-        old.house.root().topic("a")
+        old.world.root().topic("a")
 
 
 @pytest.mark.parametrize("log", ["topic", "group", "decisions"])
@@ -209,7 +209,7 @@ def test_verify_names_what_lies_beyond_a_gap(log: str) -> None:
     old.restore()
     end = old.numbers()[-1]
     old.store.create(stray, data)
-    report = verify_root(old.store, env=old.house.env())
+    report = verify_root(old.store, env=old.world.env())
     named = [finding for finding in report.findings if finding.kind == LOG]
     assert [finding.file for finding in named] == [stray]
     number = int(end.rsplit("/", 1)[1][:20]) + 1
@@ -222,9 +222,9 @@ def test_verify_names_what_lies_beyond_a_gap(log: str) -> None:
 
 def test_the_owner_of_a_transaction_learns_that_nothing_is_published() -> None:
     old = Old("decisions")
-    transaction = old.house.hold(old.house.producer("writer"), a=["x"])
+    transaction = old.world.prepare(old.world.producer("writer"), a=["x"])
     old.restore_as_another()
     with pytest.raises(Fenced, match="was not written"):
         transaction.commit()
     assert transaction.state == "aborted"
-    assert old.house.values("a") == []
+    assert old.world.values("a") == []

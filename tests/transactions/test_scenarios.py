@@ -17,19 +17,20 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import resolve_topic
-from tests.transactions.house import House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 MINUTE = 60_000
 
 
-def written(house: House, root: object, *values: str) -> list[tuple[object, list[FileSlices]]]:
+def written(world: TopicsWorld, root: object, *values: str) -> list[tuple[object, list[FileSlices]]]:
     """Files that tasks wrote for all three topics."""
     from sparklog.log.write.append_writer import AppendWriter
 
     found = []
     for name in "abc":
         target = root.topic(name).append_target()  # type: ignore[attr-defined]
-        writer = AppendWriter(target, env=house.env())
+        writer = AppendWriter(target, env=world.env())
         for batch in rows(*values).to_batches():
             writer.write(batch)
         found.append((target, writer.finish()))
@@ -39,25 +40,25 @@ def written(house: House, root: object, *values: str) -> list[tuple[object, list
 class TestJepsen:
     def test_a_late_marker_does_not_end_the_next_transaction(self) -> None:
         """A helper knows that 0 is aborted, sleeps, and writes that down when 1 is open."""
-        house = House()
-        producer = house.producer()
-        house.hold(producer, a=["zero"]).abort()
-        helper = house.topic("a")
+        world = TopicsWorld()
+        producer = world.producer()
+        world.prepare(producer, a=["zero"]).abort()
+        helper = world.topic("a")
         topic_id = helper.head().topic_id
-        outcome = house.root().decisions.resolve("a", helper.head())
+        outcome = world.root().decisions.resolve("a", helper.head())
         assert outcome == [Resolved("job", 0)]
-        second = house.hold(producer, a=["one"])
+        second = world.prepare(producer, a=["one"])
         helper.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
-        assert house.seen()["a"] == []
+        assert world.values_by_topic()["a"] == []
         second.commit()
         helper.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
-        assert house.seen()["a"] == ["one"]
+        assert world.values_by_topic()["a"] == ["one"]
 
     def test_a_late_commit_does_not_commit_the_next_transaction(self) -> None:
         """The commit message of 0 is delayed in the network until 1 is open: it can only land under its own number."""
-        house = House()
-        store = FaultyStore(house.store, lambda call: None, lambda seconds: None)
-        first = transactional(house.root(store), "job").begin()
+        world = TopicsWorld()
+        store = FaultyStore(world.store, lambda call: None, lambda seconds: None)
+        first = transactional(world.root(store), "job").begin()
         first.append("a", rows("zero"))
         first.append("b", rows("zero"))
 
@@ -69,120 +70,120 @@ class TestJepsen:
         store.decide = lost
         with pytest.raises(OSError, match="unknown outcome"):
             first.commit()
-        second = house.producer().begin()
+        second = world.producer().begin()
         second.append("a", rows("one"))
         second._prepare_topics()
         store.decide = lambda call: None
         store.land()
-        assert house.seen() == {"a": [], "b": [], "c": []}
+        assert world.values_by_topic() == {"a": [], "b": [], "c": []}
         second.commit()
-        assert house.seen() == {"a": ["one"], "b": [], "c": []}
+        assert world.values_by_topic() == {"a": ["one"], "b": [], "c": []}
 
     def test_a_write_that_arrives_after_the_commit_is_not_in_it(self) -> None:
         """A produce request of transaction 0 is delayed until 0 is committed, or until 1 is open."""
-        house = House()
-        producer = house.producer()
+        world = TopicsWorld()
+        producer = world.producer()
         with producer.begin() as first:
             first.append("a", rows("in time"))
             first.append("b", rows("in time"))
-        topic = house.topic("a")
-        late = written(house, house.root(), "late")[0]
+        topic = world.topic("a")
+        late = written(world, world.root(), "late")[0]
         for _ in range(2):
             topic.commit_append(late[1], late[0], txn=Txn("job", 0))  # type: ignore[arg-type]
-            assert house.seen()["a"] == ["in time"]
-            house.hold(producer, c=["one"])
-            late = written(house, house.root(), "late")[0]
+            assert world.values_by_topic()["a"] == ["in time"]
+            world.prepare(producer, c=["one"])
+            late = written(world, world.root(), "late")[0]
             producer._open.abort()  # type: ignore[union-attr]
         topic.append(rows("plain"))
-        assert house.seen() == {"a": ["in time", "plain"], "b": ["in time"], "c": []}
+        assert world.values_by_topic() == {"a": ["in time", "plain"], "b": ["in time"], "c": []}
 
     def test_an_acknowledged_transaction_is_never_lost(self) -> None:
         """The coordinator times out and aborts while the owner commits: whoever is first, both are told the same."""
-        house = House()
-        producer = house.producer(timeout_ms=1000)
-        transaction = house.hold(producer, a=["1"], b=["1"])
-        house.now_ms += 5000
-        helper = house.root()
+        world = TopicsWorld()
+        producer = world.producer(timeout_ms=1000)
+        transaction = world.prepare(producer, a=["1"], b=["1"])
+        world.now_ms += 5000
+        helper = world.root()
         state = helper.decisions.log("job").refresh()
         assert not state.decided(0)
         transaction.commit()
         resolve_topic(helper.topic("a"))
-        assert house.seen() == {"a": ["1"], "b": ["1"], "c": []}
+        assert world.values_by_topic() == {"a": ["1"], "b": ["1"], "c": []}
 
     def test_a_transaction_aborted_by_its_timeout_is_torn_nowhere(self) -> None:
-        house = House()
-        transaction = house.hold(house.producer(timeout_ms=1000), a=["1"], b=["1"])
-        house.now_ms += 5000
-        resolve_topic(house.topic("a"))
+        world = TopicsWorld()
+        transaction = world.prepare(world.producer(timeout_ms=1000), a=["1"], b=["1"])
+        world.now_ms += 5000
+        resolve_topic(world.topic("a"))
         with pytest.raises(Conflict, match=r"decided already \(transaction.timeout.ms passed\)"):
             transaction.commit()
-        assert house.seen() == {"a": [], "b": [], "c": []}
-        assert house.held("b") == [0]
+        assert world.values_by_topic() == {"a": [], "b": [], "c": []}
+        assert world.undecided("b") == [0]
 
     def test_an_instance_is_fenced_however_many_came_between(self) -> None:
-        house = House()
-        zombie = house.producer(instance="zombie")
+        world = TopicsWorld()
+        zombie = world.producer(instance="zombie")
         zombie.begin().abort()
         for number in range(7):
-            house.producer(instance=f"i{number}").begin().abort()
-        live = house.producer(instance="i6").begin()
+            world.producer(instance=f"i{number}").begin().abort()
+        live = world.producer(instance="i6").begin()
         live.append("a", rows("live"))
         with pytest.raises(Fenced, match="instance zombie of transactional id 'job' was superseded by i6"):
             zombie.begin()
         live.commit()
-        assert house.seen()["a"] == ["live"]
+        assert world.values_by_topic()["a"] == ["live"]
 
 
 class TestTimeouts:
     def test_any_commit_aborts_what_is_past_its_timeout_by_the_stores_clock(self) -> None:
-        house = House()
-        house.hold(house.producer(), a=["1"], b=["1"])
-        fast = house.root(skew_ms=4 * MINUTE)
+        world = TopicsWorld()
+        world.prepare(world.producer(), a=["1"], b=["1"])
+        fast = world.root(skew_ms=4 * MINUTE)
         fast.topic("a").append(rows("soon"))
-        assert house.held("a") == [2], "a clock that is ahead aborts nobody"
-        house.now_ms += MINUTE + 1
-        house.topic("a").append(rows("later"))
-        assert house.seen() == {"a": ["soon", "later"], "b": [], "c": []}
-        assert house.held("b") == [0], "decided for all topics, recorded in one"
-        assert house.topic("b").head().open
+        assert world.undecided("a") == [2], "a clock that is ahead aborts nobody"
+        world.now_ms += MINUTE + 1
+        world.topic("a").append(rows("later"))
+        assert world.values_by_topic() == {"a": ["soon", "later"], "b": [], "c": []}
+        assert world.undecided("b") == [0], "decided for all topics, recorded in one"
+        assert world.topic("b").head().open
 
     def test_a_zombie_that_goes_on_writing_after_its_timeout(self) -> None:
-        house = House()
-        producer = house.producer()
+        world = TopicsWorld()
+        producer = world.producer()
         zombie = producer.begin()
         zombie.append("a", rows("1"))
         zombie.append("b", rows("1"))
         prepare = zombie._root.topic_handle("b").commit_append
 
         def sleeps(*args: object, **how: object) -> object:
-            house.now_ms += 2 * MINUTE
-            resolve_topic(house.topic("a"))
+            world.now_ms += 2 * MINUTE
+            resolve_topic(world.topic("a"))
             return prepare(*args, **how)  # type: ignore[arg-type]
 
         zombie._root.topic_handle("b").commit_append = sleeps  # type: ignore[method-assign, assignment]
         with pytest.raises(Conflict, match=r"transaction.timeout.ms passed"):
             zombie.commit()
-        assert house.seen() == {"a": [], "b": [], "c": []}
-        assert house.held("b") == [0]
+        assert world.values_by_topic() == {"a": [], "b": [], "c": []}
+        assert world.undecided("b") == [0]
         del zombie._root.topic_handle("b").commit_append
         with producer.begin() as transaction:
             transaction.append("b", rows("2"))
-        assert (transaction.n, house.seen()["b"]) == (1, ["2"])
+        assert (transaction.n, world.values_by_topic()["b"]) == (1, ["2"])
 
     def test_the_age_counts_from_the_first_prepare(self) -> None:
-        house = House()
-        owner = house.producer(timeout_ms=MINUTE).begin()
-        job = house.producer(timeout_ms=MINUTE).join(owner.n)
+        world = TopicsWorld()
+        owner = world.producer(timeout_ms=MINUTE).begin()
+        job = world.producer(timeout_ms=MINUTE).join(owner.n)
         job.append("a", rows("job"))
         job.prepare()
-        house.now_ms += MINUTE - 1
-        resolve_topic(house.topic("a"))
-        assert house.held("a") == [1]
-        house.now_ms += 2
-        resolve_topic(house.topic("a"))
+        world.now_ms += MINUTE - 1
+        resolve_topic(world.topic("a"))
+        assert world.undecided("a") == [1]
+        world.now_ms += 2
+        resolve_topic(world.topic("a"))
         with pytest.raises(Conflict):
             owner.commit()
-        assert house.held("a") == [0]
+        assert world.undecided("a") == [0]
 
 
 class TestTwoDriversOfOneBatch:
@@ -190,46 +191,46 @@ class TestTwoDriversOfOneBatch:
         return WriterKey("query", batch, run)
 
     def test_the_first_is_fenced_by_the_second_between_prepare_and_decision(self) -> None:
-        house = House()
-        root = house.root()
+        world = TopicsWorld()
+        root = world.root()
         topic = root.topic_handle("c")
         prepare = topic.commit_append
 
         def other_driver(*args: object, **how: object) -> object:
             found = prepare(*args, **how)  # type: ignore[arg-type]
-            other = house.root()
-            publish(other, "query", written(house, other, "second"), key=self.key("run-2"))  # type: ignore[arg-type]
+            other = world.root()
+            publish(other, "query", written(world, other, "second"), key=self.key("run-2"))  # type: ignore[arg-type]
             return found
 
         topic.commit_append = other_driver  # type: ignore[method-assign, assignment]
         with pytest.raises(Fenced, match="superseded by run-2"):
-            publish(root, "query", written(house, root, "first"), key=self.key("run-1"))  # type: ignore[arg-type]
-        assert house.seen() == {"a": ["second"], "b": ["second"], "c": ["second"]}
+            publish(root, "query", written(world, root, "first"), key=self.key("run-1"))  # type: ignore[arg-type]
+        assert world.values_by_topic() == {"a": ["second"], "b": ["second"], "c": ["second"]}
 
     def test_a_replay_after_a_crash_is_skipped_and_takes_over(self) -> None:
-        house = House()
+        world = TopicsWorld()
         for run, batch, skipped in (("run-1", 0, False), ("run-2", 0, True), ("run-2", 1, False)):
-            root = house.root()
-            done = publish(root, "query", written(house, root, f"batch {batch}"), key=self.key(run, batch))  # type: ignore[arg-type]
+            root = world.root()
+            done = publish(root, "query", written(world, root, f"batch {batch}"), key=self.key(run, batch))  # type: ignore[arg-type]
             assert done.skipped == skipped
         with pytest.raises(Fenced, match="run run-1 of writer 'query' was taken over by run run-2"):
-            publish(house.root(), "query", written(house, house.root(), "x"), key=self.key("run-1", 1))  # type: ignore[arg-type]
-        assert house.seen() == {name: ["batch 0", "batch 1"] for name in "abc"}
+            publish(world.root(), "query", written(world, world.root(), "x"), key=self.key("run-1", 1))  # type: ignore[arg-type]
+        assert world.values_by_topic() == {name: ["batch 0", "batch 1"] for name in "abc"}
 
     def test_an_old_checkpoint_is_an_error_that_fences_nobody(self) -> None:
-        house = House()
-        root = house.root()
+        world = TopicsWorld()
+        root = world.root()
         for batch in (0, 1):
-            publish(root, "query", written(house, root, f"{batch}"), key=self.key("run-1", batch))  # type: ignore[arg-type]
-        copy = house.root()
+            publish(root, "query", written(world, root, f"{batch}"), key=self.key("run-1", batch))  # type: ignore[arg-type]
+        copy = world.root()
         with pytest.raises(Conflict, match=r"checkpoint older .* transactional id 'query' already has batch 1"):
-            publish(copy, "query", written(house, copy, "0"), key=self.key("restored", 0))  # type: ignore[arg-type]
+            publish(copy, "query", written(world, copy, "0"), key=self.key("restored", 0))  # type: ignore[arg-type]
         with pytest.raises(Conflict, match="replay mismatch: batch 1 of writer 'query' has 0 records"):
             publish(copy, "query", [], key=self.key("restored", 1))
-        publish(root, "query", written(house, root, "2"), key=self.key("run-1", 2))  # type: ignore[arg-type]
-        assert house.seen() == {name: ["0", "1", "2"] for name in "abc"}
+        publish(root, "query", written(world, root, "2"), key=self.key("run-1", 2))  # type: ignore[arg-type]
+        assert world.values_by_topic() == {name: ["0", "1", "2"] for name in "abc"}
 
     def test_an_empty_batch_writes_nothing(self) -> None:
-        house = House()
-        assert publish(house.root(), "query", [], key=self.key("run-1")).n is None
-        assert list(house.store.list("_transactions/")) == []
+        world = TopicsWorld()
+        assert publish(world.root(), "query", [], key=self.key("run-1")).n is None
+        assert list(world.store.list("_transactions/")) == []

@@ -7,93 +7,95 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError
+from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.transactions import publish
 from sparklog.transactions.listing import abort_transaction
-from tests.transactions.house import READ_UNCOMMITTED, House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 MINUTE = 60_000
 
 
-def contents(house: House) -> dict[str, bytes]:
+def contents(world: TopicsWorld) -> dict[str, bytes]:
     """All objects but uploads that nothing names, which the vacuum removes."""
-    return {info.key: house.store.get(info.key) for info in house.store.list("") if "/append/" not in info.key}
+    return {info.key: world.store.get(info.key) for info in world.store.list("") if "/append/" not in info.key}
 
 
-def refused(house: House, action: Callable[[], object], kind: type[SparklogError], says: str) -> None:
-    before = contents(house)
+def refused(world: TopicsWorld, action: Callable[[], object], kind: type[SparklogError], says: str) -> None:
+    before = contents(world)
     with pytest.raises(kind, match=says) as error:
         action()
     assert "\n" not in str(error.value)
-    assert contents(house) == before
+    assert contents(world) == before
 
 
 def test_an_id_that_is_used_again_while_its_transaction_is_open() -> None:
-    house = House()
-    producer = house.producer()
+    world = TopicsWorld()
+    producer = world.producer()
     transaction = producer.begin()
     transaction.append("a", rows("1"))
-    refused(house, producer.begin, BadRequest, "transaction 0 of 'job' is open: commit or abort it before the next one")
+    refused(world, producer.begin, BadRequest, "transaction 0 of 'job' is open: commit or abort it before the next one")
     transaction.prepare()
-    refused(house, producer.begin, BadRequest, "transaction 0 of 'job' is open: commit or abort it before the next one")
+    refused(world, producer.begin, BadRequest, "transaction 0 of 'job' is open: commit or abort it before the next one")
     transaction.commit()
-    assert house.values("a") == ["1"]
+    assert world.values("a") == ["1"]
 
 
 @pytest.mark.parametrize("seconds", [0, 30])
 def test_a_commit_after_fencing(seconds: int) -> None:
     """At once it is the decision that refuses, and read_uncommitted sees the rows as it does those of any aborted
     transaction; later nothing is written at all."""
-    house = House()
-    older, newer = house.producer(), house.producer()
+    world = TopicsWorld()
+    older, newer = world.producer(), world.producer()
     transaction = older.begin()
     transaction.append("a", rows("lost"))
     second = newer.begin()
-    house.now_ms += seconds * 1000
+    world.now_ms += seconds * 1000
     says = "was superseded by .*; stop this instance"
     if seconds:
-        refused(house, transaction.commit, Fenced, says)
-        assert house.values("a", READ_UNCOMMITTED) == []
+        refused(world, transaction.commit, Fenced, says)
+        assert world.values("a", READ_UNCOMMITTED) == []
     else:
         with pytest.raises(Fenced, match=says):
             transaction.commit()
-    assert house.values("a") == []
+    assert world.values("a") == []
     for action in (transaction.commit, transaction.abort, lambda: transaction.append("a", rows("more"))):
-        refused(house, action, BadRequest, "transaction 0 of 'job' is aborted")
-    refused(house, older.begin, Fenced, says)
+        refused(world, action, BadRequest, "transaction 0 of 'job' is aborted")
+    refused(world, older.begin, Fenced, says)
     second.append("a", rows("kept"))
     second.commit()
-    assert house.values("a") == ["kept"]
+    assert world.values("a") == ["kept"]
 
 
 def test_a_commit_after_it_was_ended_by_somebody_else() -> None:
-    house = House()
-    producer = house.producer()
-    transaction = house.hold(producer, b=["open"])
-    abort_transaction(house.root(), "job")
-    late = house.producer("other").begin()
+    world = TopicsWorld()
+    producer = world.producer()
+    transaction = world.prepare(producer, b=["open"])
+    abort_transaction(world.root(), "job")
+    late = world.producer("other").begin()
     late.append("a", rows("late"))
-    house.root().decisions.log("other").abort(0, "operator")
-    house.now_ms += MINUTE
-    refused(house, late.commit, Conflict, r"transaction 0 of 'other' is decided already \(by an operator\)")
+    world.root().decisions.log("other").abort(0, "operator")
+    world.now_ms += MINUTE
+    refused(world, late.commit, Conflict, r"transaction 0 of 'other' is decided already \(by an operator\)")
     with pytest.raises(Conflict, match=r"decided already \(by an operator\) and nothing of it is published"):
         transaction.commit()
-    assert house.seen() == {"a": [], "b": [], "c": []}
+    assert world.values_by_topic() == {"a": [], "b": [], "c": []}
 
 
 def test_a_whole_write_under_an_id_that_is_not_for_users() -> None:
-    house = House()
-    refused(house, lambda: publish(house.root(), "one-write:x", []), BadRequest, "sparklog's own; choose another one")
-    refused(house, lambda: house.producer("x" * 2000), BadRequest, "1 to 1024 characters")
+    world = TopicsWorld()
+    refused(world, lambda: publish(world.root(), "one-write:x", []), BadRequest, "sparklog's own; choose another one")
+    refused(world, lambda: world.producer("x" * 2000), BadRequest, "1 to 1024 characters")
 
 
 def test_a_topic_that_exists_with_other_partitions() -> None:
-    house = House(partitions=2)
-    root = house.root()
-    refused(house, lambda: root.create_topic("a", partitions=5), Conflict, "exists")
-    transaction = house.producer().begin()
-    refused(house, lambda: transaction.send_offsets("g", {"a": {4: 1}}), BadRequest, "partitions 0 to 1")
+    world = TopicsWorld(partitions=2)
+    root = world.root()
+    refused(world, lambda: root.create_topic("a", partitions=5), Conflict, "exists")
+    transaction = world.producer().begin()
+    refused(world, lambda: transaction.send_offsets("g", {"a": {4: 1}}), BadRequest, "partitions 0 to 1")
     transaction.append("a", rows("1", partition=4))
     with pytest.raises(BadRequest, match="expected partitions 0 to 1, found 4"):
         transaction.commit()
-    assert house.seen() == {"a": [], "b": [], "c": []}
-    assert house.held("a") == [0, 0]
+    assert world.values_by_topic() == {"a": [], "b": [], "c": []}
+    assert world.undecided("a") == [0, 0]

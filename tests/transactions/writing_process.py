@@ -9,7 +9,7 @@ import sys
 from itertools import count
 
 import sparklog
-from tests.transactions.house import rows
+from tests.support.records import rows
 
 
 def main(root: str, transactional_id: str, first: int) -> None:

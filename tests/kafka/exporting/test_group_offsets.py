@@ -36,7 +36,9 @@ from sparklog.log.topic.root import Root, open_root
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import read
 from tests.kafka_tools import KafkaTools
-from tests.transactions.house import START_MS, House, rows
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
+from tests.support.world import START_MS
 
 OLD_MS = START_MS - 400 * 86_400_000
 
@@ -44,8 +46,8 @@ OLD_MS = START_MS - 400 * 86_400_000
 @pytest.fixture
 def root() -> Root:
     """Topics a, b, c of three partitions with records, and groups at different places in them."""
-    house = House(partitions=3)
-    root = house.root()
+    world = TopicsWorld(partitions=3)
+    root = world.root()
     for name, count in (("a", 10), ("b", 5)):
         for partition in range(3):
             root.topic(name).append(rows(*map(str, range(count)), partition=partition))

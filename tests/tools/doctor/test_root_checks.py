@@ -22,8 +22,8 @@ from sparklog.tools.doctor.root_checks import check_disk, check_root, check_stor
 from sparklog.transactions import transactional
 from tests.support.command_line import invoke
 from tests.support.read_only import read_only
+from tests.support.topics_world import TopicsWorld
 from tests.tools.doctor.machines import EMPTY, GIB, HEALTHY, machine
-from tests.transactions.house import House
 
 KAFKA = Path(__file__).parents[3] / "examples" / "data" / "kafka-log-dir"
 ROWS = pa.table({"value": [b"1"]})
@@ -249,8 +249,8 @@ def test_it_runs_without_pyspark_and_java(tmp_path: Path) -> None:
 
 
 def test_an_open_transaction_is_judged_on_a_read_only_mount() -> None:
-    house = House()
-    house.hold(house.producer("late", timeout_ms=1_000), a=["1"])
-    house.now_ms += 2_000
-    found = check_root(house.root(read_only(house.store)))
+    world = TopicsWorld()
+    world.prepare(world.producer("late", timeout_ms=1_000), a=["1"])
+    world.now_ms += 2_000
+    found = check_root(world.root(read_only(world.store)))
     assert [(item.check, item.status) for item in found] == [("topics", OK), ("transactions", WARN)]

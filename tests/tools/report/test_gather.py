@@ -24,7 +24,8 @@ from sparklog.tools.report.facts import Report, document
 from sparklog.tools.report.gather import gather
 from sparklog.tools.report.page import as_html
 from tests.fixture_data import copied
-from tests.transactions.house import START_MS, House
+from tests.support.topics_world import TopicsWorld
+from tests.support.world import START_MS
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -42,39 +43,39 @@ def records(first: int, count: int) -> pa.Table:
 
 
 @pytest.fixture
-def house() -> House:
+def world() -> TopicsWorld:
     """Topic a with appends over two days, b compacted and dirty, c with an open transaction."""
-    house = House(partitions=2)
-    root = house.root()
+    world = TopicsWorld(partitions=2)
+    root = world.root()
     for number in range(10):
-        house.now_ms = START_MS + number * 5 * HOUR_MS
+        world.now_ms = START_MS + number * 5 * HOUR_MS
         root.topic("a").append(records(number * 100, 100))
     root.topic("b").alter(configs={"cleanup.policy": "compact"})
     for number in range(3):
         root.topic("b").append(records(number * 100, 100))
-    compact_root(root, Settings(house.now_ms), InProcess(), topics=["b"], seal_only=True, roll=True)
-    transaction = house.producer("<script>alert(1)</script>", timeout_ms=HOUR_MS).begin()
+    compact_root(root, Settings(world.now_ms), InProcess(), topics=["b"], seal_only=True, roll=True)
+    transaction = world.producer("<script>alert(1)</script>", timeout_ms=HOUR_MS).begin()
     transaction.append("c", records(0, 50))
     transaction.prepare()
-    house.now_ms += HOUR_MS // 2
-    return house
+    world.now_ms += HOUR_MS // 2
+    return world
 
 
-def reported(house: House, settings: Settings | None = None, topics: tuple[str, ...] = ()) -> Report:
-    return gather(RootView(house.root()), settings or Settings(house.now_ms), topics=topics)
+def reported(world: TopicsWorld, settings: Settings | None = None, topics: tuple[str, ...] = ()) -> Report:
+    return gather(RootView(world.root()), settings or Settings(world.now_ms), topics=topics)
 
 
 def contents(root: Root) -> dict[str, bytes]:
     return {info.key: root.store.get(info.key) for info in root.store.list("")}
 
 
-def test_topics_are_as_they_describe_themselves(house: House) -> None:
-    before = contents(house.root())
-    report = reported(house)
-    assert contents(house.root()) == before
+def test_topics_are_as_they_describe_themselves(world: TopicsWorld) -> None:
+    before = contents(world.root())
+    report = reported(world)
+    assert contents(world.root()) == before
     assert [topic.topic for topic in report.topics] == ["a", "b", "c"]
     for topic in report.topics:
-        described = house.topic(topic.topic).describe()
+        described = world.topic(topic.topic).describe()
         assert topic.topic_id == described.topic_id
         assert topic.bytes == described.bytes
         assert [
@@ -93,42 +94,42 @@ def test_topics_are_as_they_describe_themselves(house: House) -> None:
     assert report.partitions == 6
 
 
-def test_skew_is_the_largest_partition_over_the_mean(house: House) -> None:
-    topic = reported(house).topics[0]
+def test_skew_is_the_largest_partition_over_the_mean(world: TopicsWorld) -> None:
+    topic = reported(world).topics[0]
     sizes = [part.bytes for part in topic.partitions]
     assert topic.skew == pytest.approx(max(sizes) / (sum(sizes) / 2))
 
 
-def test_commits_of_the_last_day_and_hour_are_counted_by_the_stores_clock(house: House) -> None:
-    a = reported(house).topics[0].activity
+def test_commits_of_the_last_day_and_hour_are_counted_by_the_stores_clock(world: TopicsWorld) -> None:
+    a = reported(world).topics[0].activity
     assert a is not None
     # One commit every five hours, the last one half an hour ago.
     assert (a.last_day, a.last_hour, a.newest_ms) == (5, 1, START_MS + 45 * HOUR_MS)
-    earlier = reported(house, Settings(START_MS + 11 * HOUR_MS)).topics[0].activity
+    earlier = reported(world, Settings(START_MS + 11 * HOUR_MS)).topics[0].activity
     assert earlier is not None
     # Creation, and the appends of hours 0, 5 and 10.
     assert (earlier.last_day, earlier.last_hour) == (4, 0)
 
 
-def test_open_transactions_are_named_with_what_they_hold(house: House) -> None:
-    held = reported(house).held_back
-    head = house.topic("c").head()
+def test_open_transactions_are_named_with_what_they_hold(world: TopicsWorld) -> None:
+    held = reported(world).held_back
+    head = world.topic("c").head()
     assert [(each.topic, each.partition, each.owner, each.first, each.end) for each in held] == [
         ("c", partition, "<script>alert(1)</script> #0", 0, int(head.log_end[partition])) for partition in range(2)
     ]
     assert {(each.age_ms, each.timeout_ms, each.overdue) for each in held} == {(HOUR_MS // 2, HOUR_MS, False)}
-    house.now_ms += HOUR_MS
-    late = reported(house)
+    world.now_ms += HOUR_MS
+    late = reported(world)
     assert all(each.overdue for each in late.held_back)
     assert [note.topic for note in late.notes if "past their timeout" in note.text] == ["c"]
 
 
-def test_what_maintenance_would_do_is_what_its_dry_runs_say(house: House) -> None:
-    settings = Settings(house.now_ms + 30 * DAY_MS, defaults={"retention.ms": str(DAY_MS)})
-    report = reported(house, settings)
+def test_what_maintenance_would_do_is_what_its_dry_runs_say(world: TopicsWorld) -> None:
+    settings = Settings(world.now_ms + 30 * DAY_MS, defaults={"retention.ms": str(DAY_MS)})
+    report = reported(world, settings)
     planned = [
         (item.topic, item.partition, item.action, item.nbytes, item.why)
-        for each in compact_root(house.root(), settings, InProcess(), dry_run=True)
+        for each in compact_root(world.root(), settings, InProcess(), dry_run=True)
         for item in each.planned
     ]
     assert report.doing is not None
@@ -140,7 +141,7 @@ def test_what_maintenance_would_do_is_what_its_dry_runs_say(house: House) -> Non
     assert sorted(found) == sorted(planned)
     assert {item.action for item in report.doing} == {"seal", "compact", "expire"}
     assert all(item.due != item.why.startswith("not due") for item in report.doing)
-    retained = retain_root(house.root(), settings, dry_run=True)
+    retained = retain_root(world.root(), settings, dry_run=True)
     expired = {(each.topic, part.partition): part.nbytes_gone for each in retained for part in each.expired}
     assert (
         {(item.topic, item.partition): item.bytes for item in report.doing if item.action == "expire"} == expired != {}
@@ -151,11 +152,11 @@ def test_what_maintenance_would_do_is_what_its_dry_runs_say(house: House) -> Non
     )
 
 
-def test_groups_are_as_far_as_their_lag_says(house: House) -> None:
-    groups = Groups(house.root())
+def test_groups_are_as_far_as_their_lag_says(world: TopicsWorld) -> None:
+    groups = Groups(world.root())
     groups.group("<b>readers</b>").join("one").commit({"a": {0: 10, 1: 20}, "b": {0: 5}})
     groups.group("idle").alter({"c": {0: 0}})
-    report = reported(house)
+    report = reported(world)
     assert report.groups is not None
     assert [(group.group, group.state, group.member) for group in report.groups] == [
         ("<b>readers</b>", "Stable", "one"),
@@ -169,59 +170,59 @@ def test_groups_are_as_far_as_their_lag_says(house: House) -> None:
     ]  # fmt: skip
     assert found == [
         (row.group, row.topic, row.partition, row.current_offset, row.log_start, row.log_end, row.lag, row.seconds)
-        for row in lag(house.root(), now_ms=house.now_ms)
+        for row in lag(world.root(), now_ms=world.now_ms)
     ]
     assert len(found) == 5
     assert "&lt;b&gt;readers&lt;/b&gt;" in as_html(report)
-    only_c = reported(house, topics=("c",)).groups
+    only_c = reported(world, topics=("c",)).groups
     assert only_c is not None
     assert [group.group for group in only_c] == ["idle"]
 
 
-def test_a_group_that_cannot_be_read_is_a_note(house: House) -> None:
-    Groups(house.root()).group("readers").alter({"a": {0: 1}})
-    [entry] = [info.key for info in house.store.list("_groups/") if "/checkpoints/" not in info.key]
-    data = house.store.get(entry)
-    house.store.delete(entry)
-    house.store.create(entry, data.replace(b"{", b"[", 1))
-    report = reported(house)
+def test_a_group_that_cannot_be_read_is_a_note(world: TopicsWorld) -> None:
+    Groups(world.root()).group("readers").alter({"a": {0: 1}})
+    [entry] = [info.key for info in world.store.list("_groups/") if "/checkpoints/" not in info.key]
+    data = world.store.get(entry)
+    world.store.delete(entry)
+    world.store.create(entry, data.replace(b"{", b"[", 1))
+    report = reported(world)
     assert not report.groups
     assert any("a consumer group cannot be read" in note.text for note in report.notes)
 
 
-def test_files_of_deleted_topics_are_shown_as_going(house: House) -> None:
-    house.root().delete_topic("a")
-    house.now_ms += 8 * DAY_MS
-    report = reported(house)
+def test_files_of_deleted_topics_are_shown_as_going(world: TopicsWorld) -> None:
+    world.root().delete_topic("a")
+    world.now_ms += 8 * DAY_MS
+    report = reported(world)
     assert [topic.topic for topic in report.topics] == ["b", "c"]
     assert report.removals is not None
     assert {item.topic for item in report.removals if item.bytes} >= {"a"}
 
 
-def test_some_topics_only(house: House) -> None:
-    report = reported(house, topics=("b",))
+def test_some_topics_only(world: TopicsWorld) -> None:
+    report = reported(world, topics=("b",))
     assert [topic.topic for topic in report.topics] == ["b"]
     assert report.doing is not None
     assert {item.topic for item in report.doing} <= {"b"}
     assert not report.held_back
     with pytest.raises(NotFound, match="topic 'bb' does not exist"):
-        reported(house, topics=("bb",))
+        reported(world, topics=("bb",))
 
 
 def test_an_empty_root_has_nothing_to_say() -> None:
-    house = House()
+    world = TopicsWorld()
     for name in ("a", "b", "c"):
-        house.root().delete_topic(name)
-    report = reported(house)
+        world.root().delete_topic(name)
+    report = reported(world)
     assert (report.topics, report.doing, report.held_back, report.notes) == ((), (), (), ())
 
 
-def test_a_topic_that_cannot_be_read_is_a_note_and_the_others_are_reported(house: House) -> None:
+def test_a_topic_that_cannot_be_read_is_a_note_and_the_others_are_reported(world: TopicsWorld) -> None:
     key = "b/_log/00000000000000000001.json"
-    data = house.store.get(key)
-    house.store.delete(key)
-    house.store.create(key, data.replace(b"{", b"[", 1))
-    report = reported(house)
+    data = world.store.get(key)
+    world.store.delete(key)
+    world.store.create(key, data.replace(b"{", b"[", 1))
+    report = reported(world)
     assert [topic.topic for topic in report.topics] == ["a", "c"]
     assert any(note.topic == "b" and "cannot be read" in note.text for note in report.notes)
 
@@ -270,8 +271,8 @@ def test_groups_of_a_kafka_directory_are_those_of_its_coordinator(fixtures: Path
     assert gather(KafkaView(log_dir / "txn-a-0"), Settings(START_MS)).groups is None
 
 
-def test_what_kafka_left_open_in_an_import_is_named_by_its_transactional_id(fixtures: Path, house: House) -> None:
-    root = house.root()
+def test_what_kafka_left_open_in_an_import_is_named_by_its_transactional_id(fixtures: Path, world: TopicsWorld) -> None:
+    root = world.root()
     import_log_dir(root, fixtures / "transactions" / "data", topics=["txn-a", "txn-b"])
     found = gather(RootView(root), Settings(SYSTEM.wall_ms()), topics=["txn-a", "txn-b"], maintenance=False)
     held = found.held_back
@@ -302,16 +303,16 @@ def test_damage_in_kafkas_groups_is_a_note(fixtures: Path, tmp_path: Path) -> No
     assert any("consumer groups cannot be read" in note.text for note in report.notes)
 
 
-def test_only_logs_can_be_reported_on(house: House) -> None:
+def test_only_logs_can_be_reported_on(world: TopicsWorld) -> None:
     with pytest.raises(BadRequest, match="expected a sparklog root or a Kafka directory"):
         gather(object(), Settings(0))  # type: ignore[arg-type]
 
 
-def test_the_document_has_every_fact_under_its_name_in_camel_case(house: House) -> None:
-    report = reported(house)
+def test_the_document_has_every_fact_under_its_name_in_camel_case(world: TopicsWorld) -> None:
+    report = reported(world)
     found = document(report)
     assert isinstance(found, dict)
-    assert (found["nowMs"], found["kind"], found["bytes"]) == (house.now_ms, "root", report.bytes)
+    assert (found["nowMs"], found["kind"], found["bytes"]) == (world.now_ms, "root", report.bytes)
     topic = found["topics"][0]
     assert topic["partitions"][0]["logEnd"] == report.topics[0].partitions[0].log_end
     assert topic["activity"]["lastDay"] == 5

@@ -12,8 +12,9 @@ from sparklog.tools.verification.findings import TRANSACTION
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions import transactional
 from tests.support.read_only import read_only
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 from tests.tools.verification.whole_root import Clock
-from tests.transactions.house import House, rows
 
 ID, GROUP = "mover", "readers"
 
@@ -71,6 +72,6 @@ def test_backups_are_no_root(store: MemoryStore) -> None:
 
 
 def test_a_root_on_a_read_only_mount_is_verified() -> None:
-    house = House()
-    house.topic("a").append(rows("1"))
-    assert verify_root(read_only(house.store), env=house.env()).sound
+    world = TopicsWorld()
+    world.topic("a").append(rows("1"))
+    assert verify_root(read_only(world.store), env=world.env()).sound

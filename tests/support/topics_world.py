@@ -1,0 +1,51 @@
+"""A world with topics a, b and c, and with transactions over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparklog.log.state.view import READ_COMMITTED
+from sparklog.log.topic.topic import Topic
+from sparklog.storage.store import Store
+from sparklog.transactions import Transaction, TransactionalProducer, transactional
+from tests.support.records import rows
+from tests.support.world import World
+
+TOPICS = ("a", "b", "c")
+
+
+class TopicsWorld(World):
+    """Topics with real records. Sleep takes no time, unless it is to."""
+
+    def __init__(self, partitions: int = 1, store: Store | None = None, *, sleep_takes_time: bool = False) -> None:
+        super().__init__(store, sleep_takes_time=sleep_takes_time)
+        root = self.root()
+        for name in TOPICS:
+            root.create_topic(name, partitions=partitions)
+
+    def topic(self, name: str) -> Topic:
+        return self.root().topic(name)
+
+    def producer(self, name: str = "job", **how: object) -> TransactionalProducer:
+        return transactional(self.root(), name, **how)  # type: ignore[arg-type]
+
+    def values(self, name: str, isolation: str = READ_COMMITTED) -> list[str]:
+        """The records of a topic, in the order of partitions and offsets, as one more process reads them."""
+        table = self.topic(name).scan(isolation=isolation, columns=("value",)).to_table()
+        return [value.decode() for value in table["value"].to_pylist()]
+
+    def values_by_topic(self, isolation: str = READ_COMMITTED) -> dict[str, list[str]]:
+        return {name: self.values(name, isolation) for name in TOPICS}
+
+    def undecided(self, name: str) -> list[int]:
+        """How far the last stable offset of each partition lies behind the log end."""
+        head = self.topic(name).read_snapshot().head
+        return (head.log_end - head.last_stable()).tolist()
+
+    def prepare(self, producer: TransactionalProducer, **topics: Sequence[str]) -> Transaction:
+        """A transaction that has prepared rows and is not decided: its process died there."""
+        transaction = producer.begin()
+        for name, values in topics.items():
+            transaction.append(name, rows(*values))
+        transaction._prepare_topics()
+        return transaction
