@@ -15,7 +15,7 @@ from sparklog.errors import BadRequest
 from sparklog.storage import LocalStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.tools.backup.restoring import restore
-from tests.tools.backup.lab import Lab
+from tests.tools.backup.backup_world import BackupWorld
 
 ROWS = pa.table({"value": [b"1"]})
 
@@ -52,10 +52,10 @@ def test_a_folder_with_foreign_content_becomes_no_root(tmp_path: Path, fill: obj
         f"{tmp_path} is no sparklog root and not empty, found {first}: give an empty or new folder, such as "
         f"{tmp_path}/sparklog"
     )
-    lab = Lab()
-    lab.root().create_topic("t")
+    world = BackupWorld()
+    world.root().create_topic("t")
     with pytest.raises(BadRequest, match=f"is not empty, found {first}"):
-        restore(lab.store, LocalStore(tmp_path), env=lab.env())
+        restore(world.store, LocalStore(tmp_path), env=world.env())
     assert everything(tmp_path) == before
     assert sparklog.open(tmp_path / "sparklog", create=True).create_topic("t")
 

@@ -20,14 +20,15 @@ from sparklog.retention import vacuum, vacuum_plan
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
-from tests.tools.backup.lab import DAY, HOUR, Lab, batch, contents, rows_of
+from tests.support.world import DAY_MS, HOUR_MS
+from tests.tools.backup.backup_world import BackupWorld, batch, contents, rows_of
 
 LOG_DIR = Path(__file__).parents[3] / "examples" / "data" / "kafka-log-dir"
 CONFIGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.0", "segment.bytes": "300"}
 
 
-def filled(lab: Lab, *, configs: dict[str, str] | None = None, appends: int = 5) -> Root:
-    root = lab.root()
+def filled(world: BackupWorld, *, configs: dict[str, str] | None = None, appends: int = 5) -> Root:
+    root = world.root()
     topic = root.create_topic("a", partitions=2, configs=CONFIGS if configs is None else configs)
     for i in range(appends):
         keys = [b"k%d" % (i % 2), b"k2", b"own%d" % i]
@@ -42,13 +43,13 @@ def shared(root: Root, name: str) -> set[str]:
 
 class TestWhatItShows:
     def test_it_holds_what_the_source_holds_and_copies_nothing(self) -> None:
-        lab = Lab()
-        root = filled(lab)
-        lab.compact("a")
-        before = {info.key for info in lab.store.list("") if "/_log/" not in info.key}
-        found = clone_topic(lab.root(), "a", "b")
-        assert {info.key for info in lab.store.list("") if "/_log/" not in info.key} == before
-        root = lab.root()
+        world = BackupWorld()
+        root = filled(world)
+        world.compact("a")
+        before = {info.key for info in world.store.list("") if "/_log/" not in info.key}
+        found = clone_topic(world.root(), "a", "b")
+        assert {info.key for info in world.store.list("") if "/_log/" not in info.key} == before
+        root = world.root()
         assert rows_of(root.topic("b")) == rows_of(root.topic("a"))
         ours, theirs = root.topic("b").head(), root.topic("a").head()
         assert ours.topic_id == found.topic_id != theirs.topic_id
@@ -59,56 +60,56 @@ class TestWhatItShows:
         assert found.files == len(shared(root, "b")) > 0
 
     def test_both_go_on_without_the_other(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         clone_topic(root, "a", "b")
         was = rows_of(root.topic("a"))
         root.topic("b").append(batch([b"mine"], keys=[b"x"]))
         root.topic("a").append(batch([b"theirs"], keys=[b"x"]))
         root.topic("b").alter(configs={"segment.bytes": 1000})
-        assert rows_of(root.topic("b")) == {**was, (0, 9): (b"x", b"mine", lab.now_ms)}
-        assert rows_of(root.topic("a")) == {**was, (0, 9): (b"x", b"theirs", lab.now_ms)}
+        assert rows_of(root.topic("b")) == {**was, (0, 9): (b"x", b"mine", world.now_ms)}
+        assert rows_of(root.topic("a")) == {**was, (0, 9): (b"x", b"theirs", world.now_ms)}
         assert root.topic("a").head().configs.explicit == CONFIGS
 
     def test_an_older_version_and_a_time(self) -> None:
-        lab = Lab()
-        root = filled(lab, appends=2)
+        world = BackupWorld()
+        root = filled(world, appends=2)
         two = rows_of(root.topic("a"))
-        time_ms, version = lab.now_ms, root.topic("a").head().version
-        lab.now_ms += HOUR
+        time_ms, version = world.now_ms, root.topic("a").head().version
+        world.now_ms += HOUR_MS
         root.topic("a").append(batch([b"later"], keys=[b"k0"]))
-        lab.compact("a")
-        clone_topic(lab.root(), "a", "by-version", version=version)
-        clone_topic(lab.root(), "a", "by-time", time_ms=time_ms)
-        assert rows_of(lab.root().topic("by-version")) == rows_of(lab.root().topic("by-time")) == two
-        assert rows_of(lab.root().topic("a")) != two
+        world.compact("a")
+        clone_topic(world.root(), "a", "by-version", version=version)
+        clone_topic(world.root(), "a", "by-time", time_ms=time_ms)
+        assert rows_of(world.root().topic("by-version")) == rows_of(world.root().topic("by-time")) == two
+        assert rows_of(world.root().topic("a")) != two
         for wrong in ({"version": 999}, {"time_ms": 5}):
             with pytest.raises(NotFound):
-                clone_topic(lab.root(), "a", "c", **wrong)
+                clone_topic(world.root(), "a", "c", **wrong)
 
     def test_a_deleted_topic_comes_back(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         rows, version = rows_of(root.topic("a")), root.topic("a").head().version
         root.delete_topic("a")
         with pytest.raises(NotFound, match="does not exist"):
-            clone_topic(lab.root(), "a", "b")
+            clone_topic(world.root(), "a", "b")
         with pytest.raises(NotFound, match="did not exist at version"):
-            clone_topic(lab.root(), "a", "b", version=version + 1)
-        clone_topic(lab.root(), "a", "b", version=version)
-        lab.now_ms += 30 * DAY
-        lab.retain()
-        assert rows_of(lab.root().topic("b")) == rows
+            clone_topic(world.root(), "a", "b", version=version + 1)
+        clone_topic(world.root(), "a", "b", version=version)
+        world.now_ms += 30 * DAY_MS
+        world.retain()
+        assert rows_of(world.root().topic("b")) == rows
         # Under its own name, too: a new topic whose files lie where the old one's do.
-        clone_topic(lab.root(), "b", "a")
+        clone_topic(world.root(), "b", "a")
         for _ in range(3):
-            lab.now_ms += 30 * DAY
-            lab.retain()
-            assert rows_of(lab.root().topic("a")) == rows_of(lab.root().topic("b")) == rows
+            world.now_ms += 30 * DAY_MS
+            world.retain()
+            assert rows_of(world.root().topic("a")) == rows_of(world.root().topic("b")) == rows
 
     def test_log_starts_and_gaps_stay_where_they_are(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         topic = root.topic("a")
         topic.commit(LogStartIntent(topic.head().topic_id, {0: 4, 1: 6}))
         clone_topic(root, "a", "b")
@@ -118,8 +119,8 @@ class TestWhatItShows:
         assert root.topic("b").append(batch([b"x"], keys=[b"x"], partition=1)).base == {1: 6}
 
     def test_committed_transactions_are_in_it_open_and_aborted_ones_are_not(self) -> None:
-        lab = Lab()
-        root = filled(lab, configs={})
+        world = BackupWorld()
+        root = filled(world, configs={})
         for name, outcome in (("x", "commit"), ("y", "abort"), ("z", "prepare")):
             writing = transactional(root, name).begin()
             writing.append("a", batch([name.encode()]))
@@ -127,19 +128,19 @@ class TestWhatItShows:
                 writing.prepare()
             getattr(writing, outcome)()
         root.topic("a").append(batch([b"behind"]))
-        found = clone_topic(lab.root(), "a", "b")
-        values = [value for _, value, _ in rows_of(lab.root().topic("b")).values()]
+        found = clone_topic(world.root(), "a", "b")
+        values = [value for _, value, _ in rows_of(world.root().topic("b")).values()]
         assert found.left_out == 2
         assert b"x" in values
         assert b"behind" in values
         assert b"y" not in values
         assert b"z" not in values
-        assert lab.root().topic("b").head().log_end.tolist() == lab.root().topic("a").head().log_end.tolist()
-        assert not lab.root().topic("b").head().open
+        assert world.root().topic("b").head().log_end.tolist() == world.root().topic("a").head().log_end.tolist()
+        assert not world.root().topic("b").head().open
 
     def test_a_writer_of_the_source_is_unknown_to_the_clone(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         key = WriterKey("query", 0)
         root.topic("a").append(batch([b"x"], keys=[b"x"]), writer=key)
         clone_topic(root, "a", "b")
@@ -147,17 +148,17 @@ class TestWhatItShows:
         assert root.topic("a").append(batch([b"x"], keys=[b"x"]), writer=key).skipped
 
     def test_names_that_are_taken_and_dry_runs_change_nothing(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         root.create_topic("b")
-        before = lab.store.snapshot()
+        before = world.store.snapshot()
         with pytest.raises(Conflict, match="'b' already exists"):
-            clone_topic(lab.root(), "a", "b")
-        assert clone_topic(lab.root(), "a", "c", dry_run=True).files == 5
-        assert lab.store.snapshot() == before
+            clone_topic(world.root(), "a", "b")
+        assert clone_topic(world.root(), "a", "c", dry_run=True).files == 5
+        assert world.store.snapshot() == before
         with pytest.raises(Conflict, match="differs only in case"):
-            clone_topic(lab.root(), "a", "A")
-        assert not lab.root().topic("a").head().holds
+            clone_topic(world.root(), "a", "A")
+        assert not world.root().topic("a").head().holds
 
 
 @pytest.mark.parametrize("cloned", [False, True])
@@ -181,132 +182,132 @@ def test_topics_of_kafkas_with_transactions_and_indexes(tmp_path: Path, cloned: 
 
 
 class TestVacuums:
-    def years(self, lab: Lab, *names: str) -> None:
+    def years(self, world: BackupWorld, *names: str) -> None:
         """Both topics are rewritten and vacuumed until nothing more goes."""
         for _ in range(6):
-            lab.now_ms += 2 * DAY
+            world.now_ms += 2 * DAY_MS
             for name in names:
-                topic = lab.root().topic(name)
+                topic = world.root().topic(name)
                 topic.append(batch([b"more"], keys=[b"k0"]))
-                lab.compact(name)
-            lab.retain()
+                world.compact(name)
+            world.retain()
 
     def test_the_source_may_be_rewritten_and_vacuumed(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         clone_topic(root, "a", "b")
         rows = rows_of(root.topic("b"))
-        self.years(lab, "a")
-        assert rows_of(lab.root().topic("b")) == rows
-        assert {f"a/{path.split('/', 2)[2]}" for path in shared(lab.root(), "b")} <= {
-            i.key for i in lab.store.list("a/")
+        self.years(world, "a")
+        assert rows_of(world.root().topic("b")) == rows
+        assert {f"a/{path.split('/', 2)[2]}" for path in shared(world.root(), "b")} <= {
+            i.key for i in world.store.list("a/")
         }
 
     @pytest.mark.parametrize("end", ["rewritten", "deleted"])
     def test_the_hold_ends_with_the_last_version_that_names_the_files(self, end: str) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         clone_topic(root, "a", "b")
         files = shared(root, "b")
         if end == "deleted":
-            lab.now_ms += 3 * DAY
-            lab.retain()
-            assert lab.root().topic("a").head().holds
-            lab.root().delete_topic("b")
-            self.years(lab, "a")
+            world.now_ms += 3 * DAY_MS
+            world.retain()
+            assert world.root().topic("a").head().holds
+            world.root().delete_topic("b")
+            self.years(world, "a")
         else:
-            self.years(lab, "a", "b")
-            assert not shared(lab.root(), "b")
-        assert not lab.root().topic("a").head().holds
-        left = {info.key for info in lab.store.list("a/")}
+            self.years(world, "a", "b")
+            assert not shared(world.root(), "b")
+        assert not world.root().topic("a").head().holds
+        left = {info.key for info in world.store.list("a/")}
         assert not {path[1:] for path in files} & left
 
     def test_a_plan_on_the_clone_outlives_its_rewriting_by_the_delay(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         clone_topic(root, "a", "b")
-        lab.compact("a")
-        lab.now_ms += 3 * DAY
-        plan = lab.root().topic("b").snapshot()
-        lab.compact("b")
-        lab.now_ms += 12 * HOUR
-        lab.retain()
-        assert plan.slices.paths() <= {f"/{info.key}" for info in lab.store.list("a/")}
+        world.compact("a")
+        world.now_ms += 3 * DAY_MS
+        plan = world.root().topic("b").snapshot()
+        world.compact("b")
+        world.now_ms += 12 * HOUR_MS
+        world.retain()
+        assert plan.slices.paths() <= {f"/{info.key}" for info in world.store.list("a/")}
 
     def test_the_clones_vacuum_leaves_the_source_alone(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         rows = rows_of(root.topic("a"))
         clone_topic(root, "a", "b")
-        self.years(lab, "b")
-        lab.root().delete_topic("b")
-        lab.now_ms += 9 * DAY
-        lab.retain()
-        assert rows_of(lab.root().topic("a")) == rows
+        self.years(world, "b")
+        world.root().delete_topic("b")
+        world.now_ms += 9 * DAY_MS
+        world.retain()
+        assert rows_of(world.root().topic("a")) == rows
 
     def test_a_deleted_source_keeps_what_the_clone_names_and_loses_the_rest(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         clone_topic(root, "a", "b")
         rows = rows_of(root.topic("b"))
         root.topic("a").append(batch([b"only in a"], keys=[b"k0"]))
         root.delete_topic("a")
         for _ in range(4):
-            lab.now_ms += 10 * DAY
-            lab.retain()
-        assert rows_of(lab.root().topic("b")) == rows
-        data = {f"/{info.key}" for info in lab.store.list("a/") if "/_log/" not in info.key}
-        assert data == shared(lab.root(), "b")
+            world.now_ms += 10 * DAY_MS
+            world.retain()
+        assert rows_of(world.root().topic("b")) == rows
+        data = {f"/{info.key}" for info in world.store.list("a/") if "/_log/" not in info.key}
+        assert data == shared(world.root(), "b")
 
     def test_a_clone_of_a_clone_holds_on_in_the_first_topic(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         clone_topic(root, "a", "b")
         rows = rows_of(root.topic("b"))
-        self.years(lab, "a")
-        clone_topic(lab.root(), "b", "c")
-        lab.root().delete_topic("b")
-        self.years(lab, "a")
-        assert rows_of(lab.root().topic("c")) == rows
-        assert not [info for info in lab.store.list("b/") if "/_log/" not in info.key]
-        lab.root().delete_topic("c")
-        self.years(lab, "a")
-        assert not lab.root().topic("a").head().holds
+        self.years(world, "a")
+        clone_topic(world.root(), "b", "c")
+        world.root().delete_topic("b")
+        self.years(world, "a")
+        assert rows_of(world.root().topic("c")) == rows
+        assert not [info for info in world.store.list("b/") if "/_log/" not in info.key]
+        world.root().delete_topic("c")
+        self.years(world, "a")
+        assert not world.root().topic("a").head().holds
 
     def test_versions_below_the_floor_are_refused(self) -> None:
-        lab = Lab()
-        root = filled(lab)
+        world = BackupWorld()
+        root = filled(world)
         version = root.topic("a").head().version
-        self.years(lab, "a")
-        floor = lab.root().topic("a").head().floor
+        self.years(world, "a")
+        floor = world.root().topic("a").head().floor
         with pytest.raises(Conflict, match=f"versions from {floor} on can be cloned"):
-            clone_topic(lab.root(), "a", "b", version=floor - 1)
+            clone_topic(world.root(), "a", "b", version=floor - 1)
         assert version < floor
 
     def test_the_vacuum_does_not_wait_for_a_clone_that_was_never_made(self) -> None:
-        lab = Lab()
-        filled(lab)
+        world = BackupWorld()
+        filled(world)
 
         def decide(call: Call) -> Fault | None:
             return Fault(FaultKind.CRASH_BEFORE) if call.verb == "create" and call.key.startswith("b/") else None
 
-        dying = FaultyStore(lab.store, decide)
+        dying = FaultyStore(world.store, decide)
         with pytest.raises(Crash):
-            clone_topic(lab.root(dying), "a", "b")
-        assert list(lab.root().topic("a").head().holds) != []
-        lab.now_ms += 23 * HOUR
-        lab.retain()
-        assert list(lab.root().topic("a").head().holds) != []
-        lab.now_ms += 2 * HOUR
-        lab.retain()
-        assert list(lab.root().topic("a").head().holds) == []
+            clone_topic(world.root(dying), "a", "b")
+        assert list(world.root().topic("a").head().holds) != []
+        world.now_ms += 23 * HOUR_MS
+        world.retain()
+        assert list(world.root().topic("a").head().holds) != []
+        world.now_ms += 2 * HOUR_MS
+        world.retain()
+        assert list(world.root().topic("a").head().holds) == []
 
 
 def requests_of_a_clone() -> int:
-    lab = Lab()
-    filled(lab)
-    count = FaultyStore(lab.store, lambda call: None)
-    clone_topic(lab.root(count), "a", "b")
+    world = BackupWorld()
+    filled(world)
+    count = FaultyStore(world.store, lambda call: None)
+    clone_topic(world.root(count), "a", "b")
     return sum(count.calls.values())
 
 
@@ -314,53 +315,53 @@ def requests_of_a_clone() -> int:
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
 def test_killed_at_any_request_there_is_a_whole_clone_or_none(kind: FaultKind) -> None:
     for number in range(requests_of_a_clone()):
-        lab = Lab()
-        rows = rows_of(filled(lab).topic("a"))
-        dying = FaultyStore(lab.store, lambda call, at=number: Fault(kind) if call.number == at else None)
+        world = BackupWorld()
+        rows = rows_of(filled(world).topic("a"))
+        dying = FaultyStore(world.store, lambda call, at=number: Fault(kind) if call.number == at else None)
         # A request that finds nothing fails before the process can die of it.
         with contextlib.suppress(Crash):
-            clone_topic(lab.root(dying), "a", "b")
-        TestVacuums().years(lab, "a")
-        there = "b" in lab.root().topics()
+            clone_topic(world.root(dying), "a", "b")
+        TestVacuums().years(world, "a")
+        there = "b" in world.root().topics()
         if not there:
-            assert not lab.root().topic("a").head().holds
-            clone_topic(lab.root(), "a", "b")
+            assert not world.root().topic("a").head().holds
+            clone_topic(world.root(), "a", "b")
         else:
-            assert rows_of(lab.root().topic("b")) == rows
+            assert rows_of(world.root().topic("b")) == rows
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("moment", range(40))
 def test_a_vacuum_between_any_two_requests_takes_nothing_from_the_clone(moment: int) -> None:
     """Also where the source was rewritten long ago and its vacuum is due."""
-    lab = Lab()
-    filled(lab)
-    version = lab.root().topic("a").head().version
-    rows = rows_of(lab.root().topic("a"))
-    lab.compact("a")
-    lab.now_ms += DAY + HOUR
-    lab.root().topic("a").append(batch([b"x"], keys=[b"x"]))
-    lab.now_ms += DAY + HOUR
-    lab.root().topic("a").append(batch([b"y"], keys=[b"y"]))
+    world = BackupWorld()
+    filled(world)
+    version = world.root().topic("a").head().version
+    rows = rows_of(world.root().topic("a"))
+    world.compact("a")
+    world.now_ms += DAY_MS + HOUR_MS
+    world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+    world.now_ms += DAY_MS + HOUR_MS
+    world.root().topic("a").append(batch([b"y"], keys=[b"y"]))
 
     def decide(call: Call) -> None:
         if call.number == moment:
-            lab.retain()
+            world.retain()
 
     try:
-        clone_topic(lab.root(FaultyStore(lab.store, decide)), "a", "b", version=version)
+        clone_topic(world.root(FaultyStore(world.store, decide)), "a", "b", version=version)
     except (Conflict, NotFound):
-        assert "b" not in lab.root().topics()
+        assert "b" not in world.root().topics()
     else:
-        lab.retain()
-        assert rows_of(lab.root().topic("b")) == rows
+        world.retain()
+        assert rows_of(world.root().topic("b")) == rows
 
 
 def test_the_intent_of_another_process_is_judged_anew() -> None:
-    lab = Lab()
-    root = filled(lab)
+    world = BackupWorld()
+    root = filled(world)
     found: Cloned = clone_topic(root, "a", "b")
-    lab.root().topic("b").delete()
+    world.root().topic("b").delete()
     with pytest.raises(NotFound):
         root.topic("b").commit(DeleteIntent(found.topic_id))
 
@@ -412,49 +413,49 @@ class TestMutations:
 class TestAProcessThatSleeps:
     """Between the hold and the creation, until the vacuum has ended the hold and taken the files."""
 
-    def asleep(self, lab: Lab) -> Root:
+    def asleep(self, world: BackupWorld) -> Root:
         """A root in which days pass, with vacuums, just before the clone's first commit."""
         nights = [3]
 
         def sleep(call: Call) -> None:
             if call.verb == "create" and call.key.startswith("b/_log/0") and nights:
                 for _ in range(nights.pop()):
-                    lab.now_ms += DAY + HOUR
-                    lab.root().topic("a").append(batch([b"x"], keys=[b"x"]))
-                    lab.compact("a")
-                    lab.retain()
+                    world.now_ms += DAY_MS + HOUR_MS
+                    world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+                    world.compact("a")
+                    world.retain()
 
-        return lab.root(FaultyStore(lab.store, sleep))
+        return world.root(FaultyStore(world.store, sleep))
 
     @pytest.mark.parametrize("was_a_topic", [False, True])
     def test_it_creates_nothing(self, was_a_topic: bool) -> None:
-        lab = Lab()
-        filled(lab)
+        world = BackupWorld()
+        filled(world)
         if was_a_topic:
-            lab.root().create_topic("b").delete()
+            world.root().create_topic("b").delete()
         with pytest.raises(Conflict, match=r"topic 'b' went from version .* while it was cloned; try again"):
-            clone_topic(self.asleep(lab), "a", "b")
-        assert lab.root().topics() == ["a"]
-        commits = [lab.store.get(info.key) for info in lab.store.list("b/_log/0")]
+            clone_topic(self.asleep(world), "a", "b")
+        assert world.root().topics() == ["a"]
+        commits = [world.store.get(info.key) for info in world.store.list("b/_log/0")]
         assert not any(b'"files":[{' in commit for commit in commits)
-        assert not any(name.startswith("clone:") for name in lab.root().topic("a").head().holds)
-        assert verify_root(lab.store, env=lab.env()).sound
-        rows = rows_of(lab.root().topic("a"))
-        clone_topic(lab.root(), "a", "b")
-        TestVacuums().years(lab, "a")
-        assert rows_of(lab.root().topic("b")) == rows
+        assert not any(name.startswith("clone:") for name in world.root().topic("a").head().holds)
+        assert verify_root(world.store, env=world.env()).sound
+        rows = rows_of(world.root().topic("a"))
+        clone_topic(world.root(), "a", "b")
+        TestVacuums().years(world, "a")
+        assert rows_of(world.root().topic("b")) == rows
 
     def test_a_name_that_was_given_up_is_as_free_as_any(self) -> None:
-        lab = Lab()
-        filled(lab)
+        world = BackupWorld()
+        filled(world)
         with pytest.raises(Conflict):
-            clone_topic(self.asleep(lab), "a", "b")
-        root = lab.root()
+            clone_topic(self.asleep(world), "a", "b")
+        root = world.root()
         assert root.topics() == ["a"]
         with pytest.raises(NotFound):
             root.topic("b")
         assert list(contents(root)) == ["a"]
         root.create_topic("b").append(batch([b"1"], keys=[b"1"]))
-        assert len(rows_of(lab.root().topic("b"))) == 1
-        lab.retain()
-        assert verify_root(lab.store, env=lab.env()).sound
+        assert len(rows_of(world.root().topic("b"))) == 1
+        world.retain()
+        assert verify_root(world.store, env=world.env()).sound

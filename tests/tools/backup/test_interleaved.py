@@ -22,7 +22,8 @@ from sparklog.transactions.completion import collect
 from sparklog.transactions.producer import transactional
 from tests.support.maintaining import maintain
 from tests.support.name_caching_store import NameCachingStore
-from tests.tools.backup.lab import DAY, HOUR, Lab, batch, contents, rows_of
+from tests.support.world import DAY_MS, HOUR_MS
+from tests.tools.backup.backup_world import BackupWorld, batch, contents, rows_of
 
 pytestmark = pytest.mark.sweep
 
@@ -33,19 +34,19 @@ class Story:
     """Two topics that are written to by transactions, a group that follows, and whoever backs up."""
 
     def __init__(self) -> None:
-        self.lab = Lab()
-        self.place = self.lab.another("place")
+        self.world = BackupWorld()
+        self.place = self.world.another("place")
         self.moved = 0
         self.quiet = False
-        root = self.lab.root()
+        root = self.world.root()
         for name in ("a", "b"):
-            root.create_topic(name, configs={"file.delete.delay.ms": str(HOUR)})
+            root.create_topic(name, configs={"file.delete.delay.ms": str(HOUR_MS)})
         for _ in range(2):
             self.move()
 
     def move(self) -> None:
         """One transaction over both topics, with the offsets of a group; then what reads and records it."""
-        root = self.lab.root()
+        root = self.world.root()
         self.moved += 1
         value = b"move %d" % self.moved
         with transactional(root, ID).begin() as writing:
@@ -57,9 +58,9 @@ class Story:
 
     def begin(self) -> None:
         """The same, prepared and not decided."""
-        root = self.lab.root()
+        root = self.world.root()
         self.moved += 1
-        self.open = transactional(root, ID, timeout_ms=HOUR).begin()
+        self.open = transactional(root, ID, timeout_ms=HOUR_MS).begin()
         for name in ("a", "b"):
             self.open.append(name, batch([b"move %d" % self.moved]))
         self.open.send_offsets("movers", {"a": {0: self.moved}})
@@ -70,13 +71,13 @@ class Story:
 
     def give_up(self) -> None:
         """A transaction that is aborted: the COMMIT before it is the newest decision no more, and can be forgotten."""
-        writing = transactional(self.lab.root(), ID).begin()
+        writing = transactional(self.world.root(), ID).begin()
         writing.append("a", batch([b"never"]))
         writing.abort()
 
     def record(self) -> None:
         """Topics and groups record what is decided, and the COMMITs are forgotten."""
-        root = self.lab.root()
+        root = self.world.root()
         for name in ("b", "a"):
             root.topic(name).append(batch([b"plain"]))
         Groups(root).group("movers").join("two").commit({"b": {0: 0}})
@@ -85,12 +86,12 @@ class Story:
     def tidy(self) -> None:
         """Files of a moment ago are replaced, hours pass, and the vacuum deletes what it may."""
         for name in ("a", "b"):
-            self.lab.compact(name)
+            self.world.compact(name)
         for _ in range(2):
-            self.lab.now_ms += 2 * HOUR
-            self.lab.root().topic("a").append(batch([b"plain"]))
-            self.lab.root().topic("b").append(batch([b"plain"]))
-            self.lab.retain()
+            self.world.now_ms += 2 * HOUR_MS
+            self.world.root().topic("a").append(batch([b"plain"]))
+            self.world.root().topic("b").append(batch([b"plain"]))
+            self.world.retain()
 
     def at(self, moments: Callable[[int], bool], *acts: Callable[[], None]) -> Callable[[Call], None]:
         """Others act before these requests."""
@@ -110,14 +111,14 @@ class Story:
 
     def back_up(self, decide: Callable[[Call], Fault | None] = lambda call: None) -> Root:
         """A backup and a root made of it."""
-        source = FaultyStore(self.lab.store, decide)
-        back_up(self.lab.root(source), FaultyStore(self.place, decide), at_once=1)
+        source = FaultyStore(self.world.store, decide)
+        back_up(self.world.root(source), FaultyStore(self.place, decide), at_once=1)
         return self.restored()
 
     def restored(self, wanted: Wanted | None = None) -> Root:
-        target = self.lab.another("restored")
-        restore(self.place, target, wanted, at_once=1, env=self.lab.env())
-        return self.lab.root(target)
+        target = self.world.another("restored")
+        restore(self.place, target, wanted, at_once=1, env=self.world.env())
+        return self.world.root(target)
 
     def check(self, root: Root, least: int) -> None:
         """Whole transactions, at least those acknowledged before; groups that know of just these; it goes on."""
@@ -131,13 +132,13 @@ class Story:
         assert committed["a", 0].offset == len(moves["a"])
         for item in Groups(root).group("readers").committed().values():
             assert item.offset <= root.topic(item.topic).head().log_end[item.partition]
-        source = contents(self.lab.root())
+        source = contents(self.world.root())
         for name, rows in contents(root).items():
             assert all(source[name][place] == row for place, row in rows.items())
         before = contents(root)
-        self.lab.now_ms += DAY
-        self.lab.retain(root.store)
-        root = self.lab.root(root.store)
+        self.world.now_ms += DAY_MS
+        self.world.retain(root.store)
+        root = self.world.root(root.store)
         assert contents(root) == before
         assert not root.topic("a").head().open
 
@@ -145,7 +146,7 @@ class Story:
 @pytest.fixture(autouse=True)
 def long_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours pass between two requests, and no run is to take itself for dead."""
-    monkeypatch.setattr(place_module, "MARK_MS", 4 * DAY)
+    monkeypatch.setattr(place_module, "MARK_MS", 4 * DAY_MS)
 
 
 def requests(make: Callable[[Callable[[Call], Fault | None]], object]) -> int:
@@ -224,16 +225,16 @@ def killed(step: int, start: int = 0) -> int:
         finished = [info.key for info in story.place.list("_backups/0")]
         if finished:
             # It died letting go of its holds.
-            assert contents(story.restored()) == contents(story.lab.root())
+            assert contents(story.restored()) == contents(story.world.root())
             assert number > total - 20
         story.move()
         story.tidy()
         root = story.back_up()
         story.check(root, story.moved)
-        assert contents(root) == contents(story.lab.root())
-        story.lab.now_ms += DAY + HOUR
-        story.lab.retain()
-        assert not story.lab.root().topic("a").head().holds
+        assert contents(root) == contents(story.world.root())
+        story.world.now_ms += DAY_MS + HOUR_MS
+        story.world.retain()
+        assert not story.world.root().topic("a").head().holds
     return len(range(start, total, step))
 
 
@@ -249,33 +250,33 @@ def test_a_backup_killed_at_any_request_is_run_again_all_of_them() -> None:
 def test_a_restore_killed_at_any_request_is_run_again() -> None:
     story = Story()
     story.back_up()
-    right = contents(story.lab.root())
+    right = contents(story.world.root())
 
     def attempt(target: MemoryStore, decide: Callable[[Call], Fault | None]) -> None:
-        restore(FaultyStore(story.place, decide), FaultyStore(target, decide), at_once=1, env=story.lab.env())
+        restore(FaultyStore(story.place, decide), FaultyStore(target, decide), at_once=1, env=story.world.env())
 
-    total = requests(lambda decide: attempt(story.lab.another("count"), decide))
+    total = requests(lambda decide: attempt(story.world.another("count"), decide))
     for number in range(0, total, 2):
-        target = story.lab.another("restored")
+        target = story.world.another("restored")
         with contextlib.suppress(Crash):
             attempt(target, dying(number))
         if "_root.json" not in target.snapshot() or "_restore.json" in target.snapshot():
             attempt(target, lambda call: None)
         assert "_restore.json" not in target.snapshot()
-        assert contents(story.lab.root(target)) == right
+        assert contents(story.world.root(target)) == right
 
 
 def test_a_backup_of_an_hour_ago_is_still_there_while_times_between_are_asked_for() -> None:
     story = Story()
     story.back_up()
-    story.lab.now_ms += 1
+    story.world.now_ms += 1
     times = []
     for _ in range(6):
         story.move()
-        times.append((story.lab.now_ms, story.moved))
-        story.lab.now_ms += 1
+        times.append((story.world.now_ms, story.moved))
+        story.world.now_ms += 1
         story.record()
-        story.lab.now_ms += 1
+        story.world.now_ms += 1
     story.back_up()
     for time_ms, moved in times:
         root = story.restored(Wanted(time_ms=time_ms))
@@ -362,19 +363,19 @@ def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
         patched.setattr(backing_up.Holds, "take", slow)
         root = story.back_up()
     assert len(taken) == 2
-    assert contents(root) == contents(story.lab.root())
+    assert contents(root) == contents(story.world.root())
     with pytest.raises(Conflict):
-        maintain(story.lab.root().topic("a"), holds={"late": backing_up.Hold(0)})
+        maintain(story.world.root().topic("a"), holds={"late": backing_up.Hold(0)})
 
 
 @pytest.mark.parametrize("kind", ["name_ms", "folder_ms"])
 def test_a_backup_waits_for_what_a_cache_hides(kind: str) -> None:
     """The machine that makes it does not see that topic a has recorded a COMMIT, which the decisions have forgotten."""
-    lab = Lab()
-    root = lab.root()
+    world = BackupWorld()
+    root = world.root()
     for name in ("a", "b"):
         root.create_topic(name)
-    here = lab.root(NameCachingStore(lab.store, lambda: lab.now_ms, **{kind: 60_000}))
+    here = world.root(NameCachingStore(world.store, lambda: world.now_ms, **{kind: 60_000}))
     writing = transactional(root, ID).begin()
     writing.append("a", batch([b"paid"]))
     writing.prepare()
@@ -384,9 +385,9 @@ def test_a_backup_waits_for_what_a_cache_hides(kind: str) -> None:
     with transactional(root, ID).begin() as following:
         following.append("b", batch([b"more"]))
     assert len(root.decisions.log(ID).refresh().commits) == 1
-    place, restored = lab.another("place"), lab.another("restored")
-    begun = lab.now_ms
+    place, restored = world.another("place"), world.another("restored")
+    begun = world.now_ms
     back_up(here, place)
-    assert lab.now_ms - begun <= SETTLE_MS
-    restore(place, restored, env=lab.env())
-    assert contents(lab.root(restored)) == contents(root)
+    assert world.now_ms - begun <= SETTLE_MS
+    restore(place, restored, env=world.env())
+    assert contents(world.root(restored)) == contents(root)

@@ -26,7 +26,7 @@ from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
-from tests.tools.backup.lab import end_what_is_open
+from tests.tools.backup.backup_world import end_what_is_open
 
 pytestmark = pytest.mark.sweep
 

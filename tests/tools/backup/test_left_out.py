@@ -19,8 +19,8 @@ from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.completion import collect
 from sparklog.transactions.listing import list_transactions
 from sparklog.transactions.producer import transactional
-from tests.tools.backup.lab import HOUR, batch, contents, rows_of
-from tests.tools.backup.test_restoring import House
+from tests.support.world import HOUR_MS
+from tests.tools.backup.backup_world import RestoringWorld, batch, contents, rows_of
 
 ID, GROUP = "writer of z/1", "readers of z"
 
@@ -47,104 +47,104 @@ def move(root: Root, id_: str, topics: tuple[str, ...], offsets: dict[str, dict[
 
 
 @pytest.fixture
-def house() -> House:
+def world() -> RestoringWorld:
     """Topics a and z; an id and a group of each."""
-    made = House()
+    made = RestoringWorld()
     for name in ("a", "z"):
         made.fill(name, 2, {})
-    root = made.root
+    root = made.root()
     for _ in range(2):
         move(root, "writer of a", ("a",), {"readers of a": {"a": {0: 1}}})
         move(root, ID, ("z",), {GROUP: {"z": {0: 2}}})
     return made
 
 
-def damaged(house: House) -> list[str]:
+def damaged(world: RestoringWorld) -> list[str]:
     """The newest entries of the group and the id of z are; their keys."""
-    keys = [newest_key(house.lab.store, prefix) for prefix in (groups_prefix(GROUP), transactions_prefix(ID))]
+    keys = [newest_key(world.store, prefix) for prefix in (groups_prefix(GROUP), transactions_prefix(ID))]
     for key in keys:
-        flip(house.lab.store, key)
+        flip(world.store, key)
     return keys
 
 
-def check_restored(house: House, restored: Root) -> None:
+def check_restored(world: RestoringWorld, restored: Root) -> None:
     """Topic a with its id and group, sound, and nothing of what was left out."""
-    assert contents(restored) == {"a": rows_of(house.root.topic("a"))}
+    assert contents(restored) == {"a": rows_of(world.root().topic("a"))}
     assert Groups(restored).names() == ["readers of a"]
     assert Groups(restored).group("readers of a").committed()["a", 0].offset == 1
     assert [item.id for item in list_transactions(restored)] == ["writer of a"]
-    assert not verify_root(restored.store, env=house.lab.env()).findings
+    assert not verify_root(restored.store, env=world.env()).findings
     for id_ in ("writer of a", ID):
         move(restored, id_, ("a",), {})
 
 
-def test_damage_of_others_is_left_out_and_said(house: House) -> None:
-    keys = damaged(house)
-    manifest = house.back_up(topics=["a"])
+def test_damage_of_others_is_left_out_and_said(world: RestoringWorld) -> None:
+    keys = damaged(world)
+    manifest = world.back_up(topics=["a"])
     assert [(item.folder, item.id) for item in manifest.left_out] == [
         (groups_prefix(GROUP), GROUP),
         (transactions_prefix(ID), ID),
     ]
     assert [key in item.damage for key, item in zip(keys, manifest.left_out, strict=True)] == [True, True]
     assert manifest.only == ("a",)
-    assert plan_backup(house.root, house.place, topics=["a"]).left_out == manifest.left_out
-    assert plan_restore(house.place, env=house.lab.env()).left_out == manifest.left_out
-    check_restored(house, house.restore())
+    assert plan_backup(world.root(), world.place, topics=["a"]).left_out == manifest.left_out
+    assert plan_restore(world.place, env=world.env()).left_out == manifest.left_out
+    check_restored(world, world.restore())
 
 
-def test_a_backup_of_all_topics_is_strict(house: House) -> None:
-    house.back_up()
-    before = house.place.snapshot()
-    for key in reversed(damaged(house)):
-        for attempt in (house.back_up, lambda: plan_backup(house.root, house.place)):
+def test_a_backup_of_all_topics_is_strict(world: RestoringWorld) -> None:
+    world.back_up()
+    before = world.place.snapshot()
+    for key in reversed(damaged(world)):
+        for attempt in (world.back_up, lambda: plan_backup(world.root(), world.place)):
             with pytest.raises(Corrupt, match=key):
                 attempt()
-        assert house.place.snapshot() == before
+        assert world.place.snapshot() == before
         # From here on it is the other one.
-        house.lab.store.replace(key, house.place.get(key))
-    assert house.back_up().left_out == ()
+        world.store.replace(key, world.place.get(key))
+    assert world.back_up().left_out == ()
 
 
-def test_whatever_byte_is_damaged(house: House) -> None:
-    whole = house.lab.store.snapshot()
+def test_whatever_byte_is_damaged(world: RestoringWorld) -> None:
+    whole = world.store.snapshot()
     for prefix in (groups_prefix(GROUP), transactions_prefix(ID)):
-        key = newest_key(house.lab.store, prefix)
+        key = newest_key(world.store, prefix)
         for position in range(0, len(whole[key]), 11):
-            house.lab.store.restore(whole)
-            flip(house.lab.store, key, position, 1 << position % 8)
+            world.store.restore(whole)
+            flip(world.store, key, position, 1 << position % 8)
             with pytest.raises((Corrupt, BadRequest), match=key):
-                back_up(house.root, house.lab.another("whole"), at_once=1)
-            assert [item.folder for item in house.back_up(topics=["a"]).left_out] == [prefix]
+                back_up(world.root(), world.another("whole"), at_once=1)
+            assert [item.folder for item in world.back_up(topics=["a"]).left_out] == [prefix]
             for topics in (["z"], ["a", "z"]):
                 with pytest.raises((Corrupt, BadRequest), match="so it cannot be left out"):
-                    house.back_up(topics=topics)
+                    world.back_up(topics=topics)
 
 
-def test_an_older_entry_or_the_first_one(house: House) -> None:
-    whole = house.lab.store.snapshot()
+def test_an_older_entry_or_the_first_one(world: RestoringWorld) -> None:
+    whole = world.store.snapshot()
     for prefix in (groups_prefix(GROUP), transactions_prefix(ID)):
         for number in (0, 1):
-            house.lab.store.restore(whole)
-            flip(house.lab.store, commit_key(prefix, number))
-            place = house.lab.another(f"place-{number}")
-            assert [item.folder for item in back_up(house.root, place, topics=["a"], at_once=1).left_out] == [prefix]
+            world.store.restore(whole)
+            flip(world.store, commit_key(prefix, number))
+            place = world.another(f"place-{number}")
+            assert [item.folder for item in back_up(world.root(), place, topics=["a"], at_once=1).left_out] == [prefix]
             left = {"readers of a", GROUP} - ({GROUP} if prefix == groups_prefix(GROUP) else set())
-            assert set(Groups(house.restore(place)).names()) == left
+            assert set(Groups(world.restore(place)).names()) == left
             with pytest.raises(Corrupt, match=commit_key(prefix, number)):
-                back_up(house.root, house.lab.another("other"), topics=["z"], at_once=1)
+                back_up(world.root(), world.another("other"), topics=["z"], at_once=1)
 
 
-def test_an_entry_of_which_nothing_is_left(house: House) -> None:
+def test_an_entry_of_which_nothing_is_left(world: RestoringWorld) -> None:
     """What an id has to do with topics, they say themselves; of a group nobody does."""
-    store = house.lab.store
+    store = world.store
     for left in (b"", bytes(600), store.get(newest_key(store, transactions_prefix(ID)))[:100]):
         before = store.snapshot()
         store.replace(newest_key(store, transactions_prefix(ID)), left)
-        assert [item.id for item in house.back_up(topics=["a"]).left_out] == [ID]
+        assert [item.id for item in world.back_up(topics=["a"]).left_out] == [ID]
         store.restore(before)
         store.replace(newest_key(store, groups_prefix(GROUP)), left)
         with pytest.raises(Corrupt, match="it cannot be read at all, and may be about 'a', so"):
-            house.back_up(topics=["a"])
+            world.back_up(topics=["a"])
         store.restore(before)
 
 
@@ -178,49 +178,49 @@ def collected(root: Root) -> None:
 
 
 @pytest.mark.parametrize("act", [prepared, pending, recorded_and_forgotten, collected])
-def test_what_concerns_a_chosen_topic_is_not_left_out(house: House, act: Callable[[Root], None]) -> None:
-    act(house.root)
-    key = newest_key(house.lab.store, transactions_prefix(ID))
-    for damage in (lambda: flip(house.lab.store, key), lambda: house.lab.store.replace(key, b"")):
+def test_what_concerns_a_chosen_topic_is_not_left_out(world: RestoringWorld, act: Callable[[Root], None]) -> None:
+    act(world.root())
+    key = newest_key(world.store, transactions_prefix(ID))
+    for damage in (lambda: flip(world.store, key), lambda: world.store.replace(key, b"")):
         damage()
         with pytest.raises(Corrupt, match=f"so it cannot be left out .*{key}"):
-            house.back_up(topics=["a"])
-    assert not list(house.place.list("_backups/0"))
+            world.back_up(topics=["a"])
+    assert not list(world.place.list("_backups/0"))
 
 
-def test_what_an_id_that_is_left_out_has_pending_of_other_topics(house: House) -> None:
+def test_what_an_id_that_is_left_out_has_pending_of_other_topics(world: RestoringWorld) -> None:
     """It goes: nobody could decide it."""
-    root = house.root
+    root = world.root()
     move(root, "writer of a", ("a",), {GROUP: {"z": {0: 2}}})
     writing = transactional(root, ID).begin()
     writing.append("z", batch([b"held"]))
     writing.send_offsets(GROUP, {"z": {0: 4}})
     writing.prepare()
-    flip(house.lab.store, newest_key(house.lab.store, transactions_prefix(ID)))
-    house.back_up(topics=["a"])
-    restored = house.restore()
-    assert not verify_root(restored.store, env=house.lab.env()).findings
+    flip(world.store, newest_key(world.store, transactions_prefix(ID)))
+    world.back_up(topics=["a"])
+    restored = world.restore()
+    assert not verify_root(restored.store, env=world.env()).findings
     state = restored.entries(GROUPS, GROUP).refresh()
     assert [item.offset for item in state.offsets] == [(2,)]
     assert not state.pending
 
 
-def test_a_transaction_of_a_chosen_topic_and_a_group_that_is_left_out(house: House) -> None:
+def test_a_transaction_of_a_chosen_topic_and_a_group_that_is_left_out(world: RestoringWorld) -> None:
     """It is there, and its COMMIT waits for no group that is not: whole, forgotten when the topic has recorded it."""
-    root = house.root
+    root = world.root()
     move(root, "writer of a", ("a", "z"), {GROUP: {"z": {0: 3}}})
-    flip(house.lab.store, newest_key(house.lab.store, groups_prefix(GROUP)))
-    manifest = house.back_up(topics=["a"])
+    flip(world.store, newest_key(world.store, groups_prefix(GROUP)))
+    manifest = world.back_up(topics=["a"])
     assert [item.id for item in manifest.left_out] == [GROUP]
-    house.lab.now_ms += 1
-    house.root.topic("a").append(batch([b"later"]))
-    house.lab.now_ms += 1
-    house.back_up(topics=["a"])
-    as_of = Wanted(time_ms=house.lab.now_ms - 2)
+    world.now_ms += 1
+    world.root().topic("a").append(batch([b"later"]))
+    world.now_ms += 1
+    world.back_up(topics=["a"])
+    as_of = Wanted(time_ms=world.now_ms - 2)
     for wanted in (Wanted(number=1), Wanted(), as_of, Wanted(topics=("a",), version=manifest.topics[0].version)):
-        restored = house.restore(wanted=wanted)
+        restored = world.restore(wanted=wanted)
         assert [value for _, value, _ in rows_of(restored.topic("a")).values()].count(b"moved") == 3
-        assert not verify_root(restored.store, env=house.lab.env()).findings
+        assert not verify_root(restored.store, env=world.env()).findings
         assert Groups(restored).names() == ["readers of a"]
         restored.topic("a").append(batch([b"records"]))
         collect(restored)
@@ -228,49 +228,49 @@ def test_a_transaction_of_a_chosen_topic_and_a_group_that_is_left_out(house: Hou
         assert not writer.is_open
 
 
-def test_from_a_root_itself(house: House) -> None:
-    version, time_ms = house.root.topic("a").head().version, house.lab.now_ms
-    house.lab.now_ms += HOUR
-    damaged(house)
+def test_from_a_root_itself(world: RestoringWorld) -> None:
+    version, time_ms = world.root().topic("a").head().version, world.now_ms
+    world.now_ms += HOUR_MS
+    damaged(world)
     for wanted in (
         Wanted(topics=("a",)),
         Wanted(topics=("a",), version=version),
         Wanted(topics=("a",), time_ms=time_ms),
     ):
-        assert len(plan_restore(house.lab.store, wanted, env=house.lab.env()).left_out) == 2
-        check_restored(house, house.restore(house.lab.store, wanted))
+        assert len(plan_restore(world.store, wanted, env=world.env()).left_out) == 2
+        check_restored(world, world.restore(world.store, wanted))
     for wanted in (Wanted(), Wanted(time_ms=time_ms), Wanted(topics=("z",)), Wanted(topics=("z",), version=1)):
         with pytest.raises(SparklogError, match="restore it"):
-            house.restore(house.lab.store, wanted)
+            world.restore(world.store, wanted)
 
 
 class TestBackupsOfSomeTopicsAmongOthers:
     def test_a_restore_of_all_topics_is_of_a_backup_of_all(self) -> None:
-        house = House()
+        world = RestoringWorld()
         for name in ("a", "b"):
-            house.fill(name, 2, {})
-        house.back_up()
-        house.lab.now_ms += HOUR
-        house.root.topic("a").append(batch([b"x"]))
-        time_ms = house.lab.now_ms
-        house.lab.now_ms += 1
-        house.back_up(topics=["a"])
-        house.lab.now_ms += HOUR
-        house.root.topic("b").append(batch([b"y"]))
-        assert list(contents(house.restore())) == ["a", "b"]
-        house.lab.now_ms += 1
-        house.back_up()
-        before = contents(house.root)
-        assert contents(house.restore(wanted=Wanted(number=2))) == {"a": before["a"]}
-        between = contents(house.restore(wanted=Wanted(time_ms=time_ms)))
+            world.fill(name, 2, {})
+        world.back_up()
+        world.now_ms += HOUR_MS
+        world.root().topic("a").append(batch([b"x"]))
+        time_ms = world.now_ms
+        world.now_ms += 1
+        world.back_up(topics=["a"])
+        world.now_ms += HOUR_MS
+        world.root().topic("b").append(batch([b"y"]))
+        assert list(contents(world.restore())) == ["a", "b"]
+        world.now_ms += 1
+        world.back_up()
+        before = contents(world.root())
+        assert contents(world.restore(wanted=Wanted(number=2))) == {"a": before["a"]}
+        between = contents(world.restore(wanted=Wanted(time_ms=time_ms)))
         assert between["a"] == before["a"]
         assert len(before["b"]) == len(between["b"]) + 1
-        assert contents(house.restore(wanted=Wanted(topics=("b",), time_ms=time_ms))) == {"b": between["b"]}
+        assert contents(world.restore(wanted=Wanted(topics=("b",), time_ms=time_ms))) == {"b": between["b"]}
 
     def test_the_newest_that_has_the_topics_that_are_asked_for(self) -> None:
-        house = House()
+        world = RestoringWorld()
         for name in ("a", "b"):
-            house.fill(name, 2, {})
-            house.back_up(topics=[name])
-        assert list(contents(house.restore(wanted=Wanted(topics=("a",))))) == ["a"]
-        assert list(contents(house.restore())) == ["b"]
+            world.fill(name, 2, {})
+            world.back_up(topics=[name])
+        assert list(contents(world.restore(wanted=Wanted(topics=("a",))))) == ["a"]
+        assert list(contents(world.restore())) == ["b"]

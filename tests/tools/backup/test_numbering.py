@@ -13,8 +13,8 @@ from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.pruning import prune
 from sparklog.tools.backup.repository import Place, backup_key, begun_key, newest_number, take_number
 from sparklog.tools.backup.restore_point import Wanted
-from tests.tools.backup.lab import DAY, HOUR, Dying, batch, contents
-from tests.tools.backup.test_restoring import House
+from tests.support.world import DAY_MS, HOUR_MS
+from tests.tools.backup.backup_world import Dying, RestoringWorld, batch, contents
 
 
 def before(store: Store, verb: str, key: str, act: Callable[[], object]) -> FaultyStore:
@@ -29,97 +29,97 @@ def before(store: Store, verb: str, key: str, act: Callable[[], object]) -> Faul
     return FaultyStore(store, decide)
 
 
-def versions(house: House) -> dict[int, int]:
+def versions(world: RestoringWorld) -> dict[int, int]:
     """The version of topic a in each backup, by its number."""
-    return {each.number: each.topics[0].version for each in Place.open(house.place).manifests()}
+    return {each.number: each.topics[0].version for each in Place.open(world.place).manifests()}
 
 
-def begun(house: House) -> list[str]:
-    return [info.key for info in house.place.list("_backups/begun/")]
+def begun(world: RestoringWorld) -> list[str]:
+    return [info.key for info in world.place.list("_backups/begun/")]
 
 
 def test_the_number_of_a_backup_follows_its_cut_not_its_end() -> None:
-    house = House()
-    house.fill(appends=1)
+    world = RestoringWorld()
+    world.fill(appends=1)
     newer: list[int] = []
 
     def begin_and_end_another() -> None:
-        house.root.topic("a").append(batch([b"newer"], keys=[b"n"]))
-        newer.append(house.back_up().number)
+        world.root().topic("a").append(batch([b"newer"], keys=[b"n"]))
+        newer.append(world.back_up().number)
 
-    older = back_up(house.root, before(house.place, "create", backup_key(1), begin_and_end_another), at_once=1)
+    older = back_up(world.root(), before(world.place, "create", backup_key(1), begin_and_end_another), at_once=1)
     assert (older.number, newer) == (1, [2])
-    found = versions(house)
+    found = versions(world)
     assert found[1] < found[2]
-    assert begun(house) == []
-    values = [row[1] for row in contents(house.restore())["a"].values()]
+    assert begun(world) == []
+    values = [row[1] for row in contents(world.restore())["a"].values()]
     assert b"newer" in values
-    assert prune(house.place, keep=1, env=house.lab.env()).kept == (2,)
-    assert contents(house.restore())["a"]
+    assert prune(world.place, keep=1, env=world.env()).kept == (2,)
+    assert contents(world.restore())["a"]
 
 
 def test_a_cut_that_another_has_overtaken_is_taken_anew() -> None:
-    house = House()
-    house.fill(appends=1)
+    world = RestoringWorld()
+    world.fill(appends=1)
 
     def another() -> None:
-        house.root.topic("a").append(batch([b"newer"], keys=[b"n"]))
-        house.lab.now_ms += HOUR
-        house.back_up()
-        house.root.topic("a").append(batch([b"newest"], keys=[b"n"]))
+        world.root().topic("a").append(batch([b"newer"], keys=[b"n"]))
+        world.now_ms += HOUR_MS
+        world.back_up()
+        world.root().topic("a").append(batch([b"newest"], keys=[b"n"]))
 
-    later = back_up(house.root, before(house.place, "create", begun_key(1), another), at_once=1)
+    later = back_up(world.root(), before(world.place, "create", begun_key(1), another), at_once=1)
     assert later.number == 2
-    found = versions(house)
+    found = versions(world)
     assert found[1] < found[2]
-    first, second = Place.open(house.place).manifests()
+    first, second = Place.open(world.place).manifests()
     assert first.started_ms <= second.started_ms
-    assert not any(house.root.topic("a").head().holds)
+    assert not any(world.root().topic("a").head().holds)
 
 
 def test_begun_all_the_time_it_gives_up() -> None:
-    house = House()
-    house.fill(appends=1)
+    world = RestoringWorld()
+    world.fill(appends=1)
 
     def overtaken(call: Call) -> Fault | None:
         if call.verb == "create" and call.key.startswith("_backups/begun/"):
-            house.place.create(call.key, b"another's")
+            world.place.create(call.key, b"another's")
         return None
 
     with pytest.raises(Conflict, match=r"other backups into .* are begun all the time"):
-        back_up(house.root, FaultyStore(house.place, overtaken), at_once=1)
-    assert versions(house) == {}
+        back_up(world.root(), FaultyStore(world.place, overtaken), at_once=1)
+    assert versions(world) == {}
 
 
 @pytest.mark.parametrize("keep", [1, 5])
 def test_a_backup_that_stood_still_until_a_prune_took_its_files_is_not_published(keep: int) -> None:
-    house = House()
-    house.fill(appends=1)
-    house.back_up()
-    before_it = contents(house.root)["a"]
-    house.root.topic("a").append(batch([b"x", b"y"], keys=[b"x", b"y"]))
+    world = RestoringWorld()
+    world.fill(appends=1)
+    world.back_up()
+    before_it = contents(world.root())["a"]
+    world.root().topic("a").append(batch([b"x", b"y"], keys=[b"x", b"y"]))
 
     def stand_still() -> None:
-        house.lab.now_ms += 7 * HOUR
-        assert prune(house.place, keep=keep, env=house.lab.env()).objects > 0
+        world.now_ms += 7 * HOUR_MS
+        assert prune(world.place, keep=keep, env=world.env()).objects > 0
 
     with pytest.raises(Conflict, match=r"stood still for too long .* a prune has given backup 2 up; run it again"):
-        back_up(house.root, before(house.place, "create", backup_key(2), stand_still), at_once=1)
-    assert sorted(versions(house)) == [1]
+        back_up(world.root(), before(world.place, "create", backup_key(2), stand_still), at_once=1)
+    assert sorted(versions(world)) == [1]
     with pytest.raises(NotFound, match=r"there is no backup 2 in .*; there are 1"):
-        house.restore(wanted=Wanted(number=2))
-    assert contents(house.restore())["a"] == before_it
-    assert begun(house) == []
-    assert house.back_up().number == 3
-    assert contents(house.restore())["a"] == contents(house.root)["a"]
-    assert prune(house.place, keep=1, env=house.lab.env()).kept == (3,)
+        world.restore(wanted=Wanted(number=2))
+    assert contents(world.restore())["a"] == before_it
+    assert begun(world) == []
+    assert world.back_up().number == 3
+    assert contents(world.restore())["a"] == contents(world.root())["a"]
+    assert prune(world.place, keep=1, env=world.env()).kept == (3,)
 
 
 def test_a_manifest_that_lands_after_its_run_and_a_prune_does_not_count() -> None:
-    house = House()
-    house.fill(appends=1)
-    house.back_up()
-    house.root.topic("a").append(batch([b"x"], keys=[b"x"]))
+    world = RestoringWorld()
+    world.fill(appends=1)
+    world.back_up()
+    world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
     held: list[tuple[str, bytes]] = []
 
     class Late(FaultyStore):
@@ -132,40 +132,40 @@ def test_a_manifest_that_lands_after_its_run_and_a_prune_does_not_count() -> Non
             return super().create(key, data)
 
     with pytest.raises(Unavailable):
-        back_up(house.root, Late(house.place, lambda call: None), at_once=1)
-    assert begun(house) == [begun_key(2)]
-    assert prune(house.place, keep=5, env=house.lab.env()).objects > 0
-    assert house.place.create(*held[0]) is False
-    assert sorted(versions(house)) == [1]
+        back_up(world.root(), Late(world.place, lambda call: None), at_once=1)
+    assert begun(world) == [begun_key(2)]
+    assert prune(world.place, keep=5, env=world.env()).objects > 0
+    assert world.place.create(*held[0]) is False
+    assert sorted(versions(world)) == [1]
 
 
 def test_killed_at_any_request_its_number_is_never_another_ones() -> None:
-    house = House()
-    house.fill(appends=1)
-    house.back_up()
-    house.root.topic("a").append(batch([b"x"], keys=[b"x"]))
-    source, place = house.lab.store.snapshot(), house.place.snapshot()
-    counted = FaultyStore(house.place, lambda call: None)
-    back_up(house.root, counted, at_once=1)
+    world = RestoringWorld()
+    world.fill(appends=1)
+    world.back_up()
+    world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+    source, place = world.store.snapshot(), world.place.snapshot()
+    counted = FaultyStore(world.place, lambda call: None)
+    back_up(world.root(), counted, at_once=1)
     for number in range(sum(counted.calls.values())):
-        house.lab.store.restore(source)
-        house.place.restore(place)
+        world.store.restore(source)
+        world.place.restore(place)
         with pytest.raises(Crash):
-            back_up(house.root, FaultyStore(house.place, Dying(lambda call, at=number: call.number >= at)), at_once=1)
-        taken = newest_number(house.place)
-        house.lab.now_ms += DAY
-        prune(house.place, keep=5, env=house.lab.env())
-        assert begun(house) == []
-        assert house.back_up().number == taken + 1
-        assert contents(house.restore())["a"] == contents(house.root)["a"]
+            back_up(world.root(), FaultyStore(world.place, Dying(lambda call, at=number: call.number >= at)), at_once=1)
+        taken = newest_number(world.place)
+        world.now_ms += DAY_MS
+        prune(world.place, keep=5, env=world.env())
+        assert begun(world) == []
+        assert world.back_up().number == taken + 1
+        assert contents(world.restore())["a"] == contents(world.root())["a"]
 
 
 def test_a_number_is_taken_once_and_its_answer_may_be_lost() -> None:
-    house = House()
-    house.fill(appends=1)
-    house.back_up()
-    assert take_number(house.place, 2, "one")
-    assert take_number(house.place, 2, "one")
-    assert not take_number(house.place, 2, "two")
-    assert not take_number(house.place, 1, "two")
-    assert house.back_up().number == 3
+    world = RestoringWorld()
+    world.fill(appends=1)
+    world.back_up()
+    assert take_number(world.place, 2, "one")
+    assert take_number(world.place, 2, "one")
+    assert not take_number(world.place, 2, "two")
+    assert not take_number(world.place, 1, "two")
+    assert world.back_up().number == 3

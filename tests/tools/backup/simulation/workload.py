@@ -36,7 +36,7 @@ from sparklog.transactions.producer import transactional
 from tests.log.simulation.model import expect
 from tests.log.simulation.world import HOUR, Actor, World, _BatonStore
 from tests.support.name_caching_store import NameCachingStore
-from tests.tools.backup.lab import batch, end_what_is_open, rows_of
+from tests.tools.backup.backup_world import batch, end_what_is_open, rows_of
 
 TOPICS = ("a", "b")
 LONGEST_CACHE_MS = 60_000

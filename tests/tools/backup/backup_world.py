@@ -1,61 +1,48 @@
-"""A root in memory with a clock that stands still, and what is done with it: append, rewrite, retain, read it all."""
+"""A world whose roots are backed up and restored: append, rewrite, retain, read it all."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
 from sparklog.compaction.run import compact_topic
-from sparklog.log.journal.env import Env
 from sparklog.log.state.view import READ_UNCOMMITTED
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_root
 from sparklog.storage.faulty import Call, Fault, FaultKind
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.tools.backup.backing_up import back_up
+from sparklog.tools.backup.manifest import Manifest
+from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restoring import Restored, restore
 from sparklog.transactions.listing import abort_transaction, list_transactions
+from tests.support.world import MINUTE_MS, START_MS, World
 
-MINUTE = 60_000
-HOUR = 60 * MINUTE
-DAY = 24 * HOUR
-EPOCH_MS = 1_700_000_000_000
 COLUMNS = ("partition", "offset", "key", "value", "timestamp")
+CONFIGS = {
+    "cleanup.policy": "compact,delete",
+    "min.cleanable.dirty.ratio": "0.0",
+    "segment.bytes": "300",
+    "retention.ms": "-1",
+}
 Rows = dict[tuple[int, int], tuple[bytes | None, bytes | None, int]]
 
 
-class Lab:
+class BackupWorld(World):
     """Stores that share one clock, and roots opened in them as new processes do."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.now_ms = EPOCH_MS
+        super().__init__(seed=1_000_000 * seed)
         self.seed = seed
-        self.opened = 0
-        self.store = self.another("source")
+        self.store: MemoryStore = self.another("source")
 
     def another(self, name: str) -> MemoryStore:
-        """One more place."""
-        return MemoryStore(lambda: self.now_ms, f"memory://{name}-{self.seed}")
-
-    def env(self) -> Env:
-        """A process of its own."""
-        self.opened += 1
-        return Env(
-            wall_ms=lambda: self.now_ms,
-            boot_ms=lambda: self.now_ms,
-            sleep=self.sleep,
-            random=random.Random(f"{self.seed}/{self.opened}"),
-        )
-
-    def sleep(self, seconds: float) -> None:
-        self.now_ms += round(seconds * 1000)
-
-    def root(self, store: Store | None = None) -> Root:
-        """A new process' view of the root."""
-        return open_root(self.store if store is None else store, create=True, env=self.env())
+        """One more store."""
+        return MemoryStore(self.clock, f"memory://{name}-{self.seed}")
 
     def retain(self, store: Store | None = None) -> list[RetainReport]:
         """Retention and vacuum over all topics; nothing may fail."""
@@ -69,6 +56,37 @@ class Lab:
         assert not report.failures
 
 
+class RestoringWorld(BackupWorld):
+    """A source, a place of backups, and roots restored from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = self.another("place")
+        self.restored = 0
+
+    def back_up(self, **more: object) -> Manifest:
+        return back_up(self.root(), self.place, at_once=1, **more)  # type: ignore[arg-type]
+
+    def restore(self, source: MemoryStore | None = None, wanted: Wanted | None = None, **more: object) -> Root:
+        self.restored += 1
+        target = self.another(f"restored-{self.restored}")
+        self.restore_into(source, target, wanted, **more)
+        return self.root(target)
+
+    def restore_into(
+        self, source: MemoryStore | None, target: MemoryStore, wanted: Wanted | None = None, **more: object
+    ) -> Restored:
+        source = self.place if source is None else source
+        return restore(source, target, wanted, at_once=1, env=self.env(), **more)  # type: ignore[arg-type]
+
+    def fill(self, name: str = "a", appends: int = 5, configs: dict[str, str] | None = None) -> None:
+        topic = self.root().create_topic(name, partitions=2, configs=CONFIGS if configs is None else configs)
+        for i in range(appends):
+            keys = [b"k%d" % (i % 2), b"k2", b"own%d" % i]
+            topic.append(batch([b"v%d-%d" % (i, j) for j in range(3)], keys=keys, partition=i % 2))
+            self.now_ms += MINUTE_MS
+
+
 def batch(
     values: Sequence[bytes | None], *, keys: Sequence[bytes | None] | None = None, partition: int = 0
 ) -> pa.Table:
@@ -78,7 +96,7 @@ def batch(
             "key": pa.array([None] * len(values) if keys is None else list(keys), pa.binary()),
             "value": pa.array(list(values), pa.binary()),
             "partition": pa.array([partition] * len(values), pa.int32()),
-            "timestamp": pa.array([EPOCH_MS] * len(values), pa.int64()),
+            "timestamp": pa.array([START_MS] * len(values), pa.int64()),
         }
     )
 
