@@ -9,7 +9,7 @@ import pytest
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 from sparklog.retention.retain import SIZE, START, TIME, Expiry, plan_expiry
-from tests.retention.stages import expired, fixture, segments, stage_segments
+from tests.retention.fixture_stages import expired, fixture, segments, stage_segments
 
 FIXTURES = [
     ("retention/bytes", "before", "after", SIZE),

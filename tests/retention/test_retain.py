@@ -19,9 +19,9 @@ from sparklog.maintenance.work import Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import SIZE, TIME, RetainReport, plan_topic, retain_root, retain_topic
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore, Script
-from tests.retention.house import DAY, HOUR, House
-from tests.retention.stages import fixture
-from tests.support.world import World
+from tests.retention.fixture_stages import fixture
+from tests.retention.vacuum_world import VacuumWorld
+from tests.support.world import DAY_MS, HOUR_MS, World
 
 
 class Place:
@@ -48,7 +48,7 @@ class Place:
                 }
             )
             topic.append(table)
-            self.world.now_ms += HOUR
+            self.world.now_ms += HOUR_MS
 
     def settings(self, text: str = "") -> Settings:
         return settings_of(text, "test.properties", now_ms=self.world.now_ms)
@@ -60,7 +60,7 @@ class Place:
 def test_old_records_go_where_nobody_seals() -> None:
     """The roll rule cuts what was appended: an hour a segment, and five hours are kept."""
     place = Place()
-    topic = place.topic(retention_ms=5 * HOUR, segment_ms=1)
+    topic = place.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
     place.hours(topic, 24)
     report = place.retain(topic)
     head = topic.head()
@@ -76,10 +76,10 @@ def test_old_records_go_where_nobody_seals() -> None:
 
 def test_an_active_segment_stays_until_all_of_it_is_old() -> None:
     place = Place()
-    topic = place.topic(retention_ms=5 * HOUR)
+    topic = place.topic(retention_ms=5 * HOUR_MS)
     place.hours(topic, 24)
     assert place.retain(topic).expired == ()
-    place.world.now_ms += 4 * HOUR + 1
+    place.world.now_ms += 4 * HOUR_MS + 1
     assert place.retain(topic).expired[0].log_start == 240
     assert topic.scan().to_table().num_rows == 0
     place.hours(topic, 1)
@@ -101,7 +101,7 @@ def test_size_by_segments_of_unsealed_slices() -> None:
 
 def test_partitions_go_in_one_commit_each_by_its_own_records() -> None:
     place = Place()
-    topic = place.topic(partitions=3, retention_ms=5 * HOUR, segment_ms=1)
+    topic = place.topic(partitions=3, retention_ms=5 * HOUR_MS, segment_ms=1)
     place.hours(topic, 6, partition=0)
     place.hours(topic, 6, partition=2)
     version = topic.head().version
@@ -115,8 +115,8 @@ def test_partitions_go_in_one_commit_each_by_its_own_records() -> None:
 
 def test_compacted_topics_keep_their_records_and_those_also_deleting_do_not() -> None:
     place = Place()
-    compacted = place.topic("compacted", cleanup_policy="delete", retention_ms=HOUR, segment_ms=1)
-    both = place.topic("both", cleanup_policy="delete", retention_ms=HOUR, segment_ms=1)
+    compacted = place.topic("compacted", cleanup_policy="delete", retention_ms=HOUR_MS, segment_ms=1)
+    both = place.topic("both", cleanup_policy="delete", retention_ms=HOUR_MS, segment_ms=1)
     for topic in (compacted, both):
         place.hours(topic, 3)
     compacted.alter(configs={"cleanup.policy": "compact"})
@@ -168,7 +168,7 @@ def test_a_negative_retention_is_refused_where_it_is_set() -> None:
 
 def test_delete_records_first_then_retention() -> None:
     place = Place()
-    topic = place.topic(retention_ms=20 * HOUR, segment_ms=1)
+    topic = place.topic(retention_ms=20 * HOUR_MS, segment_ms=1)
     place.hours(topic, 24)
     topic.delete_records({0: 35})
     assert place.retain(topic).expired[0].log_start_before == 35
@@ -177,7 +177,7 @@ def test_delete_records_first_then_retention() -> None:
 
 def test_a_dry_run_moves_nothing_and_says_the_same() -> None:
     place = Place()
-    topic = place.topic(retention_ms=5 * HOUR, segment_ms=1)
+    topic = place.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
     place.hours(topic, 24)
     before = place.store.snapshot()
     told = place.retain(topic, dry_run=True)
@@ -193,11 +193,11 @@ def test_a_dry_run_moves_nothing_and_says_the_same() -> None:
 
 def test_the_files_go_a_day_after_their_records() -> None:
     place = Place()
-    topic = place.topic(retention_ms=5 * HOUR, segment_ms=1)
+    topic = place.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
     place.hours(topic, 24)
     place.retain(topic)
     count = len(list(place.store.list("t/append/")))
-    place.world.now_ms += DAY + 1
+    place.world.now_ms += DAY_MS + 1
     topic.alter(configs={"retention.ms": -1})
     report = place.retain(topic)
     assert report.vacuum is not None
@@ -212,7 +212,7 @@ def test_the_files_go_a_day_after_their_records() -> None:
 
 def test_a_reader_that_planned_before_reads_on() -> None:
     place = Place()
-    topic = place.topic(retention_ms=5 * HOUR, segment_ms=1)
+    topic = place.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
     place.hours(topic, 24)
     reader = iter(topic.scan(batch_bytes=1))
     first = next(reader).num_rows
@@ -221,27 +221,27 @@ def test_a_reader_that_planned_before_reads_on() -> None:
 
 
 def test_segments_without_times_go_by_their_files() -> None:
-    house = House(configs={"retention.ms": DAY})
-    house.append(2)
-    snapshot = house.process().topic().snapshot()
+    world = VacuumWorld(configs={"retention.ms": DAY_MS})
+    world.append(2)
+    snapshot = world.process().topic().snapshot()
     snapshot.slices.all().max_ts[:] = -1
-    house.sleep(DAY)
-    assert plan_topic(snapshot, house.settings())[0][0].gone == ()
-    house.sleep(1)
-    assert plan_topic(snapshot, house.settings())[0][0].log_start == 4
-    for path in house.files():
-        house.store.delete(f"t/{path}")
-    assert plan_topic(snapshot, house.settings())[0][0].gone == ()
+    world.pass_ms(DAY_MS)
+    assert plan_topic(snapshot, world.settings())[0][0].gone == ()
+    world.pass_ms(1)
+    assert plan_topic(snapshot, world.settings())[0][0].log_start == 4
+    for path in world.files():
+        world.store.delete(f"t/{path}")
+    assert plan_topic(snapshot, world.settings())[0][0].gone == ()
 
 
 class TestRoots:
     def test_all_topics_deleted_ones_too(self) -> None:
         place = Place()
-        topics = [place.topic(name, retention_ms=5 * HOUR, segment_ms=1) for name in ("a", "b", "c")]
+        topics = [place.topic(name, retention_ms=5 * HOUR_MS, segment_ms=1) for name in ("a", "b", "c")]
         for topic in topics:
             place.hours(topic, 8)
         topics[1].delete()
-        place.world.now_ms += DAY + 1
+        place.world.now_ms += DAY_MS + 1
         done: list[str] = []
         reports = retain_root(place.root, place.settings(), on_done=lambda report: done.append(report.topic))
         assert [(report.topic, report.deleted, len(report.expired)) for report in reports] == [
@@ -267,7 +267,7 @@ class TestRoots:
         topic = place.topic("gone")
         place.hours(topic, 2)
         topic.delete()
-        place.world.now_ms += 2 * DAY
+        place.world.now_ms += 2 * DAY_MS
         (report,) = retain_root(place.root, place.settings(), topics=("gone",))
         assert report.vacuum is not None
         assert report.vacuum.objects == 2
@@ -285,7 +285,7 @@ class TestRoots:
     def test_a_topic_that_fails_is_reported_and_the_others_are_done(self) -> None:
         place = Place()
         for name in ("a", "b", "c"):
-            place.hours(place.topic(name, retention_ms=5 * HOUR, segment_ms=1), 8)
+            place.hours(place.topic(name, retention_ms=5 * HOUR_MS, segment_ms=1), 8)
         place.store.replace("b/_log/00000000000000000008.json", b"{}")
         reports = retain_root(open_root(place.store, env=place.world.env()), place.settings())
         assert [report.topic for report in reports] == ["a", "b", "c"]
@@ -296,7 +296,7 @@ class TestRoots:
 
     def test_a_topic_deleted_while_its_commit_is_made_is_no_failure(self) -> None:
         place = Place()
-        place.hours(place.topic(retention_ms=5 * HOUR, segment_ms=1), 8)
+        place.hours(place.topic(retention_ms=5 * HOUR_MS, segment_ms=1), 8)
         through = FaultyStore(place.store, lambda call: None)
         root = open_root(through, env=place.world.env())
         topic = root.topic("t")
@@ -321,7 +321,7 @@ class TestRoots:
         topic = place.topic(retention_ms=1, segment_ms=1)
         place.hours(topic, 5)
         place.retain(topic)
-        place.world.now_ms += 2 * DAY
+        place.world.now_ms += 2 * DAY_MS
         broken = FaultyStore(place.store, Script({"delete:append": Fault(FaultKind.ERROR_BEFORE)}))
         report = retain_topic(open_root(broken, env=place.world.env()).topic("t"), place.settings())
         assert report.failed

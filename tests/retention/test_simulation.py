@@ -21,6 +21,7 @@ from sparklog.retention.retain import retain_topic
 from sparklog.storage.faulty import Decide, Seeded
 from tests.log.simulation.maintenance import merger
 from tests.log.simulation.model import expect
+from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import (
     ANSWERS,
     CRASHES,
@@ -31,10 +32,10 @@ from tests.log.simulation.workload import (
     plain_appender,
     process,
 )
-from tests.log.simulation.world import DAY, HOUR, Actor
 from tests.support.seeds import RETENTION
+from tests.support.world import DAY_MS, HOUR_MS
 
-CONFIGS = {"segment.bytes": 150, "retention.ms": -1, "retention.bytes": 1500, "file.delete.delay.ms": DAY}
+CONFIGS = {"segment.bytes": 150, "retention.ms": -1, "retention.bytes": 1500, "file.delete.delay.ms": DAY_MS}
 REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/retention/test_simulation.py -k test_one_seed"
 
 
@@ -51,7 +52,7 @@ def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
         def life() -> None:
             while left[0] > 0:
                 left[0] -= 1
-                actor.sleep(actor.random.uniform(0.3, 1.5) * DAY / 1000)
+                actor.sleep(actor.random.uniform(0.3, 1.5) * DAY_MS / 1000)
                 try:
                     topic = run.root(actor, decide).topic(TOPIC)
                     report = retain_topic(topic, Settings(run.world.now_ms))
@@ -75,7 +76,7 @@ def old_reader(run: Run, rounds: int) -> Callable[[Actor], None]:
 
     def body(actor: Actor) -> None:
         for _ in range(rounds):
-            actor.sleep(actor.random.random() * DAY / 500)
+            actor.sleep(actor.random.random() * DAY_MS / 500)
             begun = run.world.now_ms
             try:
                 snapshot = run.root(actor, calm).topic(TOPIC).snapshot()
@@ -83,8 +84,8 @@ def old_reader(run: Run, rounds: int) -> Callable[[Actor], None]:
                 actor.note(f"reader: {error}")
                 continue
             for path in sorted(snapshot.slices.paths()):
-                actor.sleep(actor.random.random() * DAY / 1000 / max(1, len(snapshot.slices)))
-                if run.world.now_ms - begun >= DAY:
+                actor.sleep(actor.random.random() * DAY_MS / 1000 / max(1, len(snapshot.slices)))
+                if run.world.now_ms - begun >= DAY_MS:
                     break
                 found = run.world.store.stat(f"{TOPIC}/{path}")
                 expect(found is not None, f"a reader of version {snapshot.version} misses {path}")
@@ -103,14 +104,14 @@ def simulated(seed: int) -> Run:
     def decide(name: str) -> Decide:
         chances = random.Random(f"{seed}/faults/{name}")
         rate = source.choice([0.01, 0.05]) if kinds else 0.0
-        return Stalls(Seeded(chances, rate, kinds, 5.0), chances, 0.05 if stalling else 0.0, 3 * DAY)
+        return Stalls(Seeded(chances, rate, kinds, 5.0), chances, 0.05 if stalling else 0.0, 3 * DAY_MS)
 
     world = run.world
     setup = world.spawn("setup", lambda actor: None)
     open_root(world.store, create=True, env=setup.env).create_topic(TOPIC, partitions=2, configs=CONFIGS)
 
     def spawn(name: str, body: Callable[[Actor], None]) -> None:
-        world.spawn(name, body, skew_ms=source.choice([0, 0, -HOUR, 60_000]), start_ms=source.randint(0, HOUR))
+        world.spawn(name, body, skew_ms=source.choice([0, 0, -HOUR_MS, 60_000]), start_ms=source.randint(0, HOUR_MS))
 
     for number in range(2):
         spawn(f"appender-{number}", plain_appender(run, decide(f"a{number}"), 25, source.choice([10_000, 80_000])))
@@ -128,7 +129,7 @@ def slowly(body: Callable[[Actor], None], rounds: int) -> Callable[[Actor], None
 
     def paced(actor: Actor) -> None:
         for _ in range(rounds):
-            actor.sleep(actor.random.random() * DAY / 1000)
+            actor.sleep(actor.random.random() * DAY_MS / 1000)
             body(actor)
 
     return paced
@@ -143,7 +144,7 @@ def finish(run: Run) -> None:
         world.landing = False
     actor = world.spawn("end", lambda actor: None)
     for _ in range(2):
-        world.now_ms += 3 * DAY
+        world.now_ms += 3 * DAY_MS
         topic = open_root(world.store, env=actor.env).topic(TOPIC)
         report = retain_topic(topic, Settings(world.now_ms))
         expect(not report.failed, f"{report.failures}")

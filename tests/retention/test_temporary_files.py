@@ -13,7 +13,7 @@ from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.local import LocalStore
-from tests.retention.house import DAY, HOUR
+from tests.support.world import DAY_MS, HOUR_MS
 
 
 def aged(path: Path, ms: int) -> None:
@@ -66,10 +66,10 @@ def test_nothing_else_is_deleted_as_a_temporary_file(store: LocalStore, key: str
 def test_those_of_dead_writers_go(store: LocalStore) -> None:
     paths = leftovers(store)
     for path in paths.values():
-        aged(path, DAY + HOUR)
+        aged(path, DAY_MS + HOUR_MS)
     young = Path(store.location) / "t" / "append" / "~123456781234567812345678"
     young.write_bytes(b"still being written")
-    aged(young, DAY - HOUR)
+    aged(young, DAY_MS - HOUR_MS)
     root = open_root(store)
     settings = Settings(SYSTEM.wall_ms())
     told = retain_root(root, settings, dry_run=True)
@@ -86,7 +86,7 @@ def test_those_of_dead_writers_go(store: LocalStore) -> None:
 
 def test_a_clock_given_by_a_user_takes_none(store: LocalStore) -> None:
     paths = leftovers(store)
-    retain_root(open_root(store), Settings(SYSTEM.wall_ms() + 100 * DAY))
+    retain_root(open_root(store), Settings(SYSTEM.wall_ms() + 100 * DAY_MS))
     assert all(path.exists() for path in paths.values())
 
 
@@ -94,7 +94,7 @@ def test_a_writer_whose_file_was_taken_fails_and_says_so(store: LocalStore) -> N
     writer = store.writer("t/append/file.slices")
     writer.write(b"data")
     for info in list(store.temporary_files("t/append/")):
-        aged(Path(store.location) / info.key, 2 * DAY)
+        aged(Path(store.location) / info.key, 2 * DAY_MS)
     retain_root(open_root(store), Settings(SYSTEM.wall_ms()))
     with pytest.raises(Unavailable):
         writer.close()
@@ -103,7 +103,7 @@ def test_a_writer_whose_file_was_taken_fails_and_says_so(store: LocalStore) -> N
 
 def test_one_that_cannot_be_deleted_is_reported(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in leftovers(store).values():
-        aged(path, 2 * DAY)
+        aged(path, 2 * DAY_MS)
 
     def refuse(key: str) -> None:
         raise Unavailable(f"cannot delete {key}")

@@ -9,49 +9,50 @@ from sparklog.log.state.history import History
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind
-from tests.retention.house import DAY, HOUR, MINUTE, House, meanwhile, requests
+from tests.retention.vacuum_world import VacuumWorld, meanwhile, requests
+from tests.support.world import DAY_MS, HOUR_MS, MINUTE_MS
 
-WEEK = 7 * DAY
+WEEK = 7 * DAY_MS
 
 
-def busy(house: House, days: int, per_day: int = 6, *, vacuum: bool = True) -> None:
+def busy(world: VacuumWorld, days: int, per_day: int = 6, *, vacuum: bool = True) -> None:
     """Days of appends, a rewrite and a vacuum each."""
     for _ in range(days):
         for _ in range(per_day):
-            house.append(1)
-            house.sleep(DAY // per_day)
-        house.rewrite()
+            world.append(1)
+            world.pass_ms(DAY_MS // per_day)
+        world.rewrite()
         if vacuum:
-            house.vacuum()
+            world.vacuum()
 
 
 class TestCommits:
     def test_commits_go_after_a_week_and_what_is_left_opens(self) -> None:
-        house = House()
-        busy(house, 6)
-        assert house.commits() == list(range(house.log.state.version + 1))
-        busy(house, 10)
-        left = house.commits()
+        world = VacuumWorld()
+        busy(world, 6)
+        assert world.commits() == list(range(world.log.state.version + 1))
+        busy(world, 10)
+        left = world.commits()
         assert left[0] > 0
-        assert left == list(range(left[0], house.log.state.version + 1))
-        young = [info for info in house.store.list("t/_log/0") if info.modified_ms > house.now_ms - WEEK]
+        assert left == list(range(left[0], world.log.state.version + 1))
+        young = [info for info in world.store.list("t/_log/0") if info.modified_ms > world.now_ms - WEEK]
         assert len(left) >= len(young)
         assert len(left) < 2 * len(young), "commits pile up"
-        house.assert_promises()
+        world.assert_promises()
 
     def test_every_version_of_the_last_week_can_be_rebuilt(self) -> None:
-        house = House()
-        busy(house, 16, per_day=5)
+        world = VacuumWorld()
+        busy(world, 16, per_day=5)
         for _ in range(5):
-            house.append(1)
-            house.sleep(5 * HOUR)
-            house.vacuum()
-            history = History(house.store, "t")
-            states = house.log.states
-            first = next(i for i, state in enumerate(states) if state.time_ms >= house.now_ms - WEEK)
+            world.append(1)
+            world.pass_ms(5 * HOUR_MS)
+            world.vacuum()
+            history = History(world.store, "t")
+            states = world.log.states
+            first = next(i for i, state in enumerate(states) if state.time_ms >= world.now_ms - WEEK)
             assert first > 20
-            assert house.commits()[0] > 0
-            for version in range(first, house.log.state.version + 1):
+            assert world.commits()[0] > 0
+            for version in range(first, world.log.state.version + 1):
                 found = history.at(version).slices.all()
                 model = [(s.partition, s.base, s.end) for s in states[version].slices]
                 assert (
@@ -59,199 +60,201 @@ class TestCommits:
                 )
 
     def test_a_longer_delay_keeps_commits_twice_as_long(self) -> None:
-        house = House(configs={"file.delete.delay.ms": 6 * DAY})
-        busy(house, 11)
-        assert house.commits()[0] == 0
-        busy(house, 5)
-        assert house.commits()[0] > 0
-        house.assert_promises(6 * DAY)
+        world = VacuumWorld(configs={"file.delete.delay.ms": 6 * DAY_MS})
+        busy(world, 11)
+        assert world.commits()[0] == 0
+        busy(world, 5)
+        assert world.commits()[0] > 0
+        world.assert_promises(6 * DAY_MS)
 
     def test_a_clock_given_by_a_user_takes_no_commits(self) -> None:
-        house = House()
-        busy(house, 3)
-        vacuum(house.process().topic(), Settings(house.now_ms + 100 * DAY))
-        assert house.commits() == list(range(house.log.state.version + 1))
-        assert house.checkpoints()[0] == 3
+        world = VacuumWorld()
+        busy(world, 3)
+        vacuum(world.process().topic(), Settings(world.now_ms + 100 * DAY_MS))
+        assert world.commits() == list(range(world.log.state.version + 1))
+        assert world.checkpoints()[0] == 3
 
     def test_a_clock_that_is_behind_takes_no_commit_above_its_floor(self) -> None:
         """Whoever holds a version that is not below the floor finds it rebuildable."""
-        house = House()
-        house.append(6)
-        house.sleep(30 * DAY)
-        house.append(20)
-        house.sleep(10 * DAY)
-        vacuum(house.process().topic(), Settings(house.now_ms - 20 * DAY))
-        floor = house.process().topic().head().floor
-        assert house.commits()[0] == 3 <= floor == 6
-        house.hold("late", floor)
-        assert History(house.store, "t").at(floor).version == floor
-        house.assert_promises(held={"late": floor})
+        world = VacuumWorld()
+        world.append(6)
+        world.pass_ms(30 * DAY_MS)
+        world.append(20)
+        world.pass_ms(10 * DAY_MS)
+        vacuum(world.process().topic(), Settings(world.now_ms - 20 * DAY_MS))
+        floor = world.process().topic().head().floor
+        assert world.commits()[0] == 3 <= floor == 6
+        world.hold("late", floor)
+        assert History(world.store, "t").at(floor).version == floor
+        world.assert_promises(held={"late": floor})
 
     def test_commits_go_only_below_the_second_newest_sound_checkpoint(self) -> None:
-        house = House()
-        house.append(10)
-        house.sleep(30 * DAY)
-        assert house.checkpoints() == [3, 7]
-        house.vacuum()
-        assert house.commits() == list(range(3, house.log.state.version + 1))
-        house.assert_promises()
+        world = VacuumWorld()
+        world.append(10)
+        world.pass_ms(30 * DAY_MS)
+        assert world.checkpoints() == [3, 7]
+        world.vacuum()
+        assert world.commits() == list(range(3, world.log.state.version + 1))
+        world.assert_promises()
 
     @pytest.mark.parametrize("part", ["json", "arrow"])
     @pytest.mark.parametrize("which", [-1, -2])
     def test_a_damaged_checkpoint_costs_the_one_before(self, which: int, part: str) -> None:
-        house = House()
-        house.append(18)
-        house.sleep(30 * DAY)
-        assert house.checkpoints() == [3, 7, 11, 15]
-        damage(house, house.checkpoints()[which], part)
-        house.vacuum()
-        assert house.commits()[0] == 7, "two sound checkpoints stay above what goes"
-        house.assert_promises()
+        world = VacuumWorld()
+        world.append(18)
+        world.pass_ms(30 * DAY_MS)
+        assert world.checkpoints() == [3, 7, 11, 15]
+        damage(world, world.checkpoints()[which], part)
+        world.vacuum()
+        assert world.commits()[0] == 7, "two sound checkpoints stay above what goes"
+        world.assert_promises()
 
     def test_with_one_sound_checkpoint_nothing_goes(self) -> None:
-        house = House()
-        house.append(10)
-        house.sleep(30 * DAY)
-        damage(house, 7, "arrow")
-        house.vacuum()
-        assert house.commits()[0] == 0
-        assert house.checkpoints()[0] == 3
-        house.assert_promises()
+        world = VacuumWorld()
+        world.append(10)
+        world.pass_ms(30 * DAY_MS)
+        damage(world, 7, "arrow")
+        world.vacuum()
+        assert world.commits()[0] == 0
+        assert world.checkpoints()[0] == 3
+        world.assert_promises()
 
     def test_a_checkpoint_off_the_chain_does_not_count(self) -> None:
         """One whose commit is another than the one that lies there."""
-        house, elsewhere = House(), House()
-        elsewhere.sleep(MINUTE)
-        for place in (house, elsewhere):
+        world, elsewhere = VacuumWorld(), VacuumWorld()
+        elsewhere.sleep(MINUTE_MS)
+        for place in (world, elsewhere):
             place.append(18)
         for info in list(elsewhere.store.list(f"t/_log/checkpoints/{11:020d}")):
-            if not house.store.create(info.key, elsewhere.store.get(info.key)):
-                house.store.replace(info.key, elsewhere.store.get(info.key))
-        assert History(house.store, "t").sound(11) is None
+            if not world.store.create(info.key, elsewhere.store.get(info.key)):
+                world.store.replace(info.key, elsewhere.store.get(info.key))
+        assert History(world.store, "t").sound(11) is None
         assert History(elsewhere.store, "t").sound(11) is not None
-        house.sleep(30 * DAY)
-        house.vacuum()
-        assert house.commits()[0] == 7
-        house.assert_promises()
+        world.pass_ms(30 * DAY_MS)
+        world.vacuum()
+        assert world.commits()[0] == 7
+        world.assert_promises()
 
     def test_what_a_sleeper_put_under_a_collected_number_misleads_nobody(self) -> None:
-        house = House()
-        sleeper = house.process()
+        world = VacuumWorld()
+        sleeper = world.process()
         target = sleeper.target()
         file = sleeper.upload(target, {0: 1})
 
         def away() -> None:
-            busy(house, 12)
+            busy(world, 12)
 
         sleeper.at("create:commit", away)
         with pytest.raises(Unavailable, match="outcome is unknown"):
             sleeper.commit([file], target)
-        assert house.log.zombies
-        assert house.commits()[0] == 1
-        assert house.commits()[1] > 2
-        floor = house.process().topic().head().floor
-        busy(house, 2)
-        assert house.process().topic().head().floor > floor, "the zombie holds up the floor"
-        house.assert_promises()
-        busy(house, 8)
-        assert house.commits()[0] > 2, "the zombie stays for ever"
-        house.assert_promises()
+        assert world.log.zombies
+        assert world.commits()[0] == 1
+        assert world.commits()[1] > 2
+        floor = world.process().topic().head().floor
+        busy(world, 2)
+        assert world.process().topic().head().floor > floor, "the zombie holds up the floor"
+        world.assert_promises()
+        busy(world, 8)
+        assert world.commits()[0] > 2, "the zombie stays for ever"
+        world.assert_promises()
 
     def test_a_hold_below_what_was_collected_is_refused(self) -> None:
-        house = House()
-        house.append(10)
-        house.sleep(30 * DAY)
-        house.vacuum()
-        assert house.commits()[0] == 3
+        world = VacuumWorld()
+        world.append(10)
+        world.pass_ms(30 * DAY_MS)
+        world.vacuum()
+        assert world.commits()[0] == 3
         with pytest.raises(Conflict, match="below the upload floor"):
-            house.hold("late", 2)
+            world.hold("late", 2)
 
 
 class TestCheckpoints:
     def test_one_an_hour_stays_of_those_older_than_an_hour(self) -> None:
-        house = House()
+        world = VacuumWorld()
         for _ in range(120):
-            house.append(1)
-            house.sleep(2 * MINUTE)
-        made = {v: house.log.states[v].time_ms for v in house.checkpoints()}
-        house.vacuum()
-        left = house.checkpoints()
-        first = {min(v for v in made if made[v] // HOUR == hour) for hour in {time // HOUR for time in made.values()}}
-        young = {v for v, time in made.items() if time >= house.now_ms - HOUR}
+            world.append(1)
+            world.pass_ms(2 * MINUTE_MS)
+        made = {v: world.log.states[v].time_ms for v in world.checkpoints()}
+        world.vacuum()
+        left = world.checkpoints()
+        first = {
+            min(v for v in made if made[v] // HOUR_MS == hour) for hour in {time // HOUR_MS for time in made.values()}
+        }
+        young = {v for v, time in made.items() if time >= world.now_ms - HOUR_MS}
         assert set(left) == first | young
         assert len(left) < len(made) - 10
-        assert len([i for i in house.store.list("t/_log/checkpoints/") if i.key.endswith(".arrow")]) == len(left)
-        house.assert_promises()
+        assert len([i for i in world.store.list("t/_log/checkpoints/") if i.key.endswith(".arrow")]) == len(left)
+        world.assert_promises()
 
     def test_tables_without_a_head_go(self) -> None:
-        house = House()
-        house.append(10)
+        world = VacuumWorld()
+        world.append(10)
         orphan = "t/_log/checkpoints/00000000000000000005-lost.arrow"
         rival = "t/_log/checkpoints/00000000000000000003-rival.arrow"
-        house.store.create(orphan, b"table")
-        house.store.create(rival, b"table")
-        house.vacuum()
-        assert house.store.stat(orphan) is not None, "its writer may be about to write the head"
-        house.sleep(HOUR + 1)
-        house.vacuum()
-        assert house.store.stat(orphan) is None
-        assert house.store.stat(rival) is None
-        house.assert_promises()
-        assert History(house.store, "t").sound(3) is not None
+        world.store.create(orphan, b"table")
+        world.store.create(rival, b"table")
+        world.vacuum()
+        assert world.store.stat(orphan) is not None, "its writer may be about to write the head"
+        world.pass_ms(HOUR_MS + 1)
+        world.vacuum()
+        assert world.store.stat(orphan) is None
+        assert world.store.stat(rival) is None
+        world.assert_promises()
+        assert History(world.store, "t").sound(3) is not None
 
     def test_a_checkpoint_writer_that_stalls_between_table_and_head(self) -> None:
         """The vacuum must not take the table of what becomes the newest checkpoint."""
-        house = House()
-        house.append(10)
-        writer = house.process()
+        world = VacuumWorld()
+        world.append(10)
+        writer = world.process()
         target = writer.target()
         file = writer.upload(target, {0: 1})
 
         def away() -> None:
-            house.sleep(3 * DAY)
-            house.vacuum()
+            world.pass_ms(3 * DAY_MS)
+            world.vacuum()
 
         writer.at("create:checkpoint", away, skip=1)
         writer.commit([file], target)
-        assert house.checkpoints()[-1] == 11
-        assert History(house.store, "t").sound(11) is not None
-        house.assert_promises()
+        assert world.checkpoints()[-1] == 11
+        assert History(world.store, "t").sound(11) is not None
+        world.assert_promises()
 
     def test_the_newest_checkpoints_of_a_deleted_topic_stay(self) -> None:
-        house = House()
-        house.append(8)
-        house.process().topic().delete()
+        world = VacuumWorld()
+        world.append(8)
+        world.process().topic().delete()
         for _ in range(4):
-            house.sleep(30 * DAY)
-            house.vacuum()
-        assert len(house.checkpoints()) >= 2
-        assert house.files() == set()
-        version = house.log.state.version
-        house.process().root.create_topic("t", partitions=2)
-        assert house.log.state.version == version + 1
-        house.assert_promises()
+            world.pass_ms(30 * DAY_MS)
+            world.vacuum()
+        assert len(world.checkpoints()) >= 2
+        assert world.files() == set()
+        version = world.log.state.version
+        world.process().root.create_topic("t", partitions=2)
+        assert world.log.state.version == version + 1
+        world.assert_promises()
 
 
-def damage(house: House, version: int, part: str) -> None:
-    keys = [i.key for i in house.store.list(f"t/_log/checkpoints/{version:020d}") if i.key.endswith(part)]
-    data = house.store.get(keys[0])
-    house.store.replace(keys[0], data[:-9] + b"!" + data[-8:])
+def damage(world: VacuumWorld, version: int, part: str) -> None:
+    keys = [i.key for i in world.store.list(f"t/_log/checkpoints/{version:020d}") if i.key.endswith(part)]
+    data = world.store.get(keys[0])
+    world.store.replace(keys[0], data[:-9] + b"!" + data[-8:])
 
 
-def lived() -> House:
+def lived() -> VacuumWorld:
     """A topic with something of every kind to delete."""
-    house = House()
-    house.append(5)
-    house.rewrite(sealed=True)
-    house.append(1)
-    house.hold("old", 5, house.now_ms + DAY)
-    house.rewrite(sealed=True)
-    house.sleep(15 * DAY)
-    writer = house.process()
+    world = VacuumWorld()
+    world.append(5)
+    world.rewrite(sealed=True)
+    world.append(1)
+    world.hold("old", 5, world.now_ms + DAY_MS)
+    world.rewrite(sealed=True)
+    world.pass_ms(15 * DAY_MS)
+    writer = world.process()
     writer.upload(writer.target(), {0: 1})
-    house.append(3)
-    house.sleep(2 * DAY)
-    return house
+    world.append(3)
+    world.pass_ms(2 * DAY_MS)
+    return world
 
 
 @pytest.mark.sweep
@@ -264,21 +267,21 @@ def test_a_crash_at_every_request_and_a_run_after_it(kind: FaultKind) -> None:
     expected = whole.files(), whole.commits(), whole.checkpoints()
     crashed = 0
     for number in range(count):
-        house = lived()
-        crashed += crash_at(house, number, kind)
-        house.assert_promises()
-        house.vacuum()
-        house.assert_promises()
+        world = lived()
+        crashed += crash_at(world, number, kind)
+        world.assert_promises()
+        world.vacuum()
+        world.assert_promises()
         files, commits, checkpoints = expected
-        assert house.files() == files
+        assert world.files() == files
         # The run after the crash may find one commit more: the floor that the dead one committed.
-        assert set(house.commits()) - set(commits) <= {house.log.state.version}
-        assert set(house.checkpoints()) >= set(checkpoints)
+        assert set(world.commits()) - set(commits) <= {world.log.state.version}
+        assert set(world.checkpoints()) >= set(checkpoints)
     assert crashed > 40
 
 
-def crash_at(house: House, number: int, kind: FaultKind) -> bool:
-    cleaner = house.process()
+def crash_at(world: VacuumWorld, number: int, kind: FaultKind) -> bool:
+    cleaner = world.process()
     first: list[int] = []
 
     def decide(call: Call) -> Fault | None:
@@ -287,7 +290,7 @@ def crash_at(house: House, number: int, kind: FaultKind) -> bool:
 
     cleaner.store.decide = decide
     try:
-        house.vacuum(cleaner)
+        world.vacuum(cleaner)
     except Crash:
         return True
     # A request that finds nothing has no effect to die after.
@@ -299,8 +302,8 @@ def test_a_store_that_fails_at_every_request() -> None:
     whole = lived()
     count = requests(cleaner := whole.process(), lambda: whole.vacuum(cleaner))
     for number in range(0, count, 3):
-        house = lived()
-        cleaner = house.process()
+        world = lived()
+        cleaner = world.process()
         first: list[int] = []
 
         def decide(call: Call, first: list[int] = first, number: int = number) -> Fault | None:
@@ -309,15 +312,15 @@ def test_a_store_that_fails_at_every_request() -> None:
 
         cleaner.store.decide = decide
         try:
-            report = house.vacuum(cleaner)
+            report = world.vacuum(cleaner)
         except Unavailable:
             pass
         else:
             assert report.failures
-        house.assert_promises()
-        house.vacuum()
-        assert house.files() == whole.files()
-        house.assert_promises()
+        world.assert_promises()
+        world.vacuum()
+        assert world.files() == whole.files()
+        world.assert_promises()
 
 
 @pytest.mark.sweep
@@ -326,12 +329,12 @@ def test_two_vacuums_at_once() -> None:
     whole.vacuum()
     struck = [0]
     for number in range(200):
-        house = lived()
-        first, second = house.process(), house.process()
-        struck = meanwhile(first, number, lambda house=house, second=second: house.vacuum(second))  # type: ignore[misc]
-        house.vacuum(first)
-        house.assert_promises()
-        assert house.files() == whole.files()
+        world = lived()
+        first, second = world.process(), world.process()
+        struck = meanwhile(first, number, lambda world=world, second=second: world.vacuum(second))  # type: ignore[misc]
+        world.vacuum(first)
+        world.assert_promises()
+        assert world.files() == whole.files()
         if not struck:
             break
     assert not struck
@@ -341,17 +344,17 @@ def test_two_vacuums_at_once() -> None:
 def test_who_finds_a_head_finds_its_table_at_every_moment() -> None:
     torn: list[int] = []
 
-    def look(house: House) -> None:
-        history = History(house.store, "t")
-        torn.extend(version for version in house.checkpoints() if history.sound(version) is None)
+    def look(world: VacuumWorld) -> None:
+        history = History(world.store, "t")
+        torn.extend(version for version in world.checkpoints() if history.sound(version) is None)
 
     for number in range(200):
-        house = lived()
-        assert house.checkpoints()[0] == 3
-        cleaner = house.process()
-        struck = meanwhile(cleaner, number, lambda house=house: look(house))  # type: ignore[misc]
-        house.vacuum(cleaner)
-        assert house.checkpoints()[0] > 3
+        world = lived()
+        assert world.checkpoints()[0] == 3
+        cleaner = world.process()
+        struck = meanwhile(cleaner, number, lambda world=world: look(world))  # type: ignore[misc]
+        world.vacuum(cleaner)
+        assert world.checkpoints()[0] > 3
         if not struck:
             break
     assert not struck
@@ -360,41 +363,41 @@ def test_who_finds_a_head_finds_its_table_at_every_moment() -> None:
 
 def test_a_log_that_is_not_what_this_process_saw_is_not_touched() -> None:
     """A root restored from a backup under a running process: its versions are others now."""
-    house, elsewhere = House(), House()
-    elsewhere.sleep(MINUTE)
-    for place in (house, elsewhere):
+    world, elsewhere = VacuumWorld(), VacuumWorld()
+    elsewhere.sleep(MINUTE_MS)
+    for place in (world, elsewhere):
         place.append(2)
-    cleaner = house.process()
+    cleaner = world.process()
     assert cleaner.topic().head().version == 2
-    house.store.restore(elsewhere.store.snapshot())
-    house.store.create(f"t/append/{0:020d}-orphan.slices", b"orphan")
-    before = house.files()
-    house.sleep(HOUR // 2)
+    world.store.restore(elsewhere.store.snapshot())
+    world.store.create(f"t/append/{0:020d}-orphan.slices", b"orphan")
+    before = world.files()
+    world.pass_ms(HOUR_MS // 2)
     with pytest.raises(Corrupt, match="is not what its checkpoints and commits lead to"):
-        vacuum(cleaner.root.topic_handle("t"), Settings(house.now_ms + 2 * DAY))
-    assert house.files() == before
+        vacuum(cleaner.root.topic_handle("t"), Settings(world.now_ms + 2 * DAY_MS))
+    assert world.files() == before
 
 
 def test_a_reader_of_an_old_snapshot_at_every_moment() -> None:
     """Planned within the delay: no file is missed, whatever the vacuum is at."""
     for number in range(200):
-        house = House()
-        house.append(4)
-        house.rewrite()
-        house.sleep(10 * DAY)
-        house.append(4)
-        reader = house.process().topic().snapshot()
-        house.rewrite()
-        house.sleep(DAY - MINUTE)
+        world = VacuumWorld()
+        world.append(4)
+        world.rewrite()
+        world.pass_ms(10 * DAY_MS)
+        world.append(4)
+        reader = world.process().topic().snapshot()
+        world.rewrite()
+        world.pass_ms(DAY_MS - MINUTE_MS)
         missed: list[str] = []
 
-        def read(house: House = house, reader: object = reader, missed: list[str] = missed) -> None:
+        def read(world: VacuumWorld = world, reader: object = reader, missed: list[str] = missed) -> None:
             paths = reader.slices.paths()  # type: ignore[attr-defined]
-            missed += [path for path in paths if house.store.stat(f"t/{path}") is None]
+            missed += [path for path in paths if world.store.stat(f"t/{path}") is None]
 
-        cleaner = house.process()
+        cleaner = world.process()
         struck = meanwhile(cleaner, number, read)
-        report = house.vacuum(cleaner)
+        report = world.vacuum(cleaner)
         read()
         assert missed == []
         assert report.objects

@@ -39,6 +39,10 @@ class World:
     def clock(self) -> int:
         return self.now_ms
 
+    def pass_ms(self, ms: int) -> None:
+        """Let time pass, where a statement cannot move `now_ms`."""
+        self.now_ms += ms
+
     def set_wall_clock(self, ahead_ms: int) -> None:
         """Set the wall clock of the machine forward, or back; the boot-time clock goes on as before."""
         self.now_ms += ahead_ms

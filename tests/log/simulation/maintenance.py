@@ -11,8 +11,8 @@ from sparklog.log.state.intents import Input, MaintainIntent, Rewrite, RewriteIn
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.storage.faulty import Decide
+from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import TOPIC, Run, process
-from tests.log.simulation.world import Actor
 
 
 def merger(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:

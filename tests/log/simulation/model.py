@@ -17,7 +17,7 @@ from typing import Any
 import crc32c
 
 from sparklog.storage.memory import MemoryStore
-from tests.log.simulation.world import SimulationError
+from tests.log.simulation.simulated_world import SimulationError
 
 _COMMIT = re.compile(r"(.+)/_log/([0-9]{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(.+)/_log/checkpoints/([0-9]{20})\.json\Z")

@@ -10,6 +10,7 @@ from sparklog.log.state import commit_log
 from sparklog.storage.faulty import Decide, Seeded
 from tests.log.simulation.maintenance import collector, merger, vacuum
 from tests.log.simulation.model import expect
+from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import (
     ANSWERS,
     CRASHES,
@@ -22,7 +23,7 @@ from tests.log.simulation.workload import (
     reader,
     stream_driver,
 )
-from tests.log.simulation.world import HOUR, Actor, World
+from tests.support.world import HOUR_MS
 
 CHECKPOINT_COMMITS = 4
 """Checkpoints come often where commits are collected, so that short runs have many; else seldom, for they take time."""
@@ -52,11 +53,11 @@ def draw(run: Run, profile: str | None) -> str:
         "crashes": CRASHES,
         "damage": DAMAGE,
     }.get(profile, ERRORS + ANSWERS + CRASHES)
-    longest_ms = {"stalls": 3 * HOUR, "collector": 5 * HOUR}.get(profile, 60_000)
+    longest_ms = {"stalls": 3 * HOUR_MS, "collector": 5 * HOUR_MS}.get(profile, 60_000)
     run.count(f"profile {profile}")
 
     stalling = profile in ("stalls", "collector", "everything")
-    pace_s = {"stalls": HOUR / 2000, "collector": HOUR / 2000}.get(profile, 0.0)
+    pace_s = {"stalls": HOUR_MS / 2000, "collector": HOUR_MS / 2000}.get(profile, 0.0)
     quiet = profile in ("stalls", "collector") and source.random() < 0.5
 
     def decide(name: str) -> Decide:
@@ -66,7 +67,7 @@ def draw(run: Run, profile: str | None) -> str:
         return Stalls(plan, chances, 0.2 if stalling else 0.0, longest_ms)
 
     def spawn(name: str, body: Callable[[Actor], None]) -> None:
-        skew = source.choice([0, 0, 0, source.randint(-HOUR, 4 * 60_000)])
+        skew = source.choice([0, 0, 0, source.randint(-HOUR_MS, 4 * 60_000)])
         run.world.spawn(name, body, skew_ms=skew, start_ms=source.randint(0, 2_000))
 
     count = source.randint(2, 8)
@@ -96,11 +97,11 @@ def draw(run: Run, profile: str | None) -> str:
             spawn(label, reader(run, plan, source.randint(3, 8), pause_s))
     if profile == "collector":
         # Commits must be kept longer than the hour after which a writer no longer trusts a number: 7 days are plenty.
-        run.world.spawn("collector", collector(run, 8, 3 * HOUR // 2))
+        run.world.spawn("collector", collector(run, 8, 3 * HOUR_MS // 2))
     return profile
 
 
-def run_seed(seed: int, worlds: list[World] | None = None, profile: str | None = None) -> Run:
+def run_seed(seed: int, worlds: list[SimulatedWorld] | None = None, profile: str | None = None) -> Run:
     """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
     run = Run(seed)
     if worlds is not None:

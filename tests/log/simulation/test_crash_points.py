@@ -10,7 +10,7 @@ from sparklog.errors import Conflict
 from sparklog.log.state import commit_log
 from sparklog.log.state.registry import WriterKey
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind
-from tests.log.simulation.lab import Lab, Process
+from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 
 pytestmark = pytest.mark.sweep
 
@@ -27,11 +27,11 @@ def _few_commits_per_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 class Job:
     """Steps that are each done once; `done` is what the job itself has written down, as a streaming checkpoint is."""
 
-    lab: Lab = field(default_factory=Lab)
+    world: WatchedWorld = field(default_factory=WatchedWorld)
     done: int = 0
     runs: int = 0
 
-    def run(self, process: Process) -> None:
+    def run(self, process: HookedProcess) -> None:
         self.runs += 1
         run_id = f"run-{self.runs}"
         steps = [lambda batch=batch: self.batch(process, batch, run_id) for batch in range(BATCHES)]
@@ -43,28 +43,28 @@ class Job:
                 step()
                 self.done += 1
 
-    def batch(self, process: Process, batch: int, run_id: str) -> None:
+    def batch(self, process: HookedProcess, batch: int, run_id: str) -> None:
         process.append({0: batch + 1, 1: 1}, process.target(), WriterKey("q", batch, run_id))
 
-    def configure(self, process: Process) -> None:
+    def configure(self, process: HookedProcess) -> None:
         process.topic().alter(configs=CONFIG)
 
-    def expire(self, process: Process) -> None:
+    def expire(self, process: HookedProcess) -> None:
         process.topic().delete_records({1: 2})
 
-    def create_again(self, process: Process) -> None:
+    def create_again(self, process: HookedProcess) -> None:
         process.root.ensure_topic("other", partitions=4)
 
     def check(self) -> None:
-        state = self.lab.log.state
-        batches = sorted((batch, version) for (_, _, batch), version in self.lab.log.batch_versions.items())
+        state = self.world.log.state
+        batches = sorted((batch, version) for (_, _, batch), version in self.world.log.batch_versions.items())
         assert [batch for batch, _ in batches] == list(range(BATCHES))
         assert [version for _, version in batches] == sorted(version for _, version in batches)
         assert state.log_end == (sum(range(1, BATCHES + 1)), BATCHES)
         assert state.log_start == (0, 2)
         assert dict(state.configs) == CONFIG
-        assert len(self.lab.model.topic("other").state.log_end) == 4
-        snapshot = self.lab.process().topic().snapshot()
+        assert len(self.world.model.topic("other").state.log_end) == 4
+        snapshot = self.world.process().topic().snapshot()
         rows = snapshot.slices.all()
         assert snapshot.version == state.version
         assert list(zip(rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), strict=True)) == [
@@ -75,7 +75,7 @@ class Job:
 def labels_of_a_whole_run() -> list[str]:
     """Every request of the job when nothing fails."""
     job = Job()
-    process = job.lab.process()
+    process = job.world.process()
     labels: list[str] = []
 
     def watch(call: Call) -> Fault | None:
@@ -99,7 +99,7 @@ def test_nothing_is_lost_or_doubled_at_any_crash_point(monkeypatch: pytest.Monke
 
 def crash_at(point: int, kind: FaultKind) -> None:
     job = Job()
-    process = job.lab.process()
+    process = job.world.process()
     first = process.store._number
     struck: list[str] = []
 
@@ -114,6 +114,6 @@ def crash_at(point: int, kind: FaultKind) -> None:
         job.run(process)
     except (Crash, OSError, Conflict):
         # Died, or gave up with an error: started again, as a scheduler does.
-        job.run(job.lab.process())
+        job.run(job.world.process())
     assert struck, f"no request number {point}"
     job.check()

@@ -17,11 +17,13 @@ from sparklog.log.state.intents import Input, MaintainIntent, Rewrite, RewriteIn
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
-from tests.log.simulation.lab import Lab, Process
+from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 from tests.support.maintaining import maintain
 
 
-def merge(snapshot: Snapshot, process: Process, spans: Mapping[int, tuple[int, int]], op: str = MERGE) -> RewriteIntent:
+def merge(
+    snapshot: Snapshot, process: HookedProcess, spans: Mapping[int, tuple[int, int]], op: str = MERGE
+) -> RewriteIntent:
     """A rewrite of offsets `[start, end)` of some partitions, one output slice each, planned on a snapshot."""
     rewrites = []
     rows = snapshot.slices.all()
@@ -31,7 +33,7 @@ def merge(snapshot: Snapshot, process: Process, spans: Mapping[int, tuple[int, i
         rewrites.append(Rewrite(Edit(partition, start, end), tuple(inputs)))
     n = len(spans)
     path = append_path(snapshot.version, process.env.new_id())
-    process.lab.store.create(f"t/{path}", b"merged")
+    process.world.store.create(f"t/{path}", b"merged")
     file = FileSlices(
         path=path,
         size=10 * n + 5,
@@ -49,12 +51,12 @@ def merge(snapshot: Snapshot, process: Process, spans: Mapping[int, tuple[int, i
     return RewriteIntent(op, snapshot.head.topic_id, tuple(rewrites), (file,))
 
 
-def layout(lab: Lab, partition: int) -> list[tuple[int, int]]:
+def layout(world: WatchedWorld, partition: int) -> list[tuple[int, int]]:
     """Slices of a partition as the model has them, compared with what a new reader sees."""
-    snapshot = lab.process().topic().snapshot()
+    snapshot = world.process().topic().snapshot()
     rows = snapshot.slices.select(partition)
     found = list(zip(rows.base.tolist(), rows.end.tolist(), strict=True))
-    assert found == [(s.base, s.end) for s in lab.log.state.slices if s.partition == partition]
+    assert found == [(s.base, s.end) for s in world.log.state.slices if s.partition == partition]
     return found
 
 
@@ -62,57 +64,57 @@ class TestEdits:
     """Four appends, each one file with a slice of both partitions: every file is shared."""
 
     @pytest.fixture
-    def lab(self) -> Lab:
-        lab = Lab()
-        writer = lab.process()
+    def world(self) -> WatchedWorld:
+        world = WatchedWorld()
+        writer = world.process()
         for _ in range(4):
             writer.append({0: 2, 1: 3})
-        return lab
+        return world
 
-    def run(self, process: Process, intent: RewriteIntent) -> Outcome:
+    def run(self, process: HookedProcess, intent: RewriteIntent) -> Outcome:
         return process.root.topic_handle("t").commit(intent)
 
-    def test_two_rewrites_of_a_shared_file_in_different_partitions_stand(self, lab: Lab) -> None:
-        first, second = lab.process(), lab.process()
+    def test_two_rewrites_of_a_shared_file_in_different_partitions_stand(self, world: WatchedWorld) -> None:
+        first, second = world.process(), world.process()
         plans = (
             merge(first.topic().snapshot(), first, {0: (0, 8)}),
             merge(second.topic().snapshot(), second, {1: (0, 12)}),
         )
         second.at("create:commit", lambda: self.run(first, plans[0]))
         assert self.run(second, plans[1]).dropped == ()
-        assert layout(lab, 0) == [(0, 8)]
-        assert layout(lab, 1) == [(0, 12)]
+        assert layout(world, 0) == [(0, 8)]
+        assert layout(world, 1) == [(0, 12)]
 
-    def test_of_two_rewrites_of_one_range_the_second_is_dropped_and_the_rest_stands(self, lab: Lab) -> None:
-        first, second = lab.process(), lab.process()
+    def test_of_two_rewrites_of_one_range_the_second_is_dropped_and_the_rest_stands(self, world: WatchedWorld) -> None:
+        first, second = world.process(), world.process()
         one = merge(first.topic().snapshot(), first, {0: (2, 8)})
         two = merge(second.topic().snapshot(), second, {0: (0, 4), 1: (0, 12)})
         second.at("create:commit", lambda: self.run(first, one))
         outcome = self.run(second, two)
         assert [edit.partition for edit in outcome.dropped] == [0]
-        assert layout(lab, 0) == [(0, 2), (2, 8)]
-        assert layout(lab, 1) == [(0, 12)]
+        assert layout(world, 0) == [(0, 2), (2, 8)]
+        assert layout(world, 1) == [(0, 12)]
 
-    def test_appends_commute_with_rewrites(self, lab: Lab) -> None:
-        sealer = lab.process()
+    def test_appends_commute_with_rewrites(self, world: WatchedWorld) -> None:
+        sealer = world.process()
         plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)})
-        sealer.at("create:commit", lambda: lab.commits(3))
+        sealer.at("create:commit", lambda: world.commits(3))
         assert self.run(sealer, plan).dropped == ()
-        assert layout(lab, 0) == [(0, 8), (8, 9), (9, 10), (10, 11)]
+        assert layout(world, 0) == [(0, 8), (8, 9), (9, 10), (10, 11)]
 
     @pytest.mark.parametrize(("start", "left"), [(2, [(0, 8)]), (3, [(0, 8)]), (8, [])])
     def test_a_rewrite_stands_over_inputs_that_the_log_start_passed(
-        self, lab: Lab, start: int, left: list[tuple[int, int]]
+        self, world: WatchedWorld, start: int, left: list[tuple[int, int]]
     ) -> None:
-        sealer, admin = lab.process(), lab.process()
+        sealer, admin = world.process(), world.process()
         plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)})
         sealer.at("create:commit", lambda: admin.topic().delete_records({0: start}))
         assert self.run(sealer, plan).dropped == ()
-        assert layout(lab, 0) == left
-        assert lab.log.state.log_end == (8, 12)
+        assert layout(world, 0) == left
+        assert world.log.state.log_end == (8, 12)
 
-    def test_a_compaction_of_a_topic_that_was_created_again_is_refused(self, lab: Lab) -> None:
-        sealer, admin = lab.process(), lab.process()
+    def test_a_compaction_of_a_topic_that_was_created_again_is_refused(self, world: WatchedWorld) -> None:
+        sealer, admin = world.process(), world.process()
         plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)}, COMPACT)
 
         def again() -> None:
@@ -122,26 +124,26 @@ class TestEdits:
         sealer.at("create:commit", again)
         with pytest.raises(Conflict, match="created again"):
             self.run(sealer, plan)
-        assert lab.log.state.slices == ()
+        assert world.log.state.slices == ()
 
-    def test_a_rewrite_planned_below_the_floor_is_refused(self, lab: Lab) -> None:
-        sealer = lab.process()
+    def test_a_rewrite_planned_below_the_floor_is_refused(self, world: WatchedWorld) -> None:
+        sealer = world.process()
         plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)})
-        lab.commits(3)
-        maintain(lab.process().topic(), floor=6)
+        world.commits(3)
+        maintain(world.process().topic(), floor=6)
         with pytest.raises(Conflict, match="upload floor"):
             self.run(sealer, plan)
-        assert len(layout(lab, 0)) == 7
+        assert len(layout(world, 0)) == 7
 
     def test_append_retain_and_seal_commute_in_all_orders(self) -> None:
         """The result does not depend on the order in which three commits, planned at once, get their numbers."""
         results = set()
         for order in itertools.permutations(range(3)):
-            lab = Lab()
-            writer = lab.process()
+            world = WatchedWorld()
+            writer = world.process()
             for _ in range(4):
                 writer.append({0: 2})
-            appender, retainer, sealer = lab.process(), lab.process(), lab.process()
+            appender, retainer, sealer = world.process(), world.process(), world.process()
             target = appender.target()
             topic = retainer.topic()
             plan = merge(sealer.topic().snapshot(), sealer, {0: (2, 8)})
@@ -152,69 +154,69 @@ class TestEdits:
             )
             for step in order:
                 steps[step]()
-            state = lab.log.state
-            results.add((tuple(layout(lab, 0)), state.log_start, state.log_end))
+            state = world.log.state
+            results.add((tuple(layout(world, 0)), state.log_start, state.log_end))
         assert results == {(((2, 8), (8, 13)), (5, 0), (13, 0))}
 
 
 class TestAdmin:
     def test_log_starts_are_a_maximum(self) -> None:
-        lab = Lab()
-        lab.process().append({0: 10})
-        low, high = lab.process(), lab.process()
+        world = WatchedWorld()
+        world.process().append({0: 10})
+        low, high = world.process(), world.process()
         low.topic()
         topic = low.root.topic_handle("t")
         low.at("create:commit", lambda: high.topic().delete_records({0: 7}))
         assert topic.delete_records({0: 3}) == {0: 7}
-        assert lab.log.state.log_start == (7, 0)
+        assert world.log.state.log_start == (7, 0)
 
     def test_the_same_config_is_a_conflict_and_another_is_not(self) -> None:
-        lab = Lab()
-        one, two = lab.process(), lab.process()
+        world = WatchedWorld()
+        one, two = world.process(), world.process()
         topic = two.topic()
         two.at("create:commit", lambda: one.topic().alter(configs={"retention.ms": "1000000"}))
         with pytest.raises(Conflict, match=r"retention.ms .* changed by somebody else"):
             topic.alter(configs={"retention.ms": "2000000"})
         two.at("create:commit", lambda: one.topic().alter(configs={"segment.bytes": "1000000"}))
         topic.alter(configs={"retention.ms": "3000000"})
-        assert dict(lab.log.state.configs) == {"retention.ms": "3000000", "segment.bytes": "1000000"}
+        assert dict(world.log.state.configs) == {"retention.ms": "3000000", "segment.bytes": "1000000"}
 
     def test_the_partition_count_is_a_conflict_and_appends_go_on(self) -> None:
-        lab = Lab()
-        one, two, writer = lab.process(), lab.process(), lab.process()
+        world = WatchedWorld()
+        one, two, writer = world.process(), world.process(), world.process()
         topic, target = two.topic(), writer.target()
         two.at("create:commit", lambda: one.topic().alter(partitions=3))
         with pytest.raises(Conflict, match=r"partitions .* changed by somebody else"):
             topic.alter(partitions=4)
         assert writer.append({1: 2}, target).base == {1: 0}
-        assert lab.log.state.log_end == (0, 2, 0)
+        assert world.log.state.log_end == (0, 2, 0)
 
     def test_an_append_during_a_log_start_change(self) -> None:
-        lab = Lab()
-        writer, admin = lab.process(), lab.process()
+        world = WatchedWorld()
+        writer, admin = world.process(), world.process()
         writer.append({0: 4})
         target = writer.target()
         writer.at("create:commit", lambda: admin.topic().delete_records({0: -1}))
         assert writer.append({0: 2}, target).base == {0: 4}
-        assert lab.log.state.log_start == (4, 0)
-        assert layout(lab, 0) == [(4, 6)]
+        assert world.log.state.log_start == (4, 0)
+        assert layout(world, 0) == [(4, 6)]
 
 
 class TestTransactions:
     """The state function: what a decision names is committed, everything else of that number is aborted."""
 
-    def prepare(self, process: Process, n: int, records: Mapping[int, int]) -> int:
+    def prepare(self, process: HookedProcess, n: int, records: Mapping[int, int]) -> int:
         target = process.target()
         file = process.upload(target, records)
         return process.topic().commit_append([file], target, txn=Txn("tx", n)).version
 
-    def statuses(self, lab: Lab) -> list[int]:
-        rows = lab.process().topic().snapshot().slices.all()
+    def statuses(self, world: WatchedWorld) -> list[int]:
+        rows = world.process().topic().snapshot().slices.all()
         return rows.status.tolist()
 
     def test_a_late_marker_does_not_decide_the_next_transaction(self) -> None:
-        lab = Lab()
-        owner, helper = lab.process(), lab.process()
+        world = WatchedWorld()
+        owner, helper = world.process(), world.process()
         first = self.prepare(owner, 1, {0: 2})
         marker = MaintainIntent(owner.topic().head().topic_id, resolved=(Resolved("tx", 1, (first,)),))
         late = helper.topic()
@@ -225,61 +227,61 @@ class TestTransactions:
 
         helper.at("create:commit", owner_goes_on)
         assert late.commit(marker).commit is None, "what it wanted to say has been said"
-        assert self.statuses(lab) == [COMMITTED, OPEN]
-        head = lab.process().topic().head()
+        assert self.statuses(world) == [COMMITTED, OPEN]
+        head = world.process().topic().head()
         assert (head.log_end[0], head.last_stable()[0]) == (5, 2)
 
     def test_a_zombie_slice_does_not_join_a_committed_transaction(self) -> None:
-        lab = Lab()
-        owner, zombie = lab.process(), lab.process()
+        world = WatchedWorld()
+        owner, zombie = world.process(), world.process()
         named = self.prepare(owner, 1, {0: 2})
         self.prepare(zombie, 1, {0: 2})
-        maintain(lab.process().topic(), resolved=(Resolved("tx", 1, (named,)),))
-        assert self.statuses(lab) == [COMMITTED, ABORTED]
-        assert lab.process().topic().head().last_stable().tolist() == [4, 0]
+        maintain(world.process().topic(), resolved=(Resolved("tx", 1, (named,)),))
+        assert self.statuses(world) == [COMMITTED, ABORTED]
+        assert world.process().topic().head().last_stable().tolist() == [4, 0]
 
     def test_the_last_stable_offset_stops_at_the_first_open_slice(self) -> None:
-        lab = Lab()
-        writer = lab.process()
+        world = WatchedWorld()
+        writer = world.process()
         writer.append({0: 1, 1: 1})
         version = self.prepare(writer, 1, {0: 2})
         writer.append({0: 1, 1: 1})
-        assert lab.process().topic().head().last_stable().tolist() == [1, 2]
-        lab.commits(6)
-        assert lab.process().topic().head().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
-        maintain(lab.process().topic(), resolved=(Resolved("tx", 1, ()),))
-        assert lab.process().topic().head().last_stable().tolist() == [10, 2]
-        rows = lab.process().topic().snapshot().slices.all()
+        assert world.process().topic().head().last_stable().tolist() == [1, 2]
+        world.commits(6)
+        assert world.process().topic().head().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
+        maintain(world.process().topic(), resolved=(Resolved("tx", 1, ()),))
+        assert world.process().topic().head().last_stable().tolist() == [10, 2]
+        rows = world.process().topic().snapshot().slices.all()
         assert rows.status[rows.prepare_version == version].tolist() == [ABORTED]
 
     def test_retention_past_an_open_slice_forgets_it(self) -> None:
-        lab = Lab()
-        writer = lab.process()
+        world = WatchedWorld()
+        writer = world.process()
         self.prepare(writer, 1, {0: 2})
         writer.append({0: 1})
         writer.topic().delete_records({0: 2})
-        head = lab.process().topic().head()
+        head = world.process().topic().head()
         assert head.open == ()
         assert head.last_stable().tolist() == [3, 0]
 
     def test_nothing_above_the_last_stable_offset_is_rewritten(self) -> None:
-        lab = Lab()
-        writer = lab.process()
+        world = WatchedWorld()
+        writer = world.process()
         writer.append({0: 1})
         self.prepare(writer, 1, {0: 2})
         writer.append({0: 1})
         plan = merge(writer.topic().snapshot(), writer, {0: (0, 4)})
         with pytest.raises(BadRequest, match="above the last stable offset"):
             writer.topic().commit(plan)
-        assert lab.log.state.version == 3
+        assert world.log.state.version == 3
 
 
 class TestFeatures:
     def test_who_does_not_know_a_write_feature_neither_commits_nor_checkpoints(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        lab = Lab()
-        newer = lab.process()
+        world = WatchedWorld()
+        newer = world.process()
         with monkeypatch.context() as patch:
             patch.setattr(intents, "KNOWN_WRITE_FEATURES", frozenset({"novel"}))
             real = intents.Draft.commit
@@ -291,19 +293,19 @@ class TestFeatures:
 
             patch.setattr(intents.Draft, "commit", novel)
             newer.append({0: 1})
-        older = lab.process()
+        older = world.process()
         with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):
             older.append({0: 1})
         assert older.topic().snapshot().head.log_end.tolist() == [1, 0], "reading goes on"
-        before = len(list(lab.store.list("t/_log/checkpoints/")))
+        before = len(list(world.store.list("t/_log/checkpoints/")))
         topic = older.topic()
         with pytest.raises(BadRequest, match="novel"):
             topic.log.write_checkpoint(topic.log.refresh())
-        assert len(list(lab.store.list("t/_log/checkpoints/"))) == before
+        assert len(list(world.store.list("t/_log/checkpoints/"))) == before
 
     def test_who_does_not_know_a_read_feature_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        lab = Lab()
-        newer = lab.process()
+        world = WatchedWorld()
+        newer = world.process()
         real = intents.Draft.commit
 
         def novel(self: intents.Draft, *args: object) -> object:
@@ -316,4 +318,4 @@ class TestFeatures:
             patch.setattr(documents, "KNOWN_READ_FEATURES", frozenset({"novel"}))
             newer.append({0: 1})
         with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):
-            lab.process().topic()
+            world.process().topic()

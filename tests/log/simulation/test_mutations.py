@@ -14,7 +14,7 @@ from sparklog.log.state.commit import Commit, Removal
 from sparklog.log.state.registry import Entry, Verdict, WriterKey
 from sparklog.log.state.topic_state import Head
 from tests.log.simulation.seeds import run_seed
-from tests.log.simulation.world import SimulationError
+from tests.log.simulation.simulated_world import SimulationError
 
 pytestmark = pytest.mark.sweep
 

@@ -29,8 +29,8 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.faulty import Decide, FaultKind, Seeded
 from sparklog.storage.memory import MemoryStore, Snapshot
 from tests.log.simulation.model import expect
+from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import upload
-from tests.log.simulation.world import Actor, World
 from tests.support.root_ids import replace_root_id
 from tests.support.seeds import REPLACED_ROOTS
 
@@ -68,7 +68,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.store = ReplacedStore(lambda: self.world.now_ms, f"seed-{self.seed}")
-        self.world = World(self.seed, store=self.store)
+        self.world = SimulatedWorld(self.seed, store=self.store)
 
     def root(self, actor: Actor, decide: Decide) -> Root:
         return open_root(actor.store(decide), env=actor.env)
@@ -196,7 +196,7 @@ def judge(run: Run) -> None:
                 write()
         root.topic("t").snapshot()
 
-    world = World(run.seed, store=run.store)
+    world = SimulatedWorld(run.seed, store=run.store)
     world.now_ms = run.world.now_ms
     world.spawn("fresh", fresh)
     world.run()

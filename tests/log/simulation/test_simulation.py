@@ -14,8 +14,8 @@ import pytest
 
 from sparklog.log.state import commit_log
 from tests.log.simulation.seeds import run_seed
+from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.log.simulation.workload import Run
-from tests.log.simulation.world import World
 from tests.support.seeds import LOG
 
 REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/log/simulation/test_simulation.py -k test_one_seed"
@@ -23,7 +23,7 @@ REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/log/simulation/test_simula
 
 def check(seed: int) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
-    worlds: list[World] = []
+    worlds: list[SimulatedWorld] = []
     try:
         return run_seed(seed, worlds)
     except BaseException as error:

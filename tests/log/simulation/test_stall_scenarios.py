@@ -7,8 +7,8 @@ import pytest
 from sparklog.errors import Unavailable
 from sparklog.log.state.registry import WriterKey
 from sparklog.storage.faulty import FaultKind
-from tests.log.simulation.lab import Lab
-from tests.log.simulation.world import DAY, HOUR
+from tests.log.simulation.watched_world import WatchedWorld
+from tests.support.world import DAY_MS, HOUR_MS
 
 
 class TestStalls:
@@ -19,14 +19,14 @@ class TestStalls:
     def test_a_create_that_succeeds_on_a_collected_number_is_not_acknowledged(
         self, collected: int, key: WriterKey | None
     ) -> None:
-        lab = Lab()
-        sleeper = lab.process()
+        world = WatchedWorld()
+        sleeper = world.process()
         target = sleeper.target()
 
         def away() -> None:
-            lab.commits(10)
-            lab.sleep(8 * DAY)
-            lab.collect(collected)
+            world.commits(10)
+            world.pass_ms(8 * DAY_MS)
+            world.collect(collected)
 
         sleeper.at("create:commit", away)
         file = sleeper.upload(target, {1: 5})
@@ -34,58 +34,58 @@ class TestStalls:
             # The commits that would tell are gone: never a false yes, never a second copy.
             with pytest.raises(Unavailable, match="outcome is unknown"):
                 sleeper.commit([file], target, key)
-            assert lab.times_named(file) == 0
+            assert world.times_named(file) == 0
         else:
             outcome = sleeper.commit([file], target, key)
             assert outcome.version == 11
-            assert lab.log.file_versions[file.path] == 11
+            assert world.log.file_versions[file.path] == 11
             assert outcome.base == {1: 0}
-        assert lab.log.zombies, "the number was not used again: this tests nothing"
+        assert world.log.zombies, "the number was not used again: this tests nothing"
 
     @pytest.mark.parametrize("stands_still", ["none", "boot", "wall"])
     def test_a_stall_after_the_effect_is_found_in_the_log(self, stands_still: str) -> None:
         """One of the clocks may not see the sleep: Python's monotonic clock does not on Linux and macOS."""
-        lab = Lab()
-        sleeper = lab.process()
+        world = WatchedWorld()
+        sleeper = world.process()
         target = sleeper.target()
 
         def away() -> None:
-            lab.commits(10)
-            lab.sleep(8 * DAY)
-            sleeper.asleep_ms = 8 * DAY if stands_still == "boot" else 0
-            sleeper.skew_ms = -8 * DAY if stands_still == "wall" else 0
+            world.commits(10)
+            world.pass_ms(8 * DAY_MS)
+            sleeper.asleep_ms = 8 * DAY_MS if stands_still == "boot" else 0
+            sleeper.skew_ms = -8 * DAY_MS if stands_still == "wall" else 0
 
         sleeper.after("create:commit", away)
         outcome = sleeper.append({0: 5}, target)
         assert outcome.version == 1
-        assert lab.log.state.log_end == (15, 0)
+        assert world.log.state.log_end == (15, 0)
 
     def test_a_commit_that_was_collected_meanwhile_is_known_by_the_chain(self) -> None:
-        lab = Lab()
-        sleeper = lab.process()
+        world = WatchedWorld()
+        sleeper = world.process()
         target = sleeper.target()
 
         def away() -> None:
-            lab.commits(10)
-            lab.sleep(8 * DAY)
-            lab.collect(2)
+            world.commits(10)
+            world.pass_ms(8 * DAY_MS)
+            world.collect(2)
 
         sleeper.after("create:commit", away)
         outcome = sleeper.append({0: 5}, target)
         assert outcome.version == 1
-        assert lab.log.state.log_end == (15, 0)
+        assert world.log.state.log_end == (15, 0)
 
     def test_nobody_is_fooled_by_a_zombie_under_the_same_number(self) -> None:
         """Ours was collected, then another sleeper's create took its number."""
-        lab = Lab()
-        sleeper, other = lab.process(), lab.process()
+        world = WatchedWorld()
+        sleeper, other = world.process(), world.process()
         target = sleeper.target()
         others_target = other.target()
 
         def meanwhile() -> None:
-            lab.commits(10)
-            lab.sleep(8 * DAY)
-            lab.collect(2)
+            world.commits(10)
+            world.pass_ms(8 * DAY_MS)
+            world.collect(2)
 
         def away() -> None:
             other.at("create:commit", meanwhile)
@@ -93,21 +93,21 @@ class TestStalls:
 
         sleeper.after("create:commit", away)
         outcome = sleeper.append({0: 5}, target)
-        assert lab.log.zombies
+        assert world.log.zombies
         assert outcome.version == 1
-        assert lab.log.state.log_end == (15, 1)
+        assert world.log.state.log_end == (15, 1)
 
     def test_a_lost_answer_and_a_zombie_under_the_same_number(self) -> None:
         """The answer was lost, we fell asleep, and when we look another sleeper's create has taken the number."""
-        lab = Lab()
-        sleeper, other = lab.process(), lab.process()
+        world = WatchedWorld()
+        sleeper, other = world.process(), world.process()
         target = sleeper.target()
         others_target = other.target()
 
         def meanwhile() -> None:
-            lab.commits(10)
-            lab.sleep(8 * DAY)
-            lab.collect(2)
+            world.commits(10)
+            world.pass_ms(8 * DAY_MS)
+            world.collect(2)
 
         def away() -> None:
             other.at("create:commit", meanwhile)
@@ -116,91 +116,91 @@ class TestStalls:
         sleeper.fail("create:commit", FaultKind.ERROR_AFTER)
         sleeper.at("get:commit", away)
         outcome = sleeper.append({0: 5}, target)
-        assert lab.log.zombies
+        assert world.log.zombies
         assert outcome.version == 1
-        assert lab.log.state.log_end == (15, 1)
+        assert world.log.state.log_end == (15, 1)
 
     def test_an_outcome_that_nobody_can_tell_any_more_is_unknown(self) -> None:
-        lab = Lab()
-        sleeper = lab.process()
+        world = WatchedWorld()
+        sleeper = world.process()
         target = sleeper.target()
 
         def away() -> None:
-            lab.commits(12)
-            lab.sleep(8 * DAY)
-            lab.collect(8)
-            for info in list(lab.store.list("t/_log/checkpoints/"))[:2]:
-                lab.store.delete(info.key)
+            world.commits(12)
+            world.pass_ms(8 * DAY_MS)
+            world.collect(8)
+            for info in list(world.store.list("t/_log/checkpoints/"))[:2]:
+                world.store.delete(info.key)
 
         sleeper.after("create:commit", away)
         with pytest.raises(Unavailable, match=r"outcome is unknown.*look before you write again"):
             sleeper.append({0: 5}, target)
-        assert lab.log.state.log_end == (17, 0)
+        assert world.log.state.log_end == (17, 0)
 
     def test_with_a_writer_key_the_state_knows_the_outcome(self) -> None:
-        lab = Lab()
-        sleeper = lab.process()
+        world = WatchedWorld()
+        sleeper = world.process()
         target = sleeper.target()
 
         def away() -> None:
-            lab.commits(12)
-            lab.sleep(8 * DAY)
-            lab.collect(8)
-            for info in list(lab.store.list("t/_log/checkpoints/"))[:2]:
-                lab.store.delete(info.key)
+            world.commits(12)
+            world.pass_ms(8 * DAY_MS)
+            world.collect(8)
+            for info in list(world.store.list("t/_log/checkpoints/"))[:2]:
+                world.store.delete(info.key)
 
         sleeper.after("create:commit", away)
         outcome = sleeper.append({0: 5}, target, WriterKey("q", 3, "run"))
         assert (outcome.skipped, outcome.version) == (True, 1)
-        assert lab.log.state.log_end == (17, 0)
+        assert world.log.state.log_end == (17, 0)
 
     def test_a_reader_that_slept_does_not_look_idle(self) -> None:
-        lab = Lab()
-        reader = lab.process()
+        world = WatchedWorld()
+        reader = world.process()
         topic = reader.topic()
         assert topic.snapshot().version == 0
-        lab.commits(10)
-        lab.sleep(8 * DAY)
-        lab.collect(5)
+        world.commits(10)
+        world.pass_ms(8 * DAY_MS)
+        world.collect(5)
         assert topic.snapshot().version == 10
 
     def test_a_reader_that_slept_does_not_deliver_a_zombie(self) -> None:
-        lab = Lab()
-        reader, sleeper = lab.process(), lab.process()
+        world = WatchedWorld()
+        reader, sleeper = world.process(), world.process()
         topic, target = reader.topic(), sleeper.target()
 
         def away() -> None:
-            lab.commits(10)
-            lab.sleep(8 * DAY)
-            lab.collect(2)
+            world.commits(10)
+            world.pass_ms(8 * DAY_MS)
+            world.collect(2)
 
         sleeper.at("create:commit", away)
         sleeper.append({1: 5}, target)
-        assert lab.log.zombies
+        assert world.log.zombies
         head = topic.head()
         assert head.version == 11
-        assert tuple(head.log_end.tolist()) == lab.log.state.log_end
+        assert tuple(head.log_end.tolist()) == world.log.state.log_end
 
     def test_a_reader_that_falls_asleep_during_its_probe(self) -> None:
-        lab = Lab()
-        reader = lab.process()
+        world = WatchedWorld()
+        reader = world.process()
         topic = reader.topic()
 
         def away() -> None:
-            lab.commits(10)
-            lab.sleep(8 * DAY)
-            lab.collect(5)
+            world.commits(10)
+            world.pass_ms(8 * DAY_MS)
+            world.collect(5)
 
         reader.at("get:commit", away)
         assert topic.head().version == 10
 
     def test_a_log_that_seems_to_go_back_is_not_believed(self) -> None:
-        lab = Lab()
-        lab.commits(2)
-        reader = lab.process()
+        world = WatchedWorld()
+        world.commits(2)
+        reader = world.process()
         topic = reader.topic()
         assert topic.head().version == 2
-        lab.sleep(2 * HOUR)
+        world.pass_ms(2 * HOUR_MS)
         reader.hidden = lambda key: key.endswith("2.json")
         with pytest.raises(Unavailable, match="newer ones were seen before"):
             topic.head()

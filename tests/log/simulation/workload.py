@@ -17,7 +17,7 @@ from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
 from sparklog.storage.faulty import Call, Crash, Decide, Fault, FaultKind
 from sparklog.storage.store import Store
 from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect
-from tests.log.simulation.world import Actor, World
+from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 
 ERRORS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.LATE)
 ANSWERS = (FaultKind.TWICE, FaultKind.FALSE_EXISTS, FaultKind.ABSENT)
@@ -51,11 +51,11 @@ class Run:
     progress: dict[str, int] = field(default_factory=dict)
     """Streaming checkpoints: query -> newest batch whose commit file was written."""
     counters: dict[str, int] = field(default_factory=dict)
-    world: World = field(init=False)
+    world: SimulatedWorld = field(init=False)
 
     def __post_init__(self) -> None:
         store = WatchedStore(lambda: self.world.now_ms, self.model, f"seed-{self.seed}")
-        self.world = World(self.seed, store=store, latency_ms=self.latency_ms, max_steps=self.max_steps)
+        self.world = SimulatedWorld(self.seed, store=store, latency_ms=self.latency_ms, max_steps=self.max_steps)
 
     @property
     def topic(self) -> TopicModel:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect
-from tests.log.simulation.world import DAY
+from tests.support.world import DAY_MS
 
 _COMMIT = re.compile(r"(.+)/_log/([0-9]{20})\.json\Z")
 _HEAD = re.compile(r"(.+)/_log/checkpoints/([0-9]{20})\.json\Z")
@@ -264,7 +264,7 @@ class RecordModel(Model):
             if gone:
                 del kept[offset]
             elif record.value is None:
-                stamps.setdefault(offset, now_ms + int(configs.get("delete.retention.ms", DAY)))
+                stamps.setdefault(offset, now_ms + int(configs.get("delete.retention.ms", DAY_MS)))
         present[p], horizon[p] = kept, stamps
         cleaned[p] = max(cleaned[p], through)
 
@@ -289,7 +289,7 @@ class RecordModel(Model):
         expect("delete" in configs.get("cleanup.policy", "delete"), f"{where}: the topic is compacted only")
         if "retention.bytes" in configs:
             return
-        retention_ms = int(configs.get("retention.ms", 7 * DAY))
+        retention_ms = int(configs.get("retention.ms", 7 * DAY_MS))
         expect(retention_ms >= 0, f"{where}: nothing expires by time")
         for text, start in doc.get("logStarts", {}).items():
             for offset, record in present[int(text)].items():
@@ -329,7 +329,7 @@ class RecordModel(Model):
         commit, data = _COMMIT.match(key), _DATA.match(key)
         if commit:
             age = now - self.log(commit[1]).born_ms[key]
-            kept = max(7 * DAY, 2 * self.delay_ms(commit[1]))
+            kept = max(7 * DAY_MS, 2 * self.delay_ms(commit[1]))
             expect(age >= kept, f"{key} was collected at the age of {age} ms, before {kept}")
         if data:
             self._check_data(data[1], _INDEX.sub(".log", data[2]), now, key)
@@ -374,7 +374,7 @@ class RecordModel(Model):
     def delay_ms(self, name: str) -> int:
         """`file.delete.delay.ms`; of a deleted topic what it was."""
         configs = next(state.configs for state in reversed(self.topic(name).states) if not state.deleted)
-        return int(dict(configs).get("file.delete.delay.ms", DAY))
+        return int(dict(configs).get("file.delete.delay.ms", DAY_MS))
 
     # -- copies, to run one story many times
 

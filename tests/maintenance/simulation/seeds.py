@@ -14,8 +14,8 @@ from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
 from sparklog.storage.faulty import Decide, Seeded
 from tests.log.simulation.model import expect
+from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
-from tests.log.simulation.world import DAY, HOUR, Actor
 from tests.maintenance.simulation.workload import (
     TOPIC,
     Run,
@@ -30,6 +30,7 @@ from tests.maintenance.simulation.workload import (
     upload,
 )
 from tests.support.maintaining import maintain
+from tests.support.world import DAY_MS, HOUR_MS
 
 CHECKPOINT_COMMITS = 5
 """Checkpoints come often, so that short runs have commits to collect."""
@@ -43,18 +44,18 @@ def configs(source: random.Random) -> dict[str, str]:
     chosen = {
         "cleanup.policy": source.choice(["compact", "compact", "compact", "delete", "delete", "compact,delete"]),
         "segment.bytes": source.choice(["200", "600", "2000", str(1 << 30)]),
-        "segment.ms": str(source.choice([HOUR, 12 * HOUR, 7 * DAY])),
+        "segment.ms": str(source.choice([HOUR_MS, 12 * HOUR_MS, 7 * DAY_MS])),
         "index.interval.bytes": source.choice(["0", "100", "4096"]),
-        "retention.ms": str(source.choice([-1, HOUR, 8 * HOUR, 2 * DAY])),
-        "delete.retention.ms": str(source.choice([0, 6 * HOUR, 2 * DAY])),
+        "retention.ms": str(source.choice([-1, HOUR_MS, 8 * HOUR_MS, 2 * DAY_MS])),
+        "delete.retention.ms": str(source.choice([0, 6 * HOUR_MS, 2 * DAY_MS])),
         "min.cleanable.dirty.ratio": source.choice(["0.0", "0.0", "0.3", "0.5"]),
-        "file.delete.delay.ms": str(source.choice([HOUR, 6 * HOUR, DAY])),
+        "file.delete.delay.ms": str(source.choice([HOUR_MS, 6 * HOUR_MS, DAY_MS])),
     }
     rare = {
         "segment.index.bytes": "24",
-        "segment.jitter.ms": str(HOUR),
-        "min.compaction.lag.ms": str(6 * HOUR),
-        "max.compaction.lag.ms": str(DAY),
+        "segment.jitter.ms": str(HOUR_MS),
+        "min.compaction.lag.ms": str(6 * HOUR_MS),
+        "max.compaction.lag.ms": str(DAY_MS),
         "retention.bytes": "3000",
         "message.timestamp.type": "LogAppendTime",
     }
@@ -96,13 +97,13 @@ def draw(seed: int, profile: str | None) -> Run:
         chances = random.Random(f"{seed}/faults/{name}")
         rate = source.choice([0.005, 0.02, 0.05]) if kinds else 0.0
         plan = Seeded(chances, rate, kinds if rate else (), 5.0)
-        return Stalls(plan, chances, 0.15 if run.stalling else 0.0, 9 * DAY)
+        return Stalls(plan, chances, 0.15 if run.stalling else 0.0, 9 * DAY_MS)
 
     run.model.least_ways = 1 if profile in ("damage", "stale") else 2
 
     def spawn(name: str, make: Callable[..., Callable[[Actor], None]], turns: int, **more: bool) -> None:
-        skew_ms = 0 if make is retainer else source.choice([0, 0, 0, source.randint(-HOUR, 4 * 60_000)])
-        start_ms = source.randint(0, HOUR) if profile != "rush" else source.randint(0, 100)
+        skew_ms = 0 if make is retainer else source.choice([0, 0, 0, source.randint(-HOUR_MS, 4 * 60_000)])
+        start_ms = source.randint(0, HOUR_MS) if profile != "rush" else source.randint(0, 100)
         run.world.spawn(name, make(run, decide(name), turns, **more), skew_ms=skew_ms, start_ms=start_ms)
 
     spawn("appender-0", appender, source.randint(2, 6))
@@ -155,7 +156,7 @@ def finish(run: Run) -> None:
     maintain(topic, holds=dict.fromkeys(head.holds), resolved=resolved)
     expect(tuple(map(run.records.stable, range(head.partitions))) == run.state.log_end, "the last stable offset stands")
     run.check()
-    world.now_ms += 9 * DAY
+    world.now_ms += 9 * DAY_MS
     # What was begun at the newest version may still be committed; a commit on top makes an orphan of it.
     target = topic.append_target()
     topic.commit_append(upload(run, root.env, target), target)
@@ -165,7 +166,7 @@ def finish(run: Run) -> None:
     rows = topic.snapshot().slices.all()
     expect(bool(rows.sealed().all()), "unsealed slices are left after all was rolled")
     for number in range(ROUNDS):
-        world.now_ms += 9 * DAY
+        world.now_ms += 9 * DAY_MS
         report = retain(run, root)
         run.check()
         if number == 1:
@@ -190,7 +191,7 @@ def delete(run: Run, root: Root) -> None:
         root.create_topic(TOPIC, partitions=2, configs=run.configs)
         run.check()
     for _ in range(2):
-        run.world.now_ms += 2 * DAY
+        run.world.now_ms += 2 * DAY_MS
         retain(run, root)
     expect(not data_files(run), f"data of a deleted topic is left: {sorted(data_files(run))[:5]}")
     expect(root.topic_handle(TOPIC).log.refresh().head.version == run.state.version, "the numbering is gone")

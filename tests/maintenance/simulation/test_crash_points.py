@@ -19,19 +19,19 @@ from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_topic
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, Script
-from tests.log.simulation.world import DAY, HOUR
 from tests.maintenance.simulation.records import Written
 from tests.maintenance.simulation.seeds import check_data_files
 from tests.maintenance.simulation.workload import COLUMNS, TOPIC, Rows, Run, batch_of, plans, rows_of
 from tests.support.maintaining import maintain
+from tests.support.world import DAY_MS, HOUR_MS
 
 pytestmark = pytest.mark.sweep
 
 CONFIGS = {
     "cleanup.policy": "compact,delete",
     "segment.bytes": "600",
-    "segment.ms": str(12 * HOUR),
-    "retention.ms": str(3 * DAY),
+    "segment.ms": str(12 * HOUR_MS),
+    "retention.ms": str(3 * DAY_MS),
     "delete.retention.ms": "0",
     "min.cleanable.dirty.ratio": "0.0",
     "index.interval.bytes": "100",
@@ -99,7 +99,7 @@ def story() -> Run:
     root, source = run.outsider("story"), random.Random(5)
     for n in range(5):
         append(run, root, source)
-        run.world.now_ms += HOUR
+        run.world.now_ms += HOUR_MS
         if n in (1, 2):
             version = append(run, root, source, Txn("x", n))
             maintain(root.topic(TOPIC), resolved=(Resolved("x", n, (version,) if n == 1 else ()),))
@@ -110,7 +110,7 @@ def points() -> list[Point]:
     """The steps of a topic's life, each from where the one before left it."""
     found = []
     run = story()
-    later = 2 * DAY
+    later = 2 * DAY_MS
     steps: list[tuple[str, int, Step]] = [
         ("seal", 0, compaction(seal=True)),
         ("merge", 0, compaction(merge=True)),
@@ -118,7 +118,7 @@ def points() -> list[Point]:
         ("vacuum", later, retention),
         ("clean again", 0, compaction(seal=True, clean=True, roll=True)),
         ("expire and vacuum", later, retention),
-        ("vacuum the log", 9 * DAY, retention),
+        ("vacuum the log", 9 * DAY_MS, retention),
     ]
     for name, wait_ms, step in steps:
         run.world.now_ms += wait_ms
@@ -167,7 +167,7 @@ def strike(point: Point, call: Call, kind: FaultKind) -> None:
     assert picture(run) == point.after, where
     append(run, run.outsider("appender"), random.Random(1))
     for number in range(2):
-        run.world.now_ms += 9 * DAY
+        run.world.now_ms += 9 * DAY_MS
         assert not retention(run, run.outsider(f"cron {number}"))
     run.check()
     check_data_files(run)

@@ -18,8 +18,9 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.retention import retain, vacuum, vacuum_plan
 from sparklog.retention.vacuum import UpkeepIntent
-from tests.log.simulation.world import DAY, SimulationError
+from tests.log.simulation.simulated_world import SimulationError
 from tests.maintenance.simulation.seeds import run_seed
+from tests.support.world import DAY_MS
 
 Patch = pytest.MonkeyPatch
 SEEDS = 200
@@ -145,7 +146,7 @@ def retention_is_a_day_ahead(patch: Patch) -> None:
     real = retain.plan_expiry
 
     def ahead(*given: Any, now_ms: int, **more: Any) -> Any:
-        return real(*given, now_ms=now_ms + DAY, **more)
+        return real(*given, now_ms=now_ms + DAY_MS, **more)
 
     patch.setattr(retain, "plan_expiry", ahead)
 

@@ -30,14 +30,15 @@ from sparklog.maintenance.work import Done, InProcess, Progress, Settings, Work,
 from sparklog.retention.retain import retain_topic
 from sparklog.storage.faulty import Decide, FaultyStore
 from tests.log.simulation.model import State, expect
+from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import process
-from tests.log.simulation.world import DAY, HOUR, Actor, World
 from tests.maintenance.simulation.records import RecordModel, Records, RecordStore, Written
 from tests.support.maintaining import maintain
+from tests.support.world import DAY_MS, HOUR_MS
 
 TOPIC = "t"
 COLUMNS = ("partition", "offset", "key", "value", "timestamp")
-CRON_MS = 6 * HOUR
+CRON_MS = 6 * HOUR_MS
 RACES = (Conflict.code, NotFound.code)
 Rows = dict[tuple[int, int], Written]
 
@@ -66,7 +67,7 @@ class Run:
     """How often an actor wakes when others do, at the full hour."""
     max_steps: int = 60_000
     counters: dict[str, int] = field(default_factory=dict)
-    world: World = field(init=False)
+    world: SimulatedWorld = field(init=False)
     model: RecordModel = field(init=False)
     store: RecordStore = field(init=False)
     _checked: int = -1
@@ -78,7 +79,7 @@ class Run:
     def _furnish(self, model: RecordModel) -> None:
         self.model = model
         self.store = RecordStore(self._clock, model, f"seed-{self.seed}")
-        self.world = World(self.seed, store=self.store, max_steps=self.max_steps)
+        self.world = SimulatedWorld(self.seed, store=self.store, max_steps=self.max_steps)
 
     def _clock(self) -> int:
         return self.world.now_ms
@@ -198,14 +199,14 @@ def expect_rows(found: Rows, expected: Rows, where: str) -> None:
     expect(False, f"{where}: missing {missing[:8]}, not expected {extra[:8]}, different {sorted(other)[:8]}")
 
 
-def nap(run: Run, actor: Actor, longest_ms: int = 3 * DAY) -> None:
+def nap(run: Run, actor: Actor, longest_ms: int = 3 * DAY_MS) -> None:
     """A pause: mostly short, sometimes of days; or until cron starts what it starts every few hours."""
     if actor.random.random() < run.cron:
         now_ms = actor.world.now_ms
         wait_ms = CRON_MS - now_ms % CRON_MS + actor.random.choice([0, 0, 0, 0, CRON_MS, 4 * CRON_MS])
         actor.sleep(wait_ms / 1000 + actor.random.random() * actor.random.choice([0.1, 1.0]))
         return
-    bound = actor.random.choice([60_000, 20 * 60_000, 6 * HOUR, DAY, longest_ms])
+    bound = actor.random.choice([60_000, 20 * 60_000, 6 * HOUR_MS, DAY_MS, longest_ms])
     actor.sleep(actor.random.random() * bound / 1000)
 
 
@@ -255,7 +256,7 @@ def upload(run: Run, env: Env, target: AppendTarget) -> list[FileSlices]:
 def _record(run: Run, rng: random.Random, compacted: bool) -> Written:
     key = None if not compacted and rng.random() < 0.3 else b"k%d" % rng.randrange(run.keys)
     value = None if key is not None and rng.random() < 0.25 else rng.randbytes(rng.choice([0, 3, 30, 80]))
-    return Written(key, value, run.world.now_ms - rng.choice([0, 0, 5, HOUR]))
+    return Written(key, value, run.world.now_ms - rng.choice([0, 0, 5, HOUR_MS]))
 
 
 def batch_of(parts: Mapping[int, Sequence[Written]]) -> pa.RecordBatch:
@@ -287,7 +288,7 @@ def appender(run: Run, decide: Decide, appends: int) -> Callable[[Actor], None]:
                 files = upload(run, actor.env, target)
                 slow = actor.random.random() < run.slow
                 if slow:
-                    nap(run, actor, 5 * DAY)
+                    nap(run, actor, 5 * DAY_MS)
                 try:
                     outcome = topic.commit_append(files, target)
                 except Conflict as error:
@@ -320,13 +321,13 @@ def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor],
                 run.count("transactions left aborted")
             number[0] += 1
             # Decided by hand, without a decision log: nobody else may end it by a timeout.
-            txn = Txn(actor.name, number[0], timeout_ms=1000 * DAY)
+            txn = Txn(actor.name, number[0], timeout_ms=1000 * DAY_MS)
             versions = []
             for _ in range(actor.random.choice([1, 1, 2])):
                 target = topic.append_target()
                 outcome = topic.commit_append(upload(run, actor.env, target), target, txn=txn)
                 versions.append(outcome.version)
-                nap(run, actor, DAY)
+                nap(run, actor, DAY_MS)
             committed = actor.random.random() < 0.6
             decision = Resolved(txn.id, txn.n, tuple(versions) if committed else ())
             maintain(topic, resolved=(decision,))
@@ -371,7 +372,7 @@ def recreator(run: Run, decide: Decide, turns: int) -> Callable[[Actor], None]:
             if root.topic_handle(TOPIC).log.refresh().head.exists:
                 root.delete_topic(TOPIC)
                 run.count("topics deleted")
-                nap(run, actor, DAY)
+                nap(run, actor, DAY_MS)
             root.create_topic(TOPIC, partitions=run.partitions, configs=run.configs)
             run.count("topics created again")
 
@@ -397,7 +398,7 @@ def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Ca
             planned = topic.scan(columns=COLUMNS)
             version = topic.log.current().head.version
             held = holding and _paths(run, version) <= _paths(run, run.records.holds[actor.name][0])
-            nap(run, actor, 4 * DAY)
+            nap(run, actor, 4 * DAY_MS)
             _read(run, actor, planned, version, held)
             if holding and actor.random.random() < 0.5:
                 maintain(topic, holds={actor.name: None})

@@ -28,10 +28,11 @@ from sparklog.tools.verification.findings import Report
 from sparklog.tools.verification.run import verify_root
 from sparklog.tools.verification.topic_log import TopicLog
 from tests.log.simulation.model import expect
-from tests.log.simulation.world import HOUR, Actor
+from tests.log.simulation.simulated_world import Actor
 from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
 from tests.maintenance.simulation.workload import TOPIC, Run
 from tests.support.seeds import VERIFICATION
+from tests.support.world import HOUR_MS
 from tests.tools.verification.whole_root import DAY, Clock, rows
 
 PROFILES = ("calm", "slow", "rush", "answers", "errors", "crashes", "stalls", "everything")
@@ -47,7 +48,7 @@ def verifier(run: Run, met: Counter[str]) -> Callable[[Actor], None]:
     def body(actor: Actor) -> None:
         source = random.Random(f"{run.seed}/{actor.name}")
         for _ in range(6):
-            actor.env.sleep(source.choice([1, HOUR, 6 * HOUR, 20 * HOUR]) / 1000)
+            actor.env.sleep(source.choice([1, HOUR_MS, 6 * HOUR_MS, 20 * HOUR_MS]) / 1000)
             report = verify_root(actor.store(healthy), topics=[TOPIC], env=actor.env)
             expect(report.sound, f"seed {run.seed}: {'; '.join(map(str, report.findings))}")
             met["looks"] += 1
@@ -62,7 +63,7 @@ def check(seed: int, met: Counter[str]) -> None:
     with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
         run = draw(seed, PROFILES[seed % len(PROFILES)])
         for number in range(2):
-            run.world.spawn(f"verifier-{number}", verifier(run, met), start_ms=number * HOUR)
+            run.world.spawn(f"verifier-{number}", verifier(run, met), start_ms=number * HOUR_MS)
         run.world.run()
         report = verify_root(run.store, topics=[TOPIC], env=run.outsider("verify").env)
         expect(report.sound, f"seed {seed}: {'; '.join(map(str, report.findings))}")
@@ -116,7 +117,7 @@ class Busy:
         self.clock = Clock()
         self.store = MemoryStore(self.clock)
         root = open_root(self.store, create=True, env=self.clock.env())
-        self.topic = root.create_topic("t", configs={"file.delete.delay.ms": HOUR, "retention.ms": -1})
+        self.topic = root.create_topic("t", configs={"file.delete.delay.ms": HOUR_MS, "retention.ms": -1})
         self.first = 0
         self.append(7)
         self.seal()
@@ -128,7 +129,7 @@ class Busy:
         for _ in range(times):
             self.topic.append(rows(self.first, 5, 1))
             self.first += 5
-            self.clock.now_ms += HOUR
+            self.clock.now_ms += HOUR_MS
 
     def seal(self) -> None:
         assert not compact_topic(self.topic, Settings(self.clock.now_ms + 3650 * DAY), InProcess(), roll=True).failures

@@ -22,7 +22,7 @@ from sparklog.storage.store import Store
 from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import collect, resolve_topic
 from sparklog.transactions.producer import Transaction
-from tests.log.simulation.world import Actor, World
+from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.support.name_caching_store import NameCachingStore
 from tests.transactions.simulation.ledger import Ledger, LedgerStore, expect
 
@@ -65,11 +65,11 @@ class Run:
     """How long every machine remembers names (`NameCachingStore`); 0: not at all."""
     machines: dict[str, NameCachingStore] = field(default_factory=dict)
     followed: list[Followed] = field(default_factory=list)
-    world: World = field(init=False)
+    world: SimulatedWorld = field(init=False)
 
     def __post_init__(self) -> None:
         store = LedgerStore(lambda: self.world.now_ms, self.ledger, f"seed-{self.seed}")
-        self.world = World(self.seed, store=store, latency_ms=self.latency_ms, max_steps=40_000)
+        self.world = SimulatedWorld(self.seed, store=store, latency_ms=self.latency_ms, max_steps=40_000)
         root = open_root(store, create=True, env=Actor(self.world, "setup", lambda actor: None, 0, 0).env)
         for name in TOPICS:
             root.create_topic(name, partitions=2)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparklog.storage.memory import MemoryStore
-from tests.log.simulation.world import SimulationError
+from tests.log.simulation.simulated_world import SimulationError
 
 _COMMIT = re.compile(r"([^_/][^/]*)/_log/([0-9]{20})\.json\Z")
 _DECISION = re.compile(r"_transactions/([^/]+)/_log/([0-9]{20})\.json\Z")

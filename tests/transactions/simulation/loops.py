@@ -14,7 +14,7 @@ from sparklog.groups.group import Group
 from sparklog.groups.state import GroupState, settled
 from sparklog.storage.faulty import Decide, FaultKind
 from sparklog.transactions import transactional
-from tests.log.simulation.world import Actor
+from tests.log.simulation.simulated_world import Actor
 from tests.transactions.simulation.actors import TIMEOUT_MS, TOPICS, Attempt, Run, fill, process
 from tests.transactions.simulation.ledger import expect
 

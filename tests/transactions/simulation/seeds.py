@@ -9,8 +9,8 @@ from unittest import mock
 from sparklog.log.journal import entry_log
 from sparklog.log.state import commit_log
 from sparklog.storage.faulty import Decide, FaultKind, Seeded
+from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
-from tests.log.simulation.world import Actor, World
 from tests.transactions.simulation.actors import (
     TIMEOUT_MS,
     TOPICS,
@@ -117,7 +117,7 @@ def draw(run: Run, profile: str | None) -> None:
             spawn(label, reader(run, plan, source.randint(4, 12)))
 
 
-def run_seed(seed: int, worlds: list[World] | None = None, profile: str | None = None) -> Run:
+def run_seed(seed: int, worlds: list[SimulatedWorld] | None = None, profile: str | None = None) -> Run:
     """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
     run = Run(seed)
     if worlds is not None:

@@ -20,7 +20,7 @@ from sparklog.log.state.commit import Resolved
 from sparklog.log.state.registry import Verdict
 from sparklog.log.topic import root_view
 from sparklog.transactions import completion, producer, publishing
-from tests.log.simulation.world import SimulationError
+from tests.log.simulation.simulated_world import SimulationError
 from tests.transactions.simulation.seeds import run_seed
 
 pytestmark = pytest.mark.sweep

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from tests.log.simulation.world import World
+from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.support.seeds import TRANSACTIONS, TRANSACTIONS_WITH_CACHES
 from tests.transactions.simulation.actors import Run
 from tests.transactions.simulation.seeds import CACHES, run_seed
@@ -23,7 +23,7 @@ REPLAY = (
 
 def check(seed: int, profile: str | None = None) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
-    worlds: list[World] = []
+    worlds: list[SimulatedWorld] = []
     try:
         return run_seed(seed, worlds, profile)
     except BaseException as error:

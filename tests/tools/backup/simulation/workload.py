@@ -34,8 +34,9 @@ from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.transactions.producer import transactional
 from tests.log.simulation.model import expect
-from tests.log.simulation.world import HOUR, Actor, World, _BatonStore
+from tests.log.simulation.simulated_world import Actor, SimulatedWorld, _BatonStore
 from tests.support.name_caching_store import NameCachingStore
+from tests.support.world import HOUR_MS
 from tests.tools.backup.backup_world import batch, end_what_is_open, rows_of
 
 TOPICS = ("a", "b")
@@ -49,7 +50,7 @@ class Story:
     """A run: the world with the source's store, the place of backups, and who was told what."""
 
     seed: int
-    world: World = field(init=False)
+    world: SimulatedWorld = field(init=False)
     place: MemoryStore = field(init=False)
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
     """When a writer was told that its value is in the log."""
@@ -60,11 +61,11 @@ class Story:
     machine: NameCachingStore | None = None
 
     def __post_init__(self) -> None:
-        self.world = World(self.seed, max_steps=200_000)
+        self.world = SimulatedWorld(self.seed, max_steps=200_000)
         self.place = MemoryStore(lambda: self.world.now_ms, f"place-{self.seed}")
         root = self.outsider()
         for name in TOPICS:
-            root.create_topic(name, configs={"file.delete.delay.ms": str(HOUR), "segment.bytes": "500"})
+            root.create_topic(name, configs={"file.delete.delay.ms": str(HOUR_MS), "segment.bytes": "500"})
 
     def count(self, what: str) -> None:
         self.counters[what] = self.counters.get(what, 0) + 1
@@ -197,7 +198,7 @@ def keeper(story: Story, turns: int) -> Callable[[Actor], None]:
                     story.count("clones")
                 except SparklogError as error:
                     actor.note(str(error))
-            nap(actor, 2 * HOUR)
+            nap(actor, 2 * HOUR_MS)
 
     return body
 
@@ -227,7 +228,7 @@ def keeper_of_backups(story: Story, rate: float, turns: int) -> Callable[[Actor]
             except SparklogError as error:
                 actor.note(f"backup: {error.code} {error}")
                 story.count(f"backup {error.code}")
-            nap(actor, 3 * HOUR)
+            nap(actor, 3 * HOUR_MS)
 
     return body
 
@@ -271,7 +272,7 @@ def run(seed: int, caches: str | None = None) -> Story:
 def check(story: Story, source: random.Random) -> None:
     """Every backup can be restored, and so can what lies between."""
     # What a dead run left in the place counts for some hours.
-    story.world.now_ms += 7 * HOUR
+    story.world.now_ms += 7 * HOUR_MS
     root = story.outsider()
     end_what_is_open(root)
     last = back_up(root, story.place, at_once=1)

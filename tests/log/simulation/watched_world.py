@@ -1,4 +1,4 @@
-"""For single interleavings: processes over one memory store and one clock, with hooks between their requests.
+"""Single interleavings: processes over one memory store and one clock, with hooks between their requests.
 
 A process does nothing by itself; `at` says what others do right before one of its requests, `after` what they do
 between its effect and its answer. The model of `model.py` watches every commit.
@@ -18,16 +18,16 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from tests.log.simulation.model import Model, TopicModel, WatchedStore
-from tests.log.simulation.world import EPOCH_MS
+from tests.support.world import START_MS, World
 
 Action = Callable[[], object]
 
 
-class Process:
+class HookedProcess:
     """One process: a root over a store of its own, clocks of its own, and what happens at its requests."""
 
-    def __init__(self, lab: Lab, skew_ms: int) -> None:
-        self.lab = lab
+    def __init__(self, world: WatchedWorld, skew_ms: int) -> None:
+        self.world = world
         self.skew_ms = skew_ms
         self.asleep_ms = 0
         """How much less the boot-time clock has seen: a clock that stands still during sleep."""
@@ -37,12 +37,12 @@ class Process:
         self.hidden: Callable[[str], bool] = lambda key: False
         """Keys that a stale cache hides from this process' reads."""
         self._pending: Action | None = None
-        self.store = FaultyStore(lab.store, self._decide, self._pass_time)
+        self.store = FaultyStore(world.store, self._decide, self._pass_time)
         self.env = Env(
-            wall_ms=lambda: lab.now_ms + self.skew_ms,
-            boot_ms=lambda: lab.now_ms - EPOCH_MS - self.asleep_ms,
+            wall_ms=lambda: world.now_ms + self.skew_ms,
+            boot_ms=lambda: world.now_ms - START_MS - self.asleep_ms,
             sleep=self._sleep,
-            random=random.Random(f"process {len(lab.processes)}"),
+            random=random.Random(f"process {len(world.started)}"),
         )
         self.root: Root = open_root(self.store, create=True, env=self.env)
 
@@ -84,7 +84,7 @@ class Process:
             self._sleep(seconds)
 
     def _sleep(self, seconds: float) -> None:
-        self.lab.now_ms += round(seconds * 1000)
+        self.world.now_ms += round(seconds * 1000)
 
     def target(self) -> AppendTarget:
         return self.topic().append_target()
@@ -103,7 +103,7 @@ class Process:
 
     def upload(self, target: AppendTarget, records: Mapping[int, int], null_keys: bool = False) -> FileSlices:
         path = append_path(target.read_version, self.env.new_id())
-        self.lab.store.create(f"{target.topic}/{path}", b"data")
+        self.world.store.create(f"{target.topic}/{path}", b"data")
         n = len(records)
         return FileSlices(
             path=path,
@@ -126,29 +126,26 @@ class Process:
         return self.root.topic_handle(target.topic).commit_append(files, target, writer=writer)
 
 
-class Lab:
+class WatchedWorld(World):
     """A store, a clock and a model, with one topic `t` of two partitions."""
 
     def __init__(self, partitions: int = 2, configs: Mapping[str, object] | None = None) -> None:
-        self.now_ms = EPOCH_MS
+        super().__init__()
         self.model = Model()
-        self.store = WatchedStore(lambda: self.now_ms, self.model, "lab")
-        self.processes: list[Process] = []
+        self.store = WatchedStore(self.clock, self.model, "watched")
+        self.started: list[HookedProcess] = []
         self.process().root.create_topic("t", partitions=partitions, configs=configs)
 
-    def process(self, skew_ms: int = 0) -> Process:
+    def process(self, skew_ms: int = 0) -> HookedProcess:
         """A new process, which knows nothing yet."""
-        found = Process(self, skew_ms)
-        self.processes.append(found)
+        found = HookedProcess(self, skew_ms)
+        self.started.append(found)
         return found
 
     @property
     def log(self) -> TopicModel:
         """What is true of topic `t`."""
         return self.model.topic("t")
-
-    def sleep(self, ms: int) -> None:
-        self.now_ms += ms
 
     def commits(self, n: int) -> None:
         """`n` commits by somebody else."""

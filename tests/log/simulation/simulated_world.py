@@ -17,10 +17,7 @@ from sparklog.log.journal.env import Env
 from sparklog.storage.faulty import Crash, Decide, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
-
-HOUR = 3_600_000
-DAY = 24 * HOUR
-EPOCH_MS = 1_700_000_000_000
+from tests.support.world import START_MS, World
 
 
 class SimulationError(AssertionError):
@@ -31,7 +28,7 @@ class _Stop(BaseException):
     """The run is over: actors leave at once."""
 
 
-class World:
+class SimulatedWorld(World):
     """Clock, store and scheduler of one run.
 
     `spawn` adds actors, `run` runs them until all have ended. `latency_ms` is the most a request takes; `max_steps`
@@ -41,10 +38,11 @@ class World:
     def __init__(
         self, seed: int, *, store: MemoryStore | None = None, latency_ms: int = 20, max_steps: int = 20_000
     ) -> None:
+        super().__init__(store)
         self.seed = seed
         self.random = random.Random(seed)
-        self.now_ms = EPOCH_MS
-        self.store = store if store is not None else MemoryStore(lambda: self.now_ms, f"seed-{seed}")
+        if store is None:
+            self.store = MemoryStore(self.clock, f"seed-{seed}")
         self.latency_ms = latency_ms
         self.max_steps = max_steps
         self.steps = 0
@@ -83,7 +81,7 @@ class World:
     def note(self, text: str) -> None:
         """A line of the run's story, for who looks at a failing seed."""
         if len(self.trace) < 5_000:
-            self.trace.append(f"{self.now_ms - EPOCH_MS:>12} {text}")
+            self.trace.append(f"{self.now_ms - START_MS:>12} {text}")
 
     def _pick(self) -> Actor | None:
         """Who runs next: any that is awake, by the seed; the clock jumps when all sleep."""
@@ -133,7 +131,9 @@ class World:
 class Actor:
     """One process: a thread with clocks of its own, and stores that hand over the baton at every request."""
 
-    def __init__(self, world: World, name: str, body: Callable[[Actor], None], skew_ms: int, wake_ms: int) -> None:
+    def __init__(
+        self, world: SimulatedWorld, name: str, body: Callable[[Actor], None], skew_ms: int, wake_ms: int
+    ) -> None:
         self.world = world
         self.name = name
         self.random = random.Random(f"{world.seed}/{name}")
@@ -144,7 +144,7 @@ class Actor:
         self.baton.acquire()
         self.env = Env(
             wall_ms=lambda: world.now_ms + self.skew_ms,
-            boot_ms=lambda: world.now_ms - EPOCH_MS,
+            boot_ms=lambda: world.now_ms - START_MS,
             sleep=self.sleep,
             random=self.random,
         )

@@ -1,4 +1,4 @@
-"""What the stories about the vacuum share: a lab whose files exist, rewrites, and what every reader may rely on."""
+"""A world whose files exist, for stories about the vacuum: rewrites, holds, and what every reader may rely on."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum
 from sparklog.storage.faulty import Call, Fault
-from tests.log.simulation.lab import Lab, Process
-from tests.log.simulation.world import DAY, HOUR
+from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 from tests.support.maintaining import maintain
+from tests.support.world import DAY_MS
 
-MINUTE = 60_000
 
-
-class House(Lab):
-    """A lab with a topic `t`, and maintenance."""
+class VacuumWorld(WatchedWorld):
+    """A world with a topic `t`, and maintenance."""
 
     def settings(self, **more: object) -> Settings:
         return Settings(now_ms=self.now_ms, **more)  # type: ignore[arg-type]
 
-    def vacuum(self, process: Process | None = None, topic: str = "t", **how: object) -> VacuumReport:
+    def vacuum(self, process: HookedProcess | None = None, topic: str = "t", **how: object) -> VacuumReport:
         """A vacuum by this process (a new one, if None) as the clock stands."""
         chosen = process or self.process()
         return vacuum(chosen.root.topic_handle(topic), self.settings(), **how)  # type: ignore[arg-type]
@@ -99,7 +97,7 @@ class House(Lab):
         keys = (info.key for info in self.store.list(f"{topic}/_log/checkpoints/"))
         return [int(key[-25:-5]) for key in keys if key.endswith(".json")]
 
-    def assert_promises(self, delay_ms: int = DAY, topic: str = "t", held: Mapping[str, int] | None = None) -> None:
+    def assert_promises(self, delay_ms: int = DAY_MS, topic: str = "t", held: Mapping[str, int] | None = None) -> None:
         """Whatever a reader planned on within the delay, or holds, is there; and so is the log's newest state."""
         states = self.model.topic(topic).states
         for version, state in enumerate(states):
@@ -119,7 +117,7 @@ class House(Lab):
         assert found == named
 
 
-def meanwhile(process: Process, number: int, action: Callable[[], object]) -> list[int]:
+def meanwhile(process: HookedProcess, number: int, action: Callable[[], object]) -> list[int]:
     """Do `action` before this process' request of this number from now on; the list says whether it came to that."""
     first: list[int] = []
     struck: list[int] = []
@@ -135,11 +133,8 @@ def meanwhile(process: Process, number: int, action: Callable[[], object]) -> li
     return struck
 
 
-def requests(process: Process, work: Callable[[], object]) -> int:
+def requests(process: HookedProcess, work: Callable[[], object]) -> int:
     """How many requests a piece of work makes."""
     before = process.store.calls.total()
     work()
     return process.store.calls.total() - before
-
-
-__all__ = ["DAY", "HOUR", "MINUTE", "House", "meanwhile", "requests"]
