@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.datasource import spark_session
-from tests.datasource.said import Said, stderr_to
+from tests.datasource.standard_error import StandardError, stderr_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +34,6 @@ def spark(spark_folder: Path) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def said(spark: SparkSession, spark_folder: Path) -> Said:
+def standard_error(spark: SparkSession, spark_folder: Path) -> StandardError:
     """What Spark and its workers say on standard error during this test."""
-    return Said(spark_folder / "stderr")
+    return StandardError(spark_folder / "stderr")

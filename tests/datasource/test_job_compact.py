@@ -22,7 +22,7 @@ from sparklog.jobs import compact
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkIfNeeded, SparkRunner
 from sparklog.maintenance.work import Done, InProcess, PieceReport, Progress, Runner, silent
-from tests.datasource.said import Said
+from tests.datasource.standard_error import StandardError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -430,7 +430,7 @@ def test_results_come_as_they_are_finished(spark: SparkSession, tmp_path: Path) 
         assert result.reports[0].partition != os.getpid(), "in a worker"
 
 
-def test_an_error_of_a_task_comes_back_as_itself(spark: SparkSession, said: Said) -> None:
+def test_an_error_of_a_task_comes_back_as_itself(spark: SparkSession, standard_error: StandardError) -> None:
     errors = (
         Corrupt("bad CRC", file="t/x.log", position=5, offset=7),
         Conflict("plan again"),
@@ -447,8 +447,8 @@ def test_an_error_of_a_task_comes_back_as_itself(spark: SparkSession, said: Said
     assert (corrupt.file, corrupt.position, corrupt.offset) == ("t/x.log", 5, 7)
     # All workers speak through one pipe: when this has come, so has what was said before.
     spark.sparkContext.parallelize([0], 1).foreach(lambda _: print("all was said", file=sys.stderr))
-    assert said("all was said")
-    assert not said("Traceback", seconds=0)
+    assert standard_error.shows("all was said")
+    assert not standard_error.shows("Traceback", seconds=0)
 
 
 def test_what_kills_a_task_is_one_line_and_the_others_are_done(spark: SparkSession) -> None:

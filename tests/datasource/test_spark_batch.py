@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from tests.datasource.said import Said
+from tests.datasource.standard_error import StandardError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -193,7 +193,9 @@ def test_a_thousand_partitions_are_a_few_tasks(spark: SparkSession, root: str) -
     assert len(_task_sizes(df)) <= 4
 
 
-def test_txn_version_makes_a_batch_write_repeatable(spark: SparkSession, root: str, said: Said) -> None:
+def test_txn_version_makes_a_batch_write_repeatable(
+    spark: SparkSession, root: str, standard_error: StandardError
+) -> None:
     for version in (3, 3, 2, 4):
         write(keyed(spark, 10), root, topic="t", txnAppId="job", txnVersion=version)
     write(keyed(spark, 10), root, topic="t", txnAppId="other", txnVersion=0)
@@ -201,7 +203,7 @@ def test_txn_version_makes_a_batch_write_repeatable(spark: SparkSession, root: s
     write(keyed(spark, 10), root, topic="t")
     write(keyed(spark, 10), root, topic="t")
     assert read(spark, root, subscribe="t").count() == 50
-    assert said("skipped")
+    assert standard_error.shows("skipped")
 
 
 def test_a_loaded_frame_reads_the_same_offsets_again(spark: SparkSession, root: str) -> None:
@@ -213,7 +215,7 @@ def test_a_loaded_frame_reads_the_same_offsets_again(spark: SparkSession, root: 
     assert df.union(df.where("offset < 3")).count() == 13
 
 
-def test_deleted_records(spark: SparkSession, root: str, said: Said) -> None:
+def test_deleted_records(spark: SparkSession, root: str, standard_error: StandardError) -> None:
     write(keyed(spark, 10), root, topic="t")
     planned = read(spark, root, subscribe="t")
     sparklog.open(root).topic("t").delete_records({0: 4})
@@ -223,7 +225,7 @@ def test_deleted_records(spark: SparkSession, root: str, said: Said) -> None:
         read(spark, root, subscribe="t", startingOffsets=start).count()
     lenient = read(spark, root, subscribe="t", startingOffsets=start, failOnDataLoss=False)
     assert lenient.count() == 6
-    assert said("Offsets 1 to 3 of t-0 are gone")
+    assert standard_error.shows("Offsets 1 to 3 of t-0 are gone")
     assert planned.count() == 6
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparklog.datasource.schema import LARGEST_MS, SMALLEST_MS
-from tests.datasource.said import Said
+from tests.datasource.standard_error import StandardError
 from tests.datasource.streams import WAIT_SECONDS, copy, failure, source
 from tests.fixture_data import expected_records
 
@@ -117,7 +117,7 @@ def undamaged(fixtures: Path) -> list[int]:
     return [record.offset for record in expected_records(fixtures / "damaged/good", "damaged-0", "read_committed")]
 
 
-def test_a_batch_at_damage(spark: SparkSession, fixtures: Path, said: Said) -> None:
+def test_a_batch_at_damage(spark: SparkSession, fixtures: Path, standard_error: StandardError) -> None:
     path = str(fixtures / "damaged/bit-flipped/data")
 
     def read(policy: str, **options: Any) -> list[int]:
@@ -128,13 +128,15 @@ def test_a_batch_at_damage(spark: SparkSession, fixtures: Path, said: Said) -> N
     with pytest.raises(Exception, match=r"SPARKLOG_CORRUPT.*position 3395, offset 226"):
         read("fail")
     assert read("skip", minPartitions=4) == [offset for offset in good if not 226 <= offset < 232]
-    assert said("left out offsets 226 to 231 of damaged-0 as damaged: the batch's CRC-32C does not match")
+    assert standard_error.shows(
+        "left out offsets 226 to 231 of damaged-0 as damaged: the batch's CRC-32C does not match"
+    )
     assert read("truncate") == [offset for offset in good if offset < 226]
-    assert said("left out offsets 226 on of damaged-0")
+    assert standard_error.shows("left out offsets 226 on of damaged-0")
 
 
 def test_a_stream_goes_on_behind_damage_that_is_skipped(
-    spark: SparkSession, fixtures: Path, tmp_path: Path, said: Said
+    spark: SparkSession, fixtures: Path, tmp_path: Path, standard_error: StandardError
 ) -> None:
     path = fixtures / "damaged/bit-flipped/data"
     failed = failure(copy(source(spark, path), tmp_path / "none", tmp_path / "c0"))
@@ -150,4 +152,4 @@ def test_a_stream_goes_on_behind_damage_that_is_skipped(
     assert query.awaitTermination(WAIT_SECONDS)
     found = sorted(row.offset for row in spark.table("damaged_stream").collect())
     assert found == [offset for offset in undamaged(fixtures) if not 226 <= offset < 232]
-    assert said("left out offsets 226 to 231 of damaged-0")
+    assert standard_error.shows("left out offsets 226 to 231 of damaged-0")

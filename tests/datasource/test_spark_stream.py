@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparklog
-from tests.datasource.said import Said
+from tests.datasource.standard_error import StandardError
 from tests.datasource.streams import WAIT_SECONDS, copy, failure, feed, finish, source, stored_offset, values, wait_for
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ def test_a_topic_created_again_under_a_running_query_is_an_error(
     assert values(root, "out") == list(range(50))
 
 
-def test_a_start_deleted_by_retention(spark: SparkSession, root: str, tmp_path: Path, said: Said) -> None:
+def test_a_start_deleted_by_retention(
+    spark: SparkSession, root: str, tmp_path: Path, standard_error: StandardError
+) -> None:
     feed(root, "in", range(10), partitions=1)
     finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
     feed(root, "in", range(10, 20), partitions=1)
@@ -118,7 +120,7 @@ def test_a_start_deleted_by_retention(spark: SparkSession, root: str, tmp_path: 
     assert "set failOnDataLoss=false" in message
     finish(copy(source(spark, f"{root}/in", failOnDataLoss=False), root, tmp_path / "c"))
     assert values(root, "out") == [*range(10), *range(15, 20)]
-    assert said("Offsets 10 to 14 of in-0 are gone")
+    assert standard_error.shows("Offsets 10 to 14 of in-0 are gone")
 
 
 def test_once_and_starting_timestamp(spark: SparkSession, root: str, tmp_path: Path) -> None:

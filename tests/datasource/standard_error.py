@@ -1,4 +1,4 @@
-"""What Spark and its workers say on standard error, which the JVM inherits: sent to a file that tests can read."""
+"""Standard error of Spark and its workers, which the JVM inherits: sent to a file that tests can read."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def stderr_to(file: Path) -> Iterator[None]:
         os.close(kept)
 
 
-class Said:
-    """What was said since the test began; workers' words come through a thread of the JVM, a little later."""
+class StandardError:
+    """Standard error since the test began. What workers write comes through a thread of the JVM, a little later."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._start = file.stat().st_size if file.exists() else 0
 
-    def __call__(self, text: str, seconds: float = 120) -> bool:
-        """Whether `text` appears within `seconds`."""
+    def shows(self, text: str, seconds: float = 120) -> bool:
+        """True as soon as `text` appears, False if it does not within `seconds`."""
         end = time.monotonic() + seconds
         while text.encode() not in self._file.read_bytes()[self._start :]:
             if time.monotonic() >= end:
