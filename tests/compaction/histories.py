@@ -26,8 +26,7 @@ from tests.compaction.plain_cleaner import (
     PlainSegment,
     index_sizes,
 )
-
-START_MS = 1_700_000_000_000
+from tests.support.world import START_MS
 
 
 @dataclass

@@ -24,12 +24,12 @@ from tests.datasource.live_kafka import connector_jars
 from tests.datasource.streams import forget_commit
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
+from tests.support.world import START_MS
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(1500)]
 
 JOB = spark_session.REPOSITORY / "jobs" / "mirror.py"
 RUN_SECONDS = 300
-START_MS = 1_700_000_000_000
 BATCH_OFFSETS = 300
 KEYS = (None, b"", b"anna", "\u00fc".encode())
 VALUES = (None, b"", b"book", bytes(range(256)))

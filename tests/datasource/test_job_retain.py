@@ -22,12 +22,12 @@ from sparklog.maintenance.spark_runner import SparkRunner
 from sparklog.maintenance.work import Done, Work
 from sparklog.retention import vacuum
 from sparklog.retention.vacuum import CHUNK
+from tests.support.world import START_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 REPOSITORY = Path(__file__).parents[2]
-START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 

@@ -11,10 +11,10 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import HEADERS_TYPE, RecordColumns, decode
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode
 from sparklog.format.record_batch import BatchHeader
+from tests.support.world import START_MS
 
 ALL = ("key", "value", "headers", "offset", "timestamp", "timestampType")
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
-START_MS = 1_700_000_000_000
 
 # Kafka's own bytes for: offset 100 (k1, v1, headers h="x", n=null), 101 (null key, v2, +5 ms), 103 (k3, null value,
 # -10 ms).

@@ -15,9 +15,9 @@ from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.tools.inspection.inspect import inspect_file, inspect_topic
+from tests.support.world import START_MS
 
 DAY_MS = 86_400_000
-START_MS = 1_700_000_000_000
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def verified(whole: WholeRoot, key: str = "", **how: bool) -> Report:
     topics = () if not key or owner.startswith("_") else (owner,)
     if key and not topics:
         how["quick"] = True
-    return verify_root(whole.store, topics=topics, env=whole.clock.env(), **how)
+    return verify_root(whole.store, topics=topics, env=whole.env(), **how)
 
 
 @contextmanager

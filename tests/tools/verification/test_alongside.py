@@ -16,7 +16,6 @@ import pytest
 
 from sparklog.compaction.run import compact_topic
 from sparklog.log.state import commit_log
-from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.faulty import Call
@@ -32,8 +31,8 @@ from tests.log.simulation.simulated_world import Actor
 from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
 from tests.maintenance.simulation.workload import TOPIC, Run
 from tests.support.seeds import VERIFICATION
-from tests.support.world import HOUR_MS
-from tests.tools.verification.whole_root import DAY, Clock, rows
+from tests.support.world import DAY_MS, HOUR_MS, World
+from tests.tools.verification.whole_root import rows
 
 PROFILES = ("calm", "slow", "rush", "answers", "errors", "crashes", "stalls", "everything")
 
@@ -114,9 +113,9 @@ class Busy:
     """A topic whose versions, files and checkpoints a vacuum has reason to delete, once a few days have passed."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
-        self.store = MemoryStore(self.clock)
-        root = open_root(self.store, create=True, env=self.clock.env())
+        self.world = World(sleep_takes_time=False)
+        self.store = self.world.store
+        root = self.world.root()
         self.topic = root.create_topic("t", configs={"file.delete.delay.ms": HOUR_MS, "retention.ms": -1})
         self.first = 0
         self.append(7)
@@ -129,14 +128,16 @@ class Busy:
         for _ in range(times):
             self.topic.append(rows(self.first, 5, 1))
             self.first += 5
-            self.clock.now_ms += HOUR_MS
+            self.world.now_ms += HOUR_MS
 
     def seal(self) -> None:
-        assert not compact_topic(self.topic, Settings(self.clock.now_ms + 3650 * DAY), InProcess(), roll=True).failures
+        assert not compact_topic(
+            self.topic, Settings(self.world.now_ms + 3650 * DAY_MS), InProcess(), roll=True
+        ).failures
 
     def vacuum(self) -> None:
-        self.clock.now_ms += 30 * DAY
-        assert not vacuum(self.topic, Settings(self.clock.now_ms)).failures
+        self.world.now_ms += 30 * DAY_MS
+        assert not vacuum(self.topic, Settings(self.world.now_ms)).failures
 
     def commotion(self) -> None:
         """All that was there is rewritten and deleted, commits and checkpoints too."""
@@ -149,7 +150,7 @@ class Busy:
 
     def verify(self, at: int) -> tuple[Report, int]:
         store = Interrupted(self.store, at, self.commotion)
-        return verify_root(store, env=self.clock.env()), store.requests  # type: ignore[arg-type]
+        return verify_root(store, env=self.world.env()), store.requests  # type: ignore[arg-type]
 
 
 def looks(every: int) -> list[Report]:

@@ -14,7 +14,7 @@ from sparklog.transactions import transactional
 from tests.support.read_only import read_only
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
-from tests.tools.verification.whole_root import Clock
+from tests.support.world import World
 
 ID, GROUP = "mover", "readers"
 
@@ -22,16 +22,16 @@ ID, GROUP = "mover", "readers"
 @pytest.fixture
 def store() -> MemoryStore:
     """Two transactions that commit a group's offsets, and a third that is open."""
-    clock = Clock()
-    store = MemoryStore(clock)
-    root = open_root(store, create=True, env=clock.env())
+    world = World()
+    store = world.store
+    root = world.root()
     root.create_topic("a").append(pa.table({"value": [b"1", b"2", b"3"]}))
     for n in range(3):
         writing = transactional(root, ID).begin()
         writing.send_offsets(GROUP, {"a": {0: n + 1}})
         if n < 2:
             writing.commit()
-    assert verify_root(store, env=clock.env()).sound
+    assert verify_root(store, env=world.env()).sound
     return store
 
 
@@ -40,7 +40,7 @@ def entries(store: MemoryStore, prefix: str) -> list[str]:
 
 
 def findings(store: MemoryStore) -> list[tuple[str, str]]:
-    return [(each.kind, each.message) for each in verify_root(store, env=Clock().env()).findings]
+    return [(each.kind, each.message) for each in verify_root(store, env=World().env()).findings]
 
 
 def test_offsets_of_a_transaction_that_its_decisions_do_not_reach(store: MemoryStore) -> None:
@@ -64,11 +64,11 @@ def test_backups_are_no_root(store: MemoryStore) -> None:
     from sparklog.errors import BadRequest
     from sparklog.tools.backup.backing_up import back_up
 
-    place = MemoryStore(Clock(), "memory:place")
-    back_up(open_root(store, env=Clock().env()), place, at_once=1)
+    place = MemoryStore(World().clock, "memory:place")
+    back_up(open_root(store, env=World().env()), place, at_once=1)
     assert place.stat(ROOT_KEY) is None
     with pytest.raises(BadRequest, match="backups lie in"):
-        verify_root(place, env=Clock().env())
+        verify_root(place, env=World().env())
 
 
 def test_a_root_on_a_read_only_mount_is_verified() -> None:

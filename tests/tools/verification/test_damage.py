@@ -167,9 +167,9 @@ def test_orphans_and_foreign_files_are_no_damage(whole: WholeRoot) -> None:
     with undone(whole):
         for key in (*orphans, *foreign):
             whole.store.create(key, b"12345")
-        whole.clock.now_ms += 5000
+        whole.now_ms += 5000
         report = verified(whole)
-    whole.clock.now_ms -= 5000
+    whole.now_ms -= 5000
     assert report.sound
     assert sorted(each.file for each in report.orphans) == sorted(orphans)
     assert {(each.size, each.age_ms) for each in report.orphans} == {(5, 5000)}

@@ -24,7 +24,7 @@ def whole(fixtures: Path) -> WholeRoot:
 
 
 def files(whole: WholeRoot, topic: str, *, sealed: bool = False) -> list[DataFile]:
-    found = read_topic(whole.store, topic, whole.clock.now_ms).files
+    found = read_topic(whole.store, topic, whole.now_ms).files
     return [file for file in found if file.sealed == sealed]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from unittest import mock
 
@@ -12,36 +11,19 @@ from sparklog.compaction.run import compact_topic
 from sparklog.groups import Groups
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.journal import entry_log
-from sparklog.log.journal.env import Env
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Hold
 from sparklog.log.topic.cloning import clone_topic
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import Root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
-from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.transactions import transactional
 from tests.support.maintaining import maintain
+from tests.support.world import DAY_MS, World
 
-DAY = 86_400_000
-START_MS = 1_704_153_600_000
+MADE_MS = 1_704_153_600_000
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-
-
-class Clock:
-    """Moved by hand; `pause` sleeps nobody."""
-
-    def __init__(self, now_ms: int = START_MS) -> None:
-        self.now_ms = now_ms
-        self.made = 0
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-    def env(self) -> Env:
-        self.made += 1
-        return Env(self, self, lambda seconds: None, random.Random(self.made))
 
 
 def rows(first: int, count: int, partitions: int = 2, keys: int = 5) -> pa.Table:
@@ -52,17 +34,16 @@ def rows(first: int, count: int, partitions: int = 2, keys: int = 5) -> pa.Table
             "key": [f"key-{number % keys}".encode() for number in numbers],
             "value": [None if number % 11 == 10 else f"value {number} ".encode() * 3 for number in numbers],
             "partition": pa.array([number % partitions for number in numbers], pa.int32()),
-            "timestamp": pa.array([START_MS + 1000 * number for number in numbers], pa.int64()),
+            "timestamp": pa.array([MADE_MS + 1000 * number for number in numbers], pa.int64()),
         }
     )
 
 
-class WholeRoot:
-    """The root, its store and its clock."""
+class WholeRoot(World):
+    """The root, its store and its clock, which sleep leaves alone."""
 
     def __init__(self, fixtures: Path, store: Store | None = None) -> None:
-        self.clock = Clock()
-        self.store = MemoryStore(self.clock) if store is None else store
+        super().__init__(store, now_ms=MADE_MS, sleep_takes_time=False)
         self.fixtures = fixtures
         with (
             mock.patch.object(commit_log, "CHECKPOINT_COMMITS", 4),
@@ -70,12 +51,8 @@ class WholeRoot:
         ):
             self._build()
 
-    def root(self) -> Root:
-        """As one more process sees it."""
-        return open_root(self.store, env=self.clock.env())
-
     def _build(self) -> None:
-        root = open_root(self.store, create=True, env=self.clock.env())
+        root = self.root()
         self._plain(root)
         self._append_time(root)
         self._compacted(root)
@@ -85,10 +62,10 @@ class WholeRoot:
         for name in ("latest", "txn-a", "plain"):
             clone_topic(root, name, f"{name}.clone")
         root.topic("plain.clone").append(rows(900, 9, 3))
-        self.clock.now_ms += 1000
+        self.now_ms += 1000
 
     def settings(self) -> Settings:
-        return Settings(self.clock.now_ms + 3650 * DAY)
+        return Settings(self.now_ms + 3650 * DAY_MS)
 
     def _plain(self, root: Root) -> None:
         """Append files of every codec, several slices and partitions in each; a hold; null keys."""
@@ -96,7 +73,7 @@ class WholeRoot:
         for number, codec in enumerate(CODECS):
             topic.alter(configs={"compression.type": "uncompressed" if codec == "none" else codec})
             topic.append(rows(40 * number, 40, 3))
-            self.clock.now_ms += 1000
+            self.now_ms += 1000
         maintain(topic, holds={"backup": Hold(topic.head().version)})
         topic.append(pa.table({"value": [b"no key", b"none here"], "partition": pa.array([0, 1], pa.int32())}))
         topic.delete_records({1: 20})
@@ -105,7 +82,7 @@ class WholeRoot:
         topic = root.create_topic("stamped", configs={"message.timestamp.type": "LogAppendTime"})
         for number in range(3):
             topic.append(rows(10 * number, 10, 1))
-            self.clock.now_ms += 1000
+            self.now_ms += 1000
         compact_topic(topic, self.settings(), InProcess(), roll=True)
         topic.append(rows(30, 10, 1))
 
@@ -115,7 +92,7 @@ class WholeRoot:
         topic = root.create_topic("latest", partitions=2, configs=configs)
         for number in range(12):
             topic.append(rows(60 * number, 60, 2, keys=300))
-            self.clock.now_ms += 1000
+            self.now_ms += 1000
         compact_topic(topic, self.settings(), InProcess(), roll=True)
         for number in range(12, 16):
             topic.append(rows(60 * number, 60, 2, keys=7))
@@ -123,7 +100,7 @@ class WholeRoot:
         merged = root.create_topic("merged", partitions=2)
         for number in range(20):
             merged.append(rows(4 * number, 4, 2))
-        compact_topic(merged, Settings(self.clock.now_ms), InProcess())
+        compact_topic(merged, Settings(self.now_ms), InProcess())
 
     def _imported(self, root: Root) -> None:
         """Kafka's own segments: transactions, old messages, several codecs; some sealed by us."""
@@ -134,7 +111,7 @@ class WholeRoot:
         """Committed, aborted, undecided; decided and not recorded; copies of entries."""
         for name in ("left", "right"):
             root.create_topic(name)
-        producer = transactional(root, "job", timeout_ms=DAY)
+        producer = transactional(root, "job", timeout_ms=DAY_MS)
         for number in range(6):
             transaction = producer.begin()
             for name in ("left", "right"):
@@ -143,7 +120,7 @@ class WholeRoot:
                 transaction.abort()
             else:
                 transaction.commit()
-            self.clock.now_ms += 1000
+            self.now_ms += 1000
         with producer.begin() as sending:
             sending.append("left", rows(50, 3, 1))
             sending.send_offsets("billing", {"plain": {0: 5, 1: 7}})
@@ -151,9 +128,9 @@ class WholeRoot:
         member = groups.group("billing").join("one")
         for number in range(6):
             member.commit({"plain": {0: 10 + number}, "left": {0: number}})
-            self.clock.now_ms += 1000
+            self.now_ms += 1000
         groups.group("a group/é").alter({"right": {0: 1}})
-        other = transactional(root, "other job/é", timeout_ms=DAY)
+        other = transactional(root, "other job/é", timeout_ms=DAY_MS)
         undecided = other.begin()
         undecided.append("left", rows(100, 3, 1))
         undecided._prepare_topics()
@@ -163,13 +140,13 @@ class WholeRoot:
         topic = root.create_topic("old", configs={"file.delete.delay.ms": 3_600_000})
         for number in range(10):
             topic.append(rows(5 * number, 5, 1))
-            self.clock.now_ms += DAY
+            self.now_ms += DAY_MS
         compact_topic(topic, self.settings(), InProcess(), roll=True)
         for number in range(10, 16):
             topic.append(rows(5 * number, 5, 1))
-            self.clock.now_ms += DAY
-        self.clock.now_ms += 10 * DAY
-        vacuum(topic, Settings(self.clock.now_ms))
+            self.now_ms += DAY_MS
+        self.now_ms += 10 * DAY_MS
+        vacuum(topic, Settings(self.now_ms))
         topic.append(rows(100, 5, 1))
         gone = root.create_topic("gone")
         gone.append(rows(0, 5, 1))
