@@ -6,11 +6,11 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 
-# Each process starts a Spark session of its own (about 2 GB).
+# Spark tests go first, in one process with one session (about 2 GB); the others run what is left.
 TEST_PROCESSES ?= 2
 PARALLEL := -n $(TEST_PROCESSES) --dist worksteal
 # Seeds that each simulation tries in the slow run; empty: the numbers in tests/support/seeds.py.
-SEEDS ?=
+SEEDS ?= $(SPARKLOG_SEEDS)
 SLOW_REPORT ?= build/slow-report.txt
 
 # Spark's Python workers are started by the JVM: they must be this environment's, not the first python3 on PATH.

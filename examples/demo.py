@@ -148,7 +148,7 @@ def main() -> None:
     run_command("consume", TOPIC, "--max-messages", "3", "--print-key", "--print-partition", "--print-offset")
     run_command("offsets", TOPIC)
     print(f"\nThat is all. The topic stays in {ROOT.relative_to(REPOSITORY)}: look around with")
-    print(f"   {Path(sys.executable).parent.relative_to(REPOSITORY)}/sparklog --help")
+    print(f"   {os.path.relpath(Path(sys.executable).parent, REPOSITORY)}/sparklog --help")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""`make demo` runs from beginning to end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.datasource import spark_session
+from tests.datasource.spark_session import REPOSITORY
+
+
+@pytest.mark.slow
+def test_the_demo_ends_well(spark_folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "examples" / "demo.py")],
+        cwd=REPOSITORY,
+        env={**os.environ, **spark_session.environment(spark_folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
