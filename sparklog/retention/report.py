@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from sparklog.maintenance.progress import megabytes
 from sparklog.maintenance.report import table
-from sparklog.retention.retain import REASONS, PartitionExpiry, RetainReport
+from sparklog.retention.expiry import REASONS
+from sparklog.retention.retain import PartitionExpiry, RetainReport
 from sparklog.retention.vacuum import VacuumReport
 
 
@@ -70,21 +71,21 @@ def _notes(report: RetainReport) -> list[str]:
     if report.resolved:
         plural = "" if report.resolved == 1 else "s"
         notes.append(f"the outcome of {report.resolved:,} transaction{plural} was recorded")
-    found = report.vacuum
-    if found is None:
+    vacuumed = report.vacuum
+    if vacuumed is None:
         return notes
-    would = "would be" if found.dry_run else "were"
-    if found.held:
-        notes.append(f"{found.held:,} files are kept by holds")
-    if found.foreign:
-        notes.append(f"{found.foreign:,} objects in its data folders are not sparklog's and stay")
-    if found.ended_holds:
-        notes.append(f"holds that ran out {would} let go: {', '.join(found.ended_holds)}")
-    if found.expired_groups:
-        names = ", ".join(found.expired_groups)
-        notes.append(f"expired offsets of {len(found.expired_groups):,} groups {would} dropped: {names}")
-    if found.idle_writers:
-        notes.append(f"{len(found.idle_writers):,} writers idle for 90 days {would} forgotten")
+    would = "would be" if vacuumed.dry_run else "were"
+    if vacuumed.held:
+        notes.append(f"{vacuumed.held:,} files are kept by holds")
+    if vacuumed.foreign:
+        notes.append(f"{vacuumed.foreign:,} objects in its data folders are not sparklog's and stay")
+    if vacuumed.ended_holds:
+        notes.append(f"expired holds {would} released: {', '.join(vacuumed.ended_holds)}")
+    if vacuumed.expired_groups:
+        names = ", ".join(vacuumed.expired_groups)
+        notes.append(f"expired offsets of {len(vacuumed.expired_groups):,} groups {would} dropped: {names}")
+    if vacuumed.idle_writers:
+        notes.append(f"{len(vacuumed.idle_writers):,} writers idle for 90 days {would} forgotten")
     return notes
 
 
@@ -126,17 +127,17 @@ def _partition(item: PartitionExpiry) -> dict[str, object]:
     }
 
 
-def _vacuum(found: VacuumReport) -> dict[str, object]:
+def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
     return {
-        "floorBefore": found.floor_before,
-        "floor": found.floor,
+        "floorBefore": vacuumed.floor_before,
+        "floor": vacuumed.floor,
         "removed": [
             {"kind": item.kind, "reason": item.reason, "files": item.objects, "bytes": item.nbytes}
-            for item in found.removed
+            for item in vacuumed.removed
         ],
-        "held": found.held,
-        "foreign": found.foreign,
-        "endedHolds": list(found.ended_holds),
-        "idleWriters": list(found.idle_writers),
-        "expiredGroups": list(found.expired_groups),
+        "held": vacuumed.held,
+        "foreign": vacuumed.foreign,
+        "endedHolds": list(vacuumed.ended_holds),
+        "idleWriters": list(vacuumed.idle_writers),
+        "expiredGroups": list(vacuumed.expired_groups),
     }

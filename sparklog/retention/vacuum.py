@@ -1,19 +1,17 @@
-"""Deleting objects as pieces of work, so that many of them are spread over tasks and few are not worth one.
+"""Vacuum one topic, existing or deleted: raise the upload floor, then delete unreferenced files.
 
-The vacuum of one topic, existing or deleted: the upload floor first, then what nothing names any more.
+The order makes it safe against concurrent writers and wrong clocks:
 
-The order is what makes it safe whatever others do meanwhile, and whatever the clocks say:
+1. List the log, choose the floor, list the data files begun below it, and find the versions that still name them.
+2. Commit the floor, expired holds and idle writers, if anything is to go. From here on no writer can commit a file
+   that was begun below the floor and is not named already.
+3. Read the commits made meanwhile, and keep the files they name.
+4. Delete data files, then heads of checkpoints, their tables, and commits from the oldest on. After a crash readers
+   start above the gap, and the next run deletes the rest.
+5. Delete temporary files of writers that died long ago.
 
-1. List the log, choose the floor, list the data files begun below it, and find what still names them.
-2. Commit, if anything is to go: the floor, holds that ran out, registry entries idle for 90 days. From here on nobody
-   can commit a file that was begun below the floor and is not named already.
-3. Read what was committed meanwhile, and keep what that names.
-4. Delete data files, then heads of checkpoints, their tables, and commits from the oldest on: whatever a crash leaves
-   of these, readers start above it, and the next run deletes the rest.
-5. Delete temporary files of writers that are long dead.
-
-A clock that is wrong costs readers a second plan and writers a second upload, never a record. Two vacuums at once
-delete what either may. What a held version names stays, as does the way to find out what that is.
+A wrong clock costs readers a second plan and writers a second upload, never a record. Two vacuums may run at once.
+Files that a held version names stay, and so do the commits and checkpoints that rebuild it.
 """
 
 from __future__ import annotations
@@ -39,14 +37,14 @@ from sparklog.retention.vacuum_plan import DataFile, Victim, delete_delay_ms, gi
 from sparklog.storage.store import Store
 
 CHUNK = 1000
-"""Objects of one piece of work: some seconds on an object store, far more than a task costs."""
-HERE = 20
-"""So many pieces this process does itself: two seconds' work on a local disk, for which no Spark need be started."""
+"""Objects of one work item: some seconds on an object store, far more than a task costs."""
+LOCAL_CHUNKS = 20
+"""Up to this many chunks are deleted without Spark: two seconds on a local disk."""
 
 
 @dataclass(frozen=True)
 class DeleteWork:
-    """Deletes these keys, in their order where the store answers at once; deleting again what is gone is no error."""
+    """A work item that deletes keys, in their order on a store without parallel requests. Idempotent."""
 
     store: Store
     topic: str
@@ -61,11 +59,11 @@ class DeleteWork:
 
     @property
     def nbytes(self) -> int:
-        """Nothing is read: how many are deleted stands for it."""
+        """The number of keys, for progress: nothing is read."""
         return len(self.keys)
 
     def run(self, progress: Progress = silent) -> Done:
-        """Delete them. `Unavailable` at the first that the store refuses; another run deletes the rest."""
+        """Delete the keys. `Unavailable` at the first one that the store refuses; another run deletes the rest."""
         if getattr(self.store, "parallel_reads", 1) > 1:
             with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-delete") as pool:
                 for _ in pool.map(self.store.delete, self.keys):
@@ -79,38 +77,37 @@ class DeleteWork:
 def delete_all(
     store: Store, topic: str, topic_id: str, victims: Sequence[Victim], runner: Runner
 ) -> Iterator[tuple[tuple[Victim, ...], SparklogError | None]]:
-    """Delete objects in chunks, several at once where the runner does so; each chunk with the error that ended it.
+    """Delete objects in chunks, on the runner if there are more than `LOCAL_CHUNKS`.
 
-    Up to `HERE` chunks are deleted here, by this thread.
+    Yield each chunk with the error that ended it, or None.
     """
     chunks = {
         tuple(victim.key for victim in chunk): chunk
         for chunk in (tuple(victims[i : i + CHUNK]) for i in range(0, len(victims), CHUNK))
     }
     works = [DeleteWork(store, topic, topic_id, keys) for keys in chunks]
-    chosen: Runner = runner if len(works) > HERE else InProcess()
+    chosen: Runner = runner if len(works) > LOCAL_CHUNKS else InProcess()
     for work, result in chosen.run(works):
-        if not isinstance(work, DeleteWork):
-            continue
-        yield chunks[work.keys], result if isinstance(result, SparklogError) else None
+        if isinstance(work, DeleteWork):
+            yield chunks[work.keys], result if isinstance(result, SparklogError) else None
 
 
 IDLE_MS = 90 * 24 * 3_600_000
-"""A writer that has not committed for so long is forgotten."""
+"""A writer without a commit for this long is forgotten."""
 TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class UpkeepIntent:
-    """Raise the upload floor and drop what has run out by `now_ms`, judged anew on each state it is tried on.
+    """Raise the upload floor and drop expired holds and idle writers as of `now_ms`.
 
-    A hold that was renewed, or a writer that came back, after the caller looked stays.
+    Judged anew on each state it is tried on: a hold renewed, or a writer that came back, meanwhile stays.
     """
 
     now_ms: int
     floor: int | None = None
     needed: frozenset[str] = frozenset()
-    """Holds of clones that stay, whatever their time says."""
+    """Holds of clones that stay even if they have expired."""
     needs_table: bool = False
     repeatable: bool = True
 
@@ -124,7 +121,7 @@ class UpkeepIntent:
 
 
 def ended_holds(head: Head, now_ms: int, needed: Collection[str] = ()) -> list[str]:
-    """Holds that have run out, without those of clones that are `needed`."""
+    """Return the names of holds that have expired by `now_ms` and are not `needed`."""
     return [
         name
         for name, hold in head.holds.items()
@@ -133,13 +130,13 @@ def ended_holds(head: Head, now_ms: int, needed: Collection[str] = ()) -> list[s
 
 
 def idle_writers(head: Head, now_ms: int) -> dict[str, int]:
-    """Registry entries idle for 90 days, with the versions of their entries."""
+    """Return the writers idle for 90 days, with the versions of their registry entries."""
     return {name: entry.version for name, entry in head.registry.items() if now_ms - entry.time_ms > IDLE_MS}
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Objects of one kind that went (or would go) for one reason; sizes in bytes."""
+    """Objects of one kind deleted for one reason; sizes in bytes."""
 
     kind: str
     reason: str
@@ -149,13 +146,13 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class VacuumReport:
-    """What a vacuum did, or with `dry_run` would do, to one topic.
+    """The vacuum of one topic; with `dry_run` what it would do.
 
-    * `floor`: the upload floor in the log afterwards (dry run: it would be); `floor_before`: before it
+    * `floor`: the upload floor afterwards; `floor_before`: before it
     * `removed`: by kind of file and reason; `held`: data files below the floor that only a hold keeps
-    * `foreign`: objects in the data folders that have no name of ours and stay
+    * `foreign`: objects in the data folders whose names are not sparklog's; they stay
     * `ended_holds`, `idle_writers`: dropped by the commit; `failures`: why something was not deleted
-    * `expired_groups`: consumer groups whose offsets expired, all or those of topics that are gone (of the root only)
+    * `expired_groups`: consumer groups with expired offsets, or offsets of deleted topics (of the root only)
     """
 
     topic: str
@@ -181,7 +178,7 @@ class VacuumReport:
 
 @dataclass
 class _Vacuum:
-    """One run over one topic: what was found so far."""
+    """The state of one run over one topic."""
 
     topic: Topic
     settings: Settings
@@ -201,7 +198,7 @@ class _Vacuum:
 
     @property
     def careful_ms(self) -> int:
-        """For what a wrong clock would lose: never later than the store's own."""
+        """The time for decisions that a wrong clock would make too early: never later than the store's clock."""
         return min(self.settings.now_ms, self.store_ms)
 
     @property
@@ -215,7 +212,7 @@ class _Vacuum:
         return sorted({h.version for name, h in head.holds.items() if name not in ended and h.version < self.floor})
 
     def hold(self, head: Head) -> None:
-        """Find out what the held versions name; `NotFound` or `Corrupt` if that cannot be told any more."""
+        """Collect the files that held versions name; `NotFound` or `Corrupt` if a version cannot be rebuilt."""
         for version in self.hold_versions(head):
             if version not in self.held:
                 self.held[version] = plan.own_paths(self.topic.name, self.history.at(version).slices.paths())
@@ -231,27 +228,27 @@ def vacuum(
     """Vacuum a topic, also a deleted one; with `dry_run` nothing is changed.
 
     `settings.now_ms` decides how old a version is; holds, registry entries, commits, checkpoints and temporary files go
-    by the store's own clock. Raises before anything is deleted: `Corrupt` or `NotFound` if it cannot be told what older
-    versions name, `Unavailable`, `Conflict`. Deletions that the store refuses are reported as failures.
+    by the store's clock. Raises before anything is deleted: `Corrupt` or `NotFound` if an older version cannot be
+    rebuilt, `Unavailable`, `Conflict`. Deletions that the store refuses are reported as failures.
     """
     chosen = InProcess() if runner is None else runner
     for _ in range(TRIES - 1):
         try:
             return _vacuum(topic, settings, chosen, dry_run)
         except NotFound:
-            # Another vacuum has taken what was just listed: look again. Nothing was deleted here so far.
+            # Another vacuum has deleted listed files: list again. Nothing was deleted here so far.
             continue
     return _vacuum(topic, settings, chosen, dry_run)
 
 
 def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> VacuumReport:
     store = topic.store
-    own_ms = store_clock_ms(store, topic.root.env, dry_run=dry_run)
+    store_ms = store_clock_ms(store, topic.root.env, dry_run=dry_run)
     history = History(store, topic.name)
     head = topic.log.refresh().head
     delay_ms = delete_delay_ms(history, head, settings)
     floor = plan.floor_version(history.commits, head.version, settings.now_ms, delay_ms)
-    run = _Vacuum(topic, settings, own_ms, history, head, delay_ms, floor)
+    run = _Vacuum(topic, settings, store_ms, history, head, delay_ms, floor)
     stay = frozenset[str]() if dry_run else give_up_clones(topic, head, run.careful_ms)
     run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
     files, foreign = _data_files(store, topic.name, floor)
@@ -275,7 +272,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
                 run.hold(after)
             data, below, commits = judged(after)
         wanted = after.floor
-    limit_ms = own_ms - max(delay_ms, LEAST_DELETE_DELAY_MS)
+    limit_ms = store_ms - max(delay_ms, LEAST_DELETE_DELAY_MS)
     temporary = remove_temporaries(store, topic.name, limit_ms, folder=f"{topic.name}/", dry_run=dry_run)
     gone, failures = [*data, *below, *commits], list(temporary.failures)
     if not dry_run:
@@ -288,12 +285,9 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     )
 
 
-# -- finding
-
-
 def _data_files(store: Store, topic: str, floor: int) -> tuple[list[DataFile], int]:
-    """The data files begun below the floor, and how many objects there have no name of ours."""
-    found: list[DataFile] = []
+    """List the data files begun below the floor; count the objects whose names are not sparklog's."""
+    files: list[DataFile] = []
     foreign = 0
     for folder in (APPEND_FOLDER, SEALED_FOLDER):
         for info in store.list(f"{topic}/{folder}/"):
@@ -301,19 +295,19 @@ def _data_files(store: Store, topic: str, floor: int) -> tuple[list[DataFile], i
             if file is None:
                 foreign += 1
             elif file.read_version < floor:
-                found.append(file)
+                files.append(file)
             elif folder == APPEND_FOLDER:
                 # Names begin with the read version: all that follow are younger.
                 break
-    return found, foreign
+    return files, foreign
 
 
 def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
-    """Files named at the floor or later; files named from the old floor on; the version that created the topic."""
+    """Return files named at the floor or later, files named since the old floor, the version that created the topic."""
     history, floor = run.history, run.floor
     start = min(head.floor, floor)
     if history.base_of(start) is None or not history.commits.has(start + 1, floor):
-        # No longer kept: the floor itself will do, with less to say why a file goes.
+        # The old floor is no longer kept: start at the new one, and reasons for deletion are less exact.
         start = floor
     begin = history.at(start)
     last, table = begin.head, begin.slices
@@ -332,33 +326,33 @@ def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
                 kept |= plan.own_paths(run.topic.name, table.paths())
         else:
             kept |= names
-    _same(run, last, head)
+    _check_same(run, last, head)
     return kept, known, born
 
 
 def _named_between(run: _Vacuum, before: Head, after: Head) -> set[str]:
-    """Files that the commits made meanwhile name."""
+    """Return the files that the commits between two states name."""
     names: set[str] = set()
     last = before
     for at, commit in run.history.walk(before, after.version):
         names |= {file.path for file in commit.files}
         last = at
-    _same(run, last, after)
+    _check_same(run, last, after)
     return plan.own_paths(run.topic.name, names)
 
 
-def _same(run: _Vacuum, found: Head, expected: Head) -> None:
-    """What was walked must be the log that everybody else sees."""
-    if found.version != expected.version or found.crc != expected.crc:
+def _check_same(run: _Vacuum, walked: Head, expected: Head) -> None:
+    """Raise `Corrupt` unless the walk over checkpoints and commits ended at the state that readers see."""
+    if walked.version != expected.version or walked.crc != expected.crc:
         raise Corrupt(
-            f"version {found.version} of topic '{run.topic.name}' is not what its checkpoints and commits lead to; "
+            f"version {walked.version} of topic '{run.topic.name}' is not what its checkpoints and commits lead to; "
             "nothing was deleted: run verify",
-            file=commit_key(run.topic.name, found.version),
+            file=commit_key(run.topic.name, walked.version),
         )
 
 
 def _old_log(run: _Vacuum, head: Head) -> tuple[list[Victim], list[Victim]]:
-    """Checkpoint objects and commits that go."""
+    """Choose the checkpoint objects and the commits to delete."""
     history = run.history
     newest = [version for version, _ in zip(history.sound_below(head.version), range(2), strict=False)]
     if len(newest) < 2:
@@ -383,7 +377,7 @@ def _old_log(run: _Vacuum, head: Head) -> tuple[list[Victim], list[Victim]]:
 
 
 def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
-    """Slice tables that no head names, or only heads that go.
+    """Choose slice tables that no head names, or only heads that are deleted.
 
     Only below the newest sound checkpoint: a writer that stalled between table and head may still write the head, and
     one without a table must never be the newest.
@@ -401,25 +395,22 @@ def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
         if version not in history.checkpoints:
             orphan = version < newest
         else:
-            own = history.table_of(version) if named[version] > 1 else None
-            orphan = own is not None and own != info.key
+            table = history.table_of(version) if named[version] > 1 else None
+            orphan = table is not None and table != info.key
         if orphan:
             victims.append(Victim(info.key, plan.CHECKPOINT, info.size, "slice table that no checkpoint names"))
     return victims
 
 
 def _heads_first(victims: Sequence[Victim]) -> tuple[list[Victim], list[Victim]]:
-    """Heads of checkpoints before tables: whoever finds a head finds its table."""
+    """Split checkpoint objects into heads and tables: a reader that lists a head must find its table."""
     return [v for v in victims if v.key.endswith(".json")], [v for v in victims if not v.key.endswith(".json")]
-
-
-# -- deleting
 
 
 def _delete(
     run: _Vacuum, phases: Sequence[Sequence[Victim]], runner: Runner
 ) -> tuple[list[Victim], list[SparklogError]]:
-    """Delete phase by phase: what went, and what failed."""
+    """Delete phase by phase; return the deleted objects and the failures."""
     gone: list[Victim] = []
     failures: list[SparklogError] = []
     for victims in phases:
@@ -434,9 +425,9 @@ def _delete(
 def remove_temporaries(
     store: Store, name: str, limit_ms: int, *, folder: str = "", dry_run: bool = False
 ) -> VacuumReport:
-    """Delete temporary files last written before `limit_ms` below a folder, of the root only those in it itself.
+    """Delete temporary files last written before `limit_ms` below `folder`; "": in the root's folder itself only.
 
-    Who writes such a file after all fails to give it a name, and says so.
+    A writer that is still alive fails when it names its file, with an error.
     """
     listing = getattr(store, "temporary_files", None)
     gone: list[Victim] = []
@@ -454,7 +445,7 @@ def remove_temporaries(
 
 
 def _summed(victims: Sequence[Victim]) -> tuple[Removed, ...]:
-    """By kind and reason, in the order of kinds."""
+    """Sum up by kind and reason, in the order of kinds."""
     objects: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
     for victim in victims:

@@ -1,20 +1,16 @@
-"""What a vacuum may delete, as pure functions of listings: which files, commits and checkpoints, and why.
+"""Choose what a vacuum deletes, as pure functions of listings: data files, commits and checkpoints, each with a reason.
 
-The rules (DESIGN: the upload floor, holds, what is kept of the log):
-
-* The **floor** is the newest version older than `file.delete.delay.ms` by the store's clock. Whoever reads an older
-  version has had that long; whoever uploads for an older version is refused once the floor is committed.
+* The **floor** is the newest version older than `file.delete.delay.ms` by the store's clock. A reader of an older
+  version has had that long. A writer that uploads for an older version is refused once the floor is committed.
 * A data file goes if its writer had read a version below the floor, and neither the state at the floor, nor a later
-  commit, nor a held version names it. An index goes with the segment beside it. What has no name of ours stays.
+  commit, nor a held version names it. An index goes with its segment. A file without a name of sparklog's stays.
 * A commit goes below the **anchor**: the newest sound checkpoint at or below the second newest sound one, the floor,
   and the oldest commit younger than max(7 days, twice the delay). So every version of that time can be rebuilt.
 * Of the checkpoints above the anchor that are older than an hour, the first of each hour stays, and the newest two.
 * A held version stays rebuildable: the checkpoint below it and the commits between stay as well.
 
-Which holds of clones a vacuum must respect: those of clones that still name the topic's files.
-
-See `sparklog.log.state.clone_holds`. A version of the clone counts as long as somebody may read it: for
-`file.delete.delay.ms` after a newer one came, or while a hold in the clone keeps it.
+A clone's hold counts as long as the clone names files of the topic (`sparklog.log.state.clone_holds`). A version of the
+clone counts for `file.delete.delay.ms` after a newer one, or while a hold in the clone keeps it.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ KINDS = (APPEND, SEGMENT, INDEX, COMMIT, CHECKPOINT, TEMPORARY)
 
 HOUR_MS = 3_600_000
 LEAST_COMMITS_MS = 7 * 24 * HOUR_MS
-"""Commits stay at least this long: a process that slept for less finds out what became of its own."""
+"""Commits stay at least this long, so that a process that slept for less can still read the fate of its commit."""
 
 _ID = r"[A-Za-z0-9_-]{1,64}"
 _APPEND = re.compile(rf"append/([0-9]{{20}})-{_ID}\.slices")
@@ -54,7 +50,7 @@ _SEALED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file in a data folder: `path` as commits name it (an index: its segment's), and who wrote it when."""
+    """A file in a data folder: `path` as commits name it (an index: its segment's), the version its writer had read."""
 
     key: str
     path: str
@@ -65,7 +61,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """An object that goes: its kind (one of `KINDS`) and why, in words."""
+    """An object to delete: its kind (one of `KINDS`) and the reason in words."""
 
     key: str
     kind: str
@@ -74,47 +70,45 @@ class Victim:
 
 
 def data_file(topic: str, info: ObjectInfo) -> DataFile | None:
-    """What an object below a topic's folder is; None if its name is not one that sparklog gives."""
+    """Parse the name of an object below a topic's folder; None if it is not a name of sparklog's."""
     below = info.key[len(topic) + 1 :]
-    found = _APPEND.fullmatch(below)
-    if found:
-        return DataFile(info.key, below, int(found[1]), APPEND, info.size)
-    found = _SEALED.fullmatch(below)
-    if found:
-        kind = SEGMENT if found[3] == "log" else INDEX
-        return DataFile(info.key, f"{found[1]}.log", int(found[2]), kind, info.size)
+    if match := _APPEND.fullmatch(below):
+        return DataFile(info.key, below, int(match[1]), APPEND, info.size)
+    if match := _SEALED.fullmatch(below):
+        kind = SEGMENT if match[3] == "log" else INDEX
+        return DataFile(info.key, f"{match[1]}.log", int(match[2]), kind, info.size)
     return None
 
 
 def own_paths(topic: str, paths: set[str]) -> set[str]:
-    """Paths below the topic's own folder; files of other topics are theirs to vacuum."""
-    own = f"/{topic}/"
-    return {path.removeprefix(own) for path in paths if not path.startswith("/") or path.startswith(own)}
+    """Return the paths below the topic's folder; files of other topics are theirs to vacuum."""
+    folder = f"/{topic}/"
+    return {path.removeprefix(folder) for path in paths if not path.startswith("/") or path.startswith(folder)}
 
 
 def kept_commits_ms(delay_ms: int) -> int:
-    """How long commits stay at least, for this `file.delete.delay.ms`."""
+    """Return how long commits stay at least (ms), for this `file.delete.delay.ms`."""
     return max(LEAST_COMMITS_MS, 2 * delay_ms)
 
 
 def floor_version(commits: CommitFiles, head_version: int, now_ms: int, delay_ms: int) -> int:
-    """The newest version that is older than the delay, with all before it; -1 if there is none.
+    """Return the newest version that is older than the delay, with all before it; -1 if there is none.
 
-    Only commits that follow one another up to the head count: below a gap may lie what a stalled writer created
-    under a number that was collected long ago.
+    Only commits without a gap up to the head count: below a gap a stalled writer may have created a commit under a
+    number that was collected long ago.
     """
     young = _first_young(commits, head_version, now_ms - delay_ms)
     return -1 if young is None else young - 1
 
 
 def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: int) -> int:
-    """The first version that is not older than `kept_ms`, the one after the head if all are older."""
+    """Return the first version that is not older than `kept_ms`, the one after the head if all are older."""
     young = _first_young(commits, head_version, now_ms - kept_ms)
     return 0 if young is None else young
 
 
 def _first_young(commits: CommitFiles, head_version: int, limit_ms: int) -> int | None:
-    """The first version of the run up to the head that was made after `limit_ms`; None: the oldest one was."""
+    """Return the first version of the run up to the head made after `limit_ms`; None if the oldest one was."""
     version = commits.version[: int(np.searchsorted(commits.version, head_version, "right"))]
     if not len(version):
         return None
@@ -129,12 +123,12 @@ def _first_young(commits: CommitFiles, head_version: int, limit_ms: int) -> int 
 def unnamed(
     files: Iterable[DataFile], floor: int, kept: set[str], *, deleted: bool, born: int, known: set[str]
 ) -> list[Victim]:
-    """The data files that go: begun below the floor and not in `kept`.
+    """Choose the unreferenced data files: begun below the floor and not in `kept`.
 
-    For the reason given: `deleted` says that there is no topic any more, `born` is the version that created the one
-    there is, `known` what versions near the floor named.
+    For the reasons: `deleted` means that the topic is gone, `born` is the version that created the topic, `known` are
+    the files that versions near the floor name.
     """
-    found = []
+    victims = []
     for file in files:
         if file.read_version >= floor or file.path in kept:
             continue
@@ -144,14 +138,14 @@ def unnamed(
             reason = f"replaced or expired before version {floor}"
         else:
             reason = f"orphan: no commit near version {floor} names it"
-        found.append(Victim(file.key, file.kind, file.size, reason))
-    return found
+        victims.append(Victim(file.key, file.kind, file.size, reason))
+    return victims
 
 
 def old_commits(
     topic: str, commits: CommitFiles, anchor: int, held: Sequence[tuple[int, int]], limit_ms: int
 ) -> list[Victim]:
-    """Commits below the anchor, made before `limit_ms`, oldest first; `held`: ranges of versions that stay."""
+    """Choose commits below the anchor, made before `limit_ms`, oldest first; `held`: ranges of versions that stay."""
     goes = (commits.version < anchor) & (commits.modified_ms < limit_ms)
     for first, last in held:
         goes &= (commits.version < first) | (commits.version > last)
@@ -166,10 +160,10 @@ def old_commits(
 def old_checkpoints(
     checkpoints: Mapping[int, ObjectInfo], needed: set[int], anchor: int, *, now_ms: int, limit_ms: int
 ) -> dict[int, str]:
-    """Versions of the checkpoint heads that go, each with the reason.
+    """Choose checkpoint heads to delete; return their versions with the reasons.
 
-    `needed`: the newest two sound ones, the anchor and those below held versions. Below the anchor what is older than
-    `limit_ms` goes; above it all but the first of each hour, except those younger than an hour.
+    `needed`: the newest two sound ones, the anchor and those below held versions. Below the anchor heads older than
+    `limit_ms` go; above it all but the first of each hour, except those younger than an hour.
     """
     gone: dict[int, str] = {}
     hours: set[int] = set()
@@ -192,7 +186,7 @@ _LOG = logging.getLogger("sparklog.retention")
 
 
 def delete_delay_ms(history: History, head: Head, settings: Settings) -> int:
-    """`file.delete.delay.ms`; of a deleted topic what it was, as far as that can still be found out."""
+    """Return `file.delete.delay.ms`; of a deleted topic its last value, if the log still has it."""
     configs = head.configs
     if head.deleted:
         try:
@@ -207,10 +201,10 @@ def delete_delay_ms(history: History, head: Head, settings: Settings) -> int:
 
 
 def give_up_clones(topic: Topic, head: Head, now_ms: int) -> frozenset[str]:
-    """Give up the clones whose holds have run out by `now_ms` and that are not there: none can be created any more.
+    """Give up the clones whose holds have expired by `now_ms` and that do not exist: none can be created any more.
 
-    Returns the names of holds that must stay, for that failed. A clone under the topic's own name asks for its hold in
-    the same log.
+    Return the names of the holds for which this failed: they must stay. A clone under the topic's name is left out: its
+    hold is in the same log.
     """
     failed = set()
     for name, hold in head.holds.items():
@@ -234,7 +228,7 @@ def _give_up(clone: Topic, topic_id: str, now_ms: int) -> None:
 
 
 def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) -> frozenset[str]:
-    """Names of the topic's holds that have run out by `now_ms`, and whose clones still name its files.
+    """Return the names of expired holds whose clones still name the topic's files.
 
     A clone that cannot be read counts as one that does.
     """
@@ -261,6 +255,6 @@ def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, setti
     since = floor_version(history.commits, head.version, now_ms, delete_delay_ms(history, head, settings))
     held = {hold.version for hold in head.holds.values() if hold.expires_ms is None or hold.expires_ms > now_ms}
     if since < 0:
-        # Too young to tell what nobody reads any more.
+        # The log is too young: all of its versions may still be read.
         return True
     return still_names(history, topic_id, owner, since, held, head.version)

@@ -23,7 +23,7 @@ from sparklog.log.state.intents import LogStartIntent, RewriteIntent
 from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import Settings
-from sparklog.retention.retain import Expiry, plan_expiry
+from sparklog.retention.expiry import Expiry, plan_expiry
 from sparklog.storage.store import Store
 from tests.compaction.fixture_stages import Pass, Stage, all_passes
 from tests.support.counted_root import CountedRoot

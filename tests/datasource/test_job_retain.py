@@ -174,7 +174,7 @@ def test_a_topic_that_fails_is_said_on_stderr_and_the_rest_is_done(
 def test_many_deletions_are_spread_over_tasks(
     spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vacuum, "HERE", 1)
+    monkeypatch.setattr(vacuum, "LOCAL_CHUNKS", 1)
     root = sparklog.open(place)
     topic = root.topic("orders")
     folder = place / "orders" / "append"

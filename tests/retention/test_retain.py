@@ -16,8 +16,9 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
+from sparklog.retention.expiry import SIZE, TIME
 from sparklog.retention.report import document, summary
-from sparklog.retention.retain import SIZE, TIME, RetainReport, plan_topic, retain_root, retain_topic
+from sparklog.retention.retain import RetainReport, plan_topic, retain_root, retain_topic
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore, Script
 from tests.retention.fixture_stages import fixture
 from tests.retention.vacuum_world import VacuumWorld

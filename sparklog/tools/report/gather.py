@@ -29,7 +29,8 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
 from sparklog.maintenance.report import TopicReport
 from sparklog.maintenance.work import InProcess, Settings
-from sparklog.retention.retain import REASONS, RetainReport, retain_root
+from sparklog.retention.expiry import REASONS
+from sparklog.retention.retain import RetainReport, retain_root
 from sparklog.tools.report.facts import (
     ATTENTION,
     INFORMATION,
