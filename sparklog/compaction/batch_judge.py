@@ -1,11 +1,11 @@
-"""What a cleaning pass does with a batch as a whole, before it looks at records: kafka-format.md, 7.6 and 7.7.
+"""Judge whole batches in a cleaning pass, before their records are read: kafka-format.md, 7.6 and 7.7.
 
-Aborted data goes in the first pass that meets it. A marker stays while anything of its transaction is met in the same
-pass, be it an emptied batch; the first pass that meets nothing stamps a delete horizon on it, a pass after that horizon
-drops it. A live producer's last batch, and the last batch of the range, are emptied instead of dropped.
+Aborted data goes in the first pass that reads it. A marker stays while the same pass reads a batch of its transaction,
+even an emptied one. The first pass without such a batch stamps a delete horizon on the marker, and a pass after that
+horizon drops it. A live producer's last batch, and the last batch of the range, are emptied instead of dropped.
 
-Kafka feeds a tracker with the aborted transactions of each segment in turn, as it goes. Here all are known from the
-start: a data batch is aborted if it lies between an aborted transaction's first offset and its marker.
+Kafka feeds a tracker with the aborted transactions of each segment in turn. Here all are known from the start: a data
+batch is aborted if it lies between an aborted transaction's first offset and its marker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COMMITTED, _ABORTED, _CONTROL = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdicts:
-    """What is to become of m batches, one bool each.
+    """Verdicts on m batches, one bool each.
 
     * `discard_data`: aborted data, no record survives
     * `drop_control`: a control batch whose delete horizon has passed, its record does not survive
@@ -48,7 +48,7 @@ class Verdicts:
 
 
 class AbortedFilter:
-    """Tells aborted data batches: they are left out of the offset map, as control batches are."""
+    """Select aborted data batches: they are left out of the offset map, as control batches are."""
 
     def __init__(self, state: PartitionProducers | None) -> None:
         """`state` None: no batch of the partition carries a producer id."""
@@ -56,21 +56,21 @@ class AbortedFilter:
         self._aborted = transaction_index.none() if state is None else state.aborted
 
     def aborted(self, data: BytesLike, headers: BatchHeaders) -> Bools:
-        """bool[m]: the batches of aborted transactions; False for control batches. Any order of calls.
+        """Return bool[m]: True for batches of aborted transactions, False for control batches.
 
-        `Corrupt` if the partition was said to have no producers, and has.
+        `Corrupt` if the state knows of no producers, and a batch has one.
         """
-        found = np.zeros(len(headers), np.bool_)
+        aborted = np.zeros(len(headers), np.bool_)
         if not self._known:
             _check_no_producers(headers)
-            return found
+            return aborted
         rows = np.flatnonzero(headers.is_transactional & ~headers.is_control)
-        found[rows] = self._aborted.covers(headers.producer_id[rows], headers.base_offset[rows])
-        return found
+        aborted[rows] = self._aborted.covers(headers.producer_id[rows], headers.base_offset[rows])
+        return aborted
 
 
 class BatchJudge:
-    """Judges the batches of one pass, in log order from the partition's first batch on: it remembers transactions."""
+    """Judge the batches of one pass, in log order from the partition's first batch on. Keeps state of transactions."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class BatchJudge:
     def judge(
         self, data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
     ) -> Verdicts:
-        """The next batches: `headers` (absolute offsets) is of a scan of `data`, byte `file_position` of `file`.
+        """Judge the next batches: `headers` (absolute offsets) of a scan of `data`, byte `file_position` of `file`.
 
-        Raises `Corrupt` for a marker that cannot be read, and if the partition was said to have no producers.
+        `Corrupt` for a marker that cannot be read, and for a producer where the state knows of none.
         """
         discard = self._filter.aborted(data, headers)
         retain = headers.next_offset == self._first_uncleanable
@@ -118,20 +118,20 @@ class BatchJudge:
         )
 
     def _last_of_producer(self, headers: BatchHeaders) -> Bools:
-        """Whether a batch is the last of a producer that is still known; without data that is its last marker."""
+        """Return True for the last data batch of each live producer, or its last marker if it wrote no data."""
         if not len(self._ids):
             return np.zeros(len(headers), np.bool_)
         at = np.minimum(np.searchsorted(self._ids, headers.producer_id), len(self._ids) - 1)
         last_data = self._last_data[at]
         last_marker = (last_data < 0) & headers.is_control & (headers.producer_epoch == self._epochs[at])
         last_batch = (last_data >= 0) & (headers.last_offset == last_data)
-        found: Bools = (self._ids[at] == headers.producer_id) & (last_batch | last_marker)
-        return found
+        last: Bools = (self._ids[at] == headers.producer_id) & (last_batch | last_marker)
+        return last
 
     def _control(
         self, data: BytesLike, headers: BatchHeaders, aborted: Bools, file: str | None, file_position: int
     ) -> tuple[Bools, AbortedTransactions]:
-        """The control batches of which nothing else was met (bool[m]), and the transactions of the ABORTs that stay."""
+        """Return markers without batches of their transaction (bool[m]), and the transactions of ABORTs that stay."""
         control = headers.is_control
         gone = np.zeros(len(headers), np.bool_)
         rows = np.flatnonzero(headers.is_transactional | control)
@@ -159,7 +159,7 @@ class BatchJudge:
         return gone, self._entries(staying)
 
     def _entries(self, markers: list[int]) -> AbortedTransactions:
-        """The aborted transactions that these ABORT markers end."""
+        """Return the aborted transactions that these ABORT markers end."""
         if self._state is None or not markers:
             return transaction_index.none()
         known = self._state.aborted

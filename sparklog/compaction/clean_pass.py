@@ -60,9 +60,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Counts:
-    """What a pass met and left. `messages_*` as Kafka counts them: control records, too; those read only where their
-    batch was not dropped unseen.
-    """
+    """Counters of a pass. `messages_*` include control records, as Kafka does, but not batches dropped unread."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -107,11 +105,11 @@ class Reader:
         """Compressed bytes to open at once: one batch first, then by what the last ones became."""
 
     def modified_ms(self, file: str) -> int:
-        """When a file was last changed, by the store's clock (or, if the import has linked it, by Kafka's)."""
-        found = self._store.stat(file)
-        if found is None:
+        """Return the last-modified time of a file, by the store's clock, or Kafka's if an import has linked it."""
+        info = self._store.stat(file)
+        if info is None:
             raise Conflict(f"{file} is gone: it was replaced since this pass was planned; plan again")
-        return found.modified_ms
+        return info.modified_ms
 
     def windows(self, source: SourceSlice) -> Iterator[Window]:
         """The batches of a segment in order. `Corrupt` with the place of damage; `Conflict` if the file is gone."""
@@ -143,9 +141,7 @@ class Reader:
             yield Window(data, headers, source.file, place.file_position)
 
     def opened(self, window: Window, headers: BatchHeaders) -> Iterator[Opened]:
-        """Batches of the window (`headers`: all of its rows, or some) with their records, so many at a time that they
-        fit into memory.
-        """
+        """Yield batches of the window (`headers`: all of its rows, or some) with records, in parts that fit memory."""
         if not len(headers):
             return
         if not headers.codec.any():
@@ -194,7 +190,7 @@ def _check_offsets(headers: BatchHeaders, following: int, end: int, place: Place
 
 
 def fill_map(
-    found: OffsetMap,
+    offset_map: OffsetMap,
     dirty: Sequence[SourceSlice],
     reader: Reader,
     aborted: AbortedFilter,
@@ -203,10 +199,10 @@ def fill_map(
     first_dirty: int,
     first_uncleanable: int,
 ) -> bool:
-    """Put the keys of the dirty segments, from offset `first_dirty` on, into the map; whether it became full.
+    """Put the keys of the dirty segments, from offset `first_dirty` on, into the map; True if it became full.
 
     `dirty`: segments from the one that holds `first_dirty` to the last one below `first_uncleanable`. Afterwards
-    `found.latest_offset` is the last offset that the map covers, in the middle of a batch if that is where it was full.
+    `offset_map.latest_offset` is the last offset that the map covers. It may lie in the middle of a batch.
     """
     bases = [segment.base for segment in dirty[1:]] + [first_uncleanable]
     for segment, following in zip(dirty, bases, strict=True):
@@ -215,39 +211,39 @@ def fill_map(
             skipped = headers.is_control | aborted.aborted(window.data, headers)
             rows = np.flatnonzero(~skipped & (headers.last_offset >= first_dirty))
             for opened in reader.opened(window, headers if len(rows) == len(headers) else headers[rows]):
-                stopped = _put(found, opened, hash_key, first_dirty)
+                stopped = _put(offset_map, opened, hash_key, first_dirty)
                 if stopped is not None:
                     # All batches before this one have been looked at, those without keys of their own as well.
                     before = int(rows[opened.first + stopped]) - 1
                     if before >= 0 and headers.last_offset[before] >= first_dirty:
-                        found.advance(int(headers.last_offset[before]))
+                        offset_map.advance(int(headers.last_offset[before]))
                     return True
             if headers.last_offset[-1] >= first_dirty:
-                found.advance(int(headers.last_offset[-1]))
-        found.advance(following - 1)
+                offset_map.advance(int(headers.last_offset[-1]))
+        offset_map.advance(following - 1)
     return False
 
 
-def _put(found: OffsetMap, opened: Opened, hash_key: HashKey, first_dirty: int) -> int | None:
-    """Put the records that have a key; the batch in which the map was full, None if it was not."""
+def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, first_dirty: int) -> int | None:
+    """Put the records that have a key; return the batch in which the map became full, or None."""
     fields = opened.fields
     chosen = fields.has_key & (fields.offset >= first_dirty)
     starts, lengths, offsets = fields.key_start, fields.key_length, fields.offset
     every = bool(chosen.all())
     if not every:
         starts, lengths, offsets = starts[chosen], lengths[chosen], offsets[chosen]
-    taken = found.put(key_hashes(opened.body.data, starts, lengths, hash_key), offsets)
+    taken = offset_map.put(key_hashes(opened.body.data, starts, lengths, hash_key), offsets)
     if taken == len(offsets):
         return None
     return int((fields.batch if every else fields.batch[chosen])[taken])
 
 
 class Cleaner:
-    """Copies what a full map and a judge of whole batches leave of the segments, to be called in log order."""
+    """Copy the records that stay into new segments, by the map and the judge of whole batches. Call in log order."""
 
     def __init__(
         self,
-        found: OffsetMap,
+        offset_map: OffsetMap,
         judge: BatchJudge,
         reader: Reader,
         writer: SegmentWriter,
@@ -259,7 +255,7 @@ class Cleaner:
         last_clean: SourceSlice | None = None,
     ) -> None:
         """`last_clean`: the last segment that begins below the dirty part."""
-        self._map = found
+        self._map = offset_map
         self._judge = judge
         self._reader = reader
         self._writer = writer
@@ -291,7 +287,7 @@ class Cleaner:
         self._writer.aborted(entries)
 
     def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> tuple[Filtered, Bools]:
-        """What stays of some batches, and which of these batches hold records without a key (bool[k])."""
+        """Return the part of some batches that stays, and which of them keep records without a key (bool[k])."""
         headers, fields = opened.headers, opened.fields
         rows = slice(opened.first, opened.first + len(headers))
         gone = verdicts.discard_data[rows] | verdicts.drop_control[rows]

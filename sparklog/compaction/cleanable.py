@@ -1,4 +1,4 @@
-"""Which part of a partition a cleaning pass may touch, and whether one is due: Kafka's LogCleanerManager.
+"""Bounds of a cleaning pass over a partition, and the decision if one is due: Kafka's LogCleanerManager.
 
 The log falls into three parts (kafka-format.md, 7.1 and 7.2):
 
@@ -9,8 +9,8 @@ Clean is what lies below the cleaner checkpoint, `Head.cleaned_through`. Not cle
 offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a segment's
 base, as a segment is cleaned whole or not at all.
 
-Sealed segments only: what is unsealed counts as active, whether or not Kafka would have rolled it already. Sealing
-runs first, so that makes no difference to a partition as a run of `jobs/compact.py` finds it.
+Unsealed slices count as the active segment, even if Kafka would have rolled it already. A run seals before it cleans,
+so this makes no difference there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparklog.log.state.segments import Segment
 
 @dataclass(frozen=True, slots=True)
 class Cleanable:
-    """What a pass over one partition would find; offsets, and bytes of whole segments before the pass.
+    """The clean, dirty and uncleanable parts of one partition; offsets, and bytes of whole segments before the pass.
 
     * `first_dirty`: where the pass begins to collect keys; `first_uncleanable`: base of the first segment it leaves
     * `clean_bytes`: segments that begin below `first_dirty`; `cleanable_bytes`: those that hold dirty offsets below
@@ -58,11 +58,11 @@ def cleanable(
     now_ms: int,
     first_batch_ts: Callable[[Segment], int],
 ) -> Cleanable:
-    """What there is to clean in one partition, whose segments (in offset order, the active one last) are given.
+    """Part one partition's segments (in offset order, the active one last) and decide if a pass is due.
 
     `cleaned_through` counts only inside `[log_start, log_end]`; outside of it Kafka starts over at the log start.
-    `first_batch_ts` answers the greatest timestamp of a segment's first batch in ms (it has to be read from the file);
-    it is asked only where the topic sets `max.compaction.lag.ms`, for dirty segments.
+    `first_batch_ts` returns the greatest timestamp of a segment's first batch in ms, read from the file. It is called
+    only for dirty segments of a topic that sets `max.compaction.lag.ms`.
     """
     closed = _sealed_prefix(segments)
     active_base = segments[len(closed)].base if len(closed) < len(segments) else log_end
@@ -96,7 +96,7 @@ def cleanable(
 
 
 def _sealed_prefix(segments: Sequence[Segment]) -> Sequence[Segment]:
-    """The segments before the first that is active or not sealed."""
+    """Return the segments before the first that is active or not sealed."""
     for i, each in enumerate(segments):
         if each.active or not each.sealed:
             return segments[:i]
@@ -104,7 +104,7 @@ def _sealed_prefix(segments: Sequence[Segment]) -> Sequence[Segment]:
 
 
 def _from_offset(closed: Sequence[Segment], offset: int) -> Sequence[Segment]:
-    """The closed segments from the one that contains `offset` on: a segment reaches to the base of the next."""
+    """Return the closed segments from the one that contains `offset` on: a segment reaches to the base of the next."""
     for i, each in enumerate(closed):
         if each.next_base > offset:
             return closed[i:]

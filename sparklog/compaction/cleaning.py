@@ -1,23 +1,13 @@
-"""Which segments a cleaning pass writes into one: Kafka's `Cleaner.groupSegmentsBySize` (kafka-format.md, 7.4).
+"""Plan cleaning passes, and run one as a work item: one partition, one edit, whole or not at all.
 
-Groups are runs of neighbours. Sizes are those before the pass, so a group whose records mostly vanish leaves a small
-segment, which the next pass may join with others.
+The driver plans from the slice table alone (`plan_cleaning`), the dirtiest partition first. It opens files only where
+`max.compaction.lag.ms` is set, for one header each. Where Kafka's producers wrote, one of their transactions may still
+be open, which the table does not show. So the task replays their batches, plans again with the last stable offset, and
+may return that nothing is due. Less is cleanable then than the driver planned, never more.
 
-The task that cleans: one pass over one partition, which is one edit, whole or not at all.
-
-Half of a pass would bring deleted keys back, so nothing is named until all of it is written. Whether the partition is
-due is asked again here: where Kafka's producers wrote, the last stable offset follows from a replay of their batches,
-which is no work for a planner. All times come from the run's clock, which stands still during a pass.
-
-The map holds hashes under a key drawn anew for each pass, so that nobody can prepare two record keys that erase each
-other.
-
-Plans compaction: which partitions of a topic are due for a cleaning pass, the dirtiest first.
-
-From the slice table alone; the segments' files are opened only where `max.compaction.lag.ms` is set, for one header
-each. Where Kafka's producers wrote, a transaction of theirs may still be open, which the table does not show: the task
-finds that out and may answer that nothing is due. (Then less is cleanable than the plan believed, never more, so a
-partition that is left out here is not due.)
+Half of a pass would bring deleted keys back, so no file is named until all of it is written. All times come from the
+run's clock, which stands still during a pass. The map holds hashes under a key drawn anew for each pass, so that record
+keys that erase each other cannot be prepared.
 """
 
 from __future__ import annotations
@@ -51,11 +41,12 @@ def group_segments(
     configs: TopicConfigs,
     first_uncleanable: int,
 ) -> list[list[Segment]]:
-    """The segments of a pass (those with a base below its end offset, in offset order) as groups.
+    """Group neighbouring segments of a pass into one new segment each: Kafka's `Cleaner.groupSegmentsBySize`.
 
-    `index_sizes`: bytes of each segment's `.index` and `.timeindex`. Each group becomes one segment, named by the base
-    of its first. A group ends where the next segment would make the log larger than `segment.bytes`, an index larger
-    than `segment.index.bytes`, or a relative offset larger than 31 bits.
+    `segments`: those with a base below the pass's end offset, in offset order; `index_sizes`: bytes of each one's
+    `.index` and `.timeindex`. A group ends where the next segment would make the log larger than `segment.bytes`, an
+    index larger than `segment.index.bytes`, or a relative offset larger than 31 bits (kafka-format.md, 7.4). Sizes are
+    those before the pass, so a group that loses most of its records becomes a small segment.
     """
     most_bytes = configs.segment_bytes
     most_index = configs.integer("segment.index.bytes")
@@ -86,10 +77,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """How a pass went. `plan`: what there was to clean; `end_offset`: the new cleaner checkpoint.
-
-    `utilization`: share of the map's slots in use; `counts`: see there.
-    """
+    """The outcome of a pass. `end_offset`: the new cleaner checkpoint; `utilization`: share of map slots in use."""
 
     plan: Cleanable
     end_offset: int
@@ -99,10 +87,9 @@ class Cleaned:
 
 @dataclass(frozen=True, slots=True)
 class CleanDone(Done):
-    """What a cleaning pass has written. No rewrites: nothing was due.
+    """The files of a cleaning pass. No rewrites, and `cleaned` None: nothing was due.
 
-    `more`: the map was full before the dirty part ended, so another pass is to follow at once. `cleaned`: None if
-    nothing was due.
+    `more`: the map was full before the dirty part ended, so another pass follows at once.
     """
 
     more: bool = False
@@ -153,7 +140,7 @@ class CleanWork:
         return sum(segment.size for segment in self.segments if segment.sealed)
 
     def run(self, progress: Progress = silent) -> CleanDone:
-        """Write what stays. `Corrupt` names damage, `Conflict` says that a file was replaced meanwhile."""
+        """Write the records that stay. `Corrupt` names damage; `Conflict`: a file was replaced meanwhile."""
         started = self.env.now()
         state = self._replayed()
         plan = self.plan(state)
@@ -181,7 +168,7 @@ class CleanWork:
         return CleanDone((rewrite,), files, (report,), more, cleaned)
 
     def _replayed(self) -> PartitionProducers | None:
-        """What Kafka's producers did, None where none wrote."""
+        """Replay the batches of Kafka's producers; None if they wrote none."""
         if not (self.sources.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
             return None
         from sparklog.compaction.producer_state import replay
@@ -192,7 +179,7 @@ class CleanWork:
             raise Conflict(f"a file was replaced since this pass was planned; plan again: {error}") from None
 
     def plan(self, state: PartitionProducers | None = None) -> Cleanable:
-        """What a pass would find; without `state` as if no transaction of Kafka's producers were open."""
+        """Plan the pass; without `state` as if no transaction of Kafka's producers were open."""
         return cleanable(
             self.segments,
             partition=self.partition,
@@ -208,7 +195,7 @@ class CleanWork:
     def _pass(
         self, plan: Cleanable, state: PartitionProducers | None, progress: Progress
     ) -> tuple[tuple[FileSlices, ...], list[SourceSlice], Cleaned]:
-        """The segments written, those they replace, and what was found."""
+        """Write the new segments; return them, the slices they replace, and the outcome."""
         from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge
         from sparklog.compaction.clean_pass import Cleaner, Counts, Reader, fill_map
         from sparklog.compaction.offset_map import OffsetMap, slots_of
@@ -220,9 +207,9 @@ class CleanWork:
         hash_key = HashKey.of(self.env.random.getrandbits(128).to_bytes(16, "little"))
         dirty = [self.sources.row(each.first_row) for each in plan.segments if each.next_base > plan.first_dirty]
         slots = slots_of(settings.dedupe_buffer_bytes) if self.slots is None else self.slots
-        found = OffsetMap(slots, settings.dedupe_load_factor, expected=sum(each.records for each in dirty))
+        offset_map = OffsetMap(slots, settings.dedupe_load_factor, expected=sum(each.records for each in dirty))
         fill_map(
-            found,
+            offset_map,
             dirty,
             reader,
             AbortedFilter(state),
@@ -230,7 +217,7 @@ class CleanWork:
             first_dirty=plan.first_dirty,
             first_uncleanable=plan.first_uncleanable,
         )
-        end_offset = found.latest_offset + 1
+        end_offset = offset_map.latest_offset + 1
         segments = [each for each in plan.segments if each.base < end_offset]
         groups = group_segments(segments, self._index_sizes(segments), self.configs, plan.first_uncleanable)
         writer = SegmentWriter(
@@ -243,7 +230,7 @@ class CleanWork:
             first_uncleanable=plan.first_uncleanable,
         )
         cleaner = Cleaner(
-            found,
+            offset_map,
             judge,
             reader,
             writer,
@@ -260,31 +247,31 @@ class CleanWork:
         except BaseException:
             writer.discard()
             raise
-        # What ends below the log start is no part of the log: a delete-records may have cut the first segment.
+        # A segment that ends below the log start is not part of the log: delete-records may have cut it.
         files = tuple(file for file in written if file.base[0] + file.offsets[0] > self.log_start)
         inputs = [self.sources.row(segment.first_row) for segment in segments]
-        return files, inputs, Cleaned(plan, end_offset, found.utilization, counts)
+        return files, inputs, Cleaned(plan, end_offset, offset_map.utilization, counts)
 
     def _last_clean(self, plan: Cleanable) -> SourceSlice | None:
-        """The last segment that begins below the dirty part."""
+        """Return the last segment that begins below the dirty part."""
         clean = [segment for segment in plan.segments if segment.base < plan.first_dirty]
         return self.sources.row(clean[-1].first_row) if clean else None
 
     def _index_sizes(self, segments: Sequence[Segment]) -> list[tuple[int, int]]:
-        """Bytes of each segment's `.index` and `.timeindex`, 0 where one is missing."""
-        found = []
+        """Return the bytes of each segment's `.index` and `.timeindex`, 0 where one is missing."""
+        index_sizes = []
         for segment in segments:
             stem = self.sources.row(segment.first_row).file.removesuffix(".log")
             sizes = [self.store.stat(f"{stem}.{kind}") for kind in ("index", "timeindex")]
             index, time_index = (0 if size is None else size.size for size in sizes)
-            found.append((index, time_index))
-        return found
+            index_sizes.append((index, time_index))
+        return index_sizes
 
 
 def first_batch_timestamp(store: Store, source: SourceSlice) -> int:
-    """The greatest timestamp (ms) of a segment's first batch, in one small read; -1 if it has none or is damaged.
+    """Return the greatest timestamp (ms) of a segment's first batch; -1 if it has none, is damaged or missing.
 
-    Or missing: a plan is made for all partitions at once, and whoever reads this one will say so.
+    Damage is no error here: the plan covers all partitions, and the pass over this one reports it.
     """
     try:
         data = store.get(source.file, source.position, min(HEADER_BYTES, source.size))
@@ -294,31 +281,30 @@ def first_batch_timestamp(store: Store, source: SourceSlice) -> int:
 
 
 def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
-    """Partitions that hold records without a key and are compacted by a run's default alone, each with why it is left.
+    """Return the partitions that hold records without a key and are compacted by a run's default only, with a reason.
 
-    Whoever sets `cleanup.policy` on a topic is asked about such records, and its writers refuse them from then on. A
-    default in a properties file is known to neither: it would drop what is still being written.
+    A topic that sets `cleanup.policy` has been checked for such records, and its writers refuse them. A default in a
+    properties file is known to neither: it would drop records that are still being written.
     """
     configs = settings.configs_of(snapshot.head.configs)
     if not configs.is_compacted or "cleanup.policy" in snapshot.head.configs.explicit:
         return {}
     rows = snapshot.slices.all()
-    found = np.unique(rows.partition[(rows.flags & int(SliceFlag.HAS_NULL_KEYS)) != 0])
+    partitions = np.unique(rows.partition[(rows.flags & int(SliceFlag.HAS_NULL_KEYS)) != 0])
     reason = (
         f"topic '{snapshot.topic}' holds records without a key, which compaction would drop, and only the default "
         "log.cleanup.policy makes it compacted; set cleanup.policy on the topic: delete to keep them, compact (with "
         "force) to drop them"
     )
-    return dict.fromkeys(found.tolist(), reason)
+    return dict.fromkeys(partitions.tolist(), reason)
 
 
 def plan_cleaning(
     store: Store, snapshot: Snapshot, settings: Settings, *, slots: int | None = None, env: Env = SYSTEM
 ) -> list[CleanWork]:
-    """One pass for each partition that is due, none if the topic is not compacted. Picklable.
+    """Plan one pass for each partition that is due, none if the topic is not compacted. Picklable.
 
-    `slots`: of each map, instead of those that the settings' buffer has; `env` gives tasks their ids, hash keys and
-    stopwatch.
+    `slots`: size of each map instead of that of the settings' buffer; `env` gives tasks ids, hash keys and a stopwatch.
     """
     head = snapshot.head
     configs = settings.configs_of(head.configs)
@@ -354,7 +340,7 @@ def plan_cleaning(
             slots=slots,
             env=env,
         )
-        found = work.plan()
-        if found.chosen:
-            works.append(replace(work, ratio=found.ratio))
+        planned = work.plan()
+        if planned.chosen:
+            works.append(replace(work, ratio=planned.ratio))
     return sorted(works, key=lambda work: work.ratio, reverse=True)

@@ -1,8 +1,8 @@
-"""What a run would do to each partition, and why: the dry run.
+"""Explain a run without running it: the dry run, with the reason for each partition.
 
-The plans of a run, made one after the other without running them: what sealing takes is taken as sealed when merging
-and cleaning are planned. Sizes of what compaction leaves are not foretold, only whether it is due. Where Kafka's
-producers wrote, a transaction of theirs that is still open, which only the task finds, may make less of it.
+The plans of a run are made one after another: slices that sealing would take count as sealed when merging and cleaning
+are planned. The result of compaction is not estimated, only if it is due. Where Kafka's producers wrote, an open
+transaction, which only the task sees, may make less of it.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ _Sealed = dict[int, set[int]]
 
 
 def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, roll: bool = False) -> list[Planned]:
-    """Per partition what sealing, merging and cleaning would do; on a compacted topic also why it would not clean."""
+    """Plan sealing, merging and cleaning per partition; on a compacted topic also the reason not to clean."""
     sealing, taken = _sealing(snapshot, settings, roll)
     if seal_only:
         return sealing
-    found = [*sealing, *_merging(snapshot, settings, taken)]
+    planned = [*sealing, *_merging(snapshot, settings, taken)]
     configs = settings.configs_of(snapshot.head.configs)
     if configs.is_compacted:
         left = keyless_by_default(snapshot, settings)
-        found += [Planned(snapshot.topic, partition, COMPACT, 0, f"refused: {why}") for partition, why in left.items()]
-        found += [
+        planned += [
+            Planned(snapshot.topic, partition, COMPACT, 0, f"refused: {why}") for partition, why in left.items()
+        ]
+        planned += [
             _cleaning(snapshot, settings, configs, partition, taken)
             for partition in range(snapshot.head.partitions)
             if partition not in left
         ]
     order = (SEAL, MERGE, COMPACT)
-    return sorted(found, key=lambda item: (item.partition, order.index(item.action)))
+    return sorted(planned, key=lambda item: (item.partition, order.index(item.action)))
 
 
 def _sealing(snapshot: Snapshot, settings: Settings, roll: bool) -> tuple[list[Planned], _Sealed]:
@@ -96,7 +98,7 @@ def _cleaning(snapshot: Snapshot, settings: Settings, configs: TopicConfigs, par
         rows = source_slices(snapshot.topic, partition, slices[segment.first_row : segment.first_row + 1])
         return first_batch_timestamp(snapshot.store, rows.row(0))
 
-    found = cleanable(
+    state = cleanable(
         _as_sealed(segments, slices, taken.get(partition, set()), log_end),
         partition=partition,
         cleaned_through=int(head.cleaned_through[partition]),
@@ -108,32 +110,34 @@ def _cleaning(snapshot: Snapshot, settings: Settings, configs: TopicConfigs, par
         first_batch_ts=first_batch_ts,
     )
     return Planned(
-        snapshot.topic, partition, COMPACT, found.cleanable_bytes if found.chosen else 0, _why(found, configs)
+        snapshot.topic, partition, COMPACT, state.cleanable_bytes if state.chosen else 0, _why(state, configs)
     )
 
 
-def _why(found: Cleanable, configs: TopicConfigs) -> str:
+def _why(state: Cleanable, configs: TopicConfigs) -> str:
     least = float(configs.text("min.cleanable.dirty.ratio"))
-    if not found.clean_bytes + found.cleanable_bytes:
+    if not state.clean_bytes + state.cleanable_bytes:
         return "not due: nothing sealed that may be compacted"
-    if found.chosen and found.ratio <= least:
-        return f"dirty ratio {found.ratio:.2f}, not above {least:.2f}, but older than max.compaction.lag.ms"
-    if found.chosen:
-        return f"dirty ratio {found.ratio:.2f} > {least:.2f}, from offset {found.first_dirty:,}"
-    return f"not due: dirty ratio {found.ratio:.2f}, not above {least:.2f}"
+    if state.chosen and state.ratio <= least:
+        return f"dirty ratio {state.ratio:.2f}, not above {least:.2f}, but older than max.compaction.lag.ms"
+    if state.chosen:
+        return f"dirty ratio {state.ratio:.2f} > {least:.2f}, from offset {state.first_dirty:,}"
+    return f"not due: dirty ratio {state.ratio:.2f}, not above {least:.2f}"
 
 
 def _as_sealed(segments: Sequence[Segment], slices: Slices, taken: set[int], log_end: int) -> list[Segment]:
-    """The segments as sealing would leave them."""
+    """Return the segments as sealing would leave them."""
     bases = slices.base
-    found = []
+    sealed_segments = []
     for segment in segments:
         rows = bases[segment.first_row : segment.first_row + segment.rows].tolist()
         sealed = segment.sealed or (bool(rows) and taken.issuperset(rows))
-        found.append(replace(segment, sealed=sealed, active=segment.active and not sealed))
-    if not found[-1].active:
-        found.append(Segment(found[-1].partition, log_end, log_end, log_end, len(slices), 0, 0, -1, -1, False, True))
-    return found
+        sealed_segments.append(replace(segment, sealed=sealed, active=segment.active and not sealed))
+    if not sealed_segments[-1].active:
+        sealed_segments.append(
+            Segment(sealed_segments[-1].partition, log_end, log_end, log_end, len(slices), 0, 0, -1, -1, False, True)
+        )
+    return sealed_segments
 
 
 def _without(snapshot: Snapshot, taken: _Sealed) -> Snapshot:

@@ -72,7 +72,7 @@ class MergeWork:
 
     @property
     def title(self) -> str:
-        """What progress and errors call it."""
+        """The name of the work item in progress and errors."""
         low, high = self.sources[0].partition, self.sources[-1].partition
         return f"merge {self.topic}-{low}" + (f" to {high}" if high != low else "")
 
@@ -130,13 +130,13 @@ class _Run:
         return Rewrite(Edit(self.partition, start, end), self.source.inputs())
 
     def flags(self, tier: int) -> int:
-        """What holds of any input holds of the whole; times are in the batches now."""
-        found = 0
+        """Unite the inputs' flags; times are in the batches now."""
+        flags = 0
         for each in self.live:
-            found |= each.flags
-        if found & SliceFlag.LOG_APPEND_TIME:
-            found |= SliceFlag.TIMES_IN_BATCHES
-        return with_tier(found, tier)
+            flags |= each.flags
+        if flags & SliceFlag.LOG_APPEND_TIME:
+            flags |= SliceFlag.TIMES_IN_BATCHES
+        return with_tier(flags, tier)
 
     def aborted(self, store: Store) -> AbortedTransactions:
         """Kafka's transactions that its inputs' ABORT markers end, markers counting from its base."""
@@ -145,8 +145,8 @@ class _Run:
 
         topic = self.source.topic
         marked = [each for each in self.live if each.flags & SliceFlag.KAFKA_ABORTED]
-        found = concatenate([aborted_of(store, each.planned(topic, self.partition)) for each in marked])
-        return replace(found, last_offsets=found.last_offsets - self.base)
+        aborted = concatenate([aborted_of(store, each.planned(topic, self.partition)) for each in marked])
+        return replace(aborted, last_offsets=aborted.last_offsets - self.base)
 
     def times(self, newest: int) -> tuple[int, int]:
         """Smallest and largest time, `newest` being that of the batches; without any, max is when it was written."""
@@ -168,7 +168,7 @@ class _Part:
 
     @property
     def coarse(self) -> bool:
-        """Whether its slices are so large that it is a load by itself."""
+        """True if its slices are so large that it is a load by itself."""
         return self.nbytes >= COARSE_BYTES * len(self.rows)
 
 
@@ -221,8 +221,8 @@ def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, Bytes, Ba
     batch_ends = np.searchsorted(headers.position, part_ends).tolist()
     low = first = 0
     for part, high, last in zip(load, part_ends.tolist(), batch_ends, strict=True):
-        own = headers[first:last]
-        yield part.run, data[low:high], replace(own, position=own.position - low)
+        part_headers = headers[first:last]
+        yield part.run, data[low:high], replace(part_headers, position=part_headers.position - low)
         low, first = high, last
 
 
@@ -261,19 +261,19 @@ class _Request:
 
 def _requests(rows: Sequence[SourceSlice], most: int) -> list[_Request]:
     """All slices; what lies side by side in a file is one request, up to `most` bytes."""
-    found: list[_Request] = []
+    requests: list[_Request] = []
     file, end, filled = "", 0, 0
     for i in sorted(range(len(rows)), key=lambda i: (rows[i].file, rows[i].position)):
         row = rows[i]
         if row.position == end and row.file == file and filled + row.size <= most:
-            found[-1].rows.append(i)
+            requests[-1].rows.append(i)
             filled += row.size
-            found[-1].nbytes = filled
+            requests[-1].nbytes = filled
         else:
-            found.append(_Request(row.file, row.position, row.size, [i]))
+            requests.append(_Request(row.file, row.position, row.size, [i]))
             file, filled = row.file, row.size
         end = row.position + row.size
-    return found
+    return requests
 
 
 def _fetched(store: Store, topic: str, rows: Sequence[SourceSlice], places: Sequence[int], total: int) -> Bytes:
@@ -344,7 +344,7 @@ class _Files:
         return tuple(self._done)
 
     def discard(self) -> None:
-        """Give up: all that was written is deleted, as nobody has been told of it. What stays is for the vacuum."""
+        """Delete what was written. What cannot be deleted is unreferenced, and left to the vacuum."""
         outputs = [self._shared, None if self._current is None else self._current.output]
         self._shared = self._current = None
         for output in dict.fromkeys(outputs):
@@ -418,17 +418,17 @@ def _reports(work: MergeWork, runs: Sequence[_Run], seconds: float) -> tuple[Pie
         by_partition.setdefault(run.partition, []).append(run)
     nbytes = work.nbytes
     reports = []
-    for partition, own in by_partition.items():
-        before = sum(run.source.nbytes for run in own)
+    for partition, partition_runs in by_partition.items():
+        before = sum(run.source.nbytes for run in partition_runs)
         reports.append(
             PieceReport(
                 action=MERGE,
                 topic=work.topic,
                 partition=partition,
-                records_before=sum(int(run.source.records.sum()) for run in own),
-                records_after=sum(run.records for run in own),
+                records_before=sum(int(run.source.records.sum()) for run in partition_runs),
+                records_after=sum(run.records for run in partition_runs),
                 bytes_before=before,
-                bytes_after=sum(run.nbytes for run in own),
+                bytes_after=sum(run.nbytes for run in partition_runs),
                 seconds=seconds * before / nbytes,
             )
         )

@@ -61,18 +61,18 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
     Each work covers whole runs of some partitions. A file's slices may be spread over several works of the plan: it
     is unnamed when the last of them is committed.
     """
-    found = snapshot.slices.all()
+    slices = snapshot.slices.all()
     configs = settings.configs_of(snapshot.head.configs)
     segment_bytes = configs.segment_bytes
-    files = _files(found, snapshot.head, max(OWN_FILE_BYTES, segment_bytes // FAN_IN))
+    files = _files(slices, snapshot.head, max(OWN_FILE_BYTES, segment_bytes // FAN_IN))
     works: list[MergeWork] = []
     for chosen, tier in _groups(files):
         rows = np.flatnonzero(chosen[files.of_row])
-        starts = _run_starts(found, rows, segment_bytes)
-        if (files.tier[chosen] == 0).all() and not _worth(found, rows, starts, files, chosen):
+        starts = _run_starts(slices, rows, segment_bytes)
+        if (files.tier[chosen] == 0).all() and not _worth(slices, rows, starts, files, chosen):
             continue
-        for low, high in _packed(found, rows, starts):
-            sources = _sources(snapshot.topic, found, files, rows, starts[low : high + 1])
+        for low, high in _packed(slices, rows, starts):
+            sources = _sources(snapshot.topic, slices, files, rows, starts[low : high + 1])
             works.append(MergeWork(store, snapshot.topic, snapshot.head.topic_id, snapshot.version, tier, sources, env))
     return sorted(works, key=lambda work: -work.nbytes)
 
@@ -92,26 +92,26 @@ class _Files:
     """Some of its bytes are no slice's any more."""
 
 
-def _files(found: Slices, head: Head, grown_bytes: int) -> _Files:
-    codes, of_row = np.unique(found.file, return_inverse=True)
-    path = found.paths.take(codes)
+def _files(slices: Slices, head: Head, grown_bytes: int) -> _Files:
+    codes, of_row = np.unique(slices.file, return_inverse=True)
+    path = slices.paths.take(codes)
     if len(set(path)) < len(path):
         # A file that a commit named again has a second code beside the one from the checkpoint.
         first = {name: i for i, name in reversed(list(enumerate(path)))}
         of_row = np.array([first[name] for name in path], np.int64)[of_row]
     n = len(path)
-    slices = np.bincount(of_row, minlength=n)
-    # What a transaction open elsewhere hides from readers keeps the mark of its own transaction until they see it.
-    stable = own_whole_ends(head, found)
-    stuck = found.sealed() | (found.status == OPEN) | (found.end > stable[found.partition])
-    nbytes = np.bincount(of_row, weights=found.size, minlength=n)
-    dropped = np.bincount(of_row, weights=found.status == ABORTED, minlength=n) > 0
-    grown = (slices == 1) & (nbytes >= grown_bytes) & ~dropped
+    count = np.bincount(of_row, minlength=n)
+    # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
+    stable = own_whole_ends(head, slices)
+    stuck = slices.sealed() | (slices.status == OPEN) | (slices.end > stable[slices.partition])
+    nbytes = np.bincount(of_row, weights=slices.size, minlength=n)
+    dropped = np.bincount(of_row, weights=slices.status == ABORTED, minlength=n) > 0
+    grown = (count == 1) & (nbytes >= grown_bytes) & ~dropped
     tier = np.zeros(n, np.int64)
-    np.maximum.at(tier, of_row, (found.flags & MERGE_TIER_MASK) >> MERGE_TIER_SHIFT)
+    np.maximum.at(tier, of_row, (slices.flags & MERGE_TIER_MASK) >> MERGE_TIER_SHIFT)
     generation, held = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    generation[of_row] = found.read_version
-    held[of_row] = found.file_size - found.footer_length
+    generation[of_row] = slices.read_version
+    held[of_row] = slices.file_size - slices.footer_length
     return _Files(
         path=tuple(path),
         of_row=of_row.astype(np.int64),
@@ -137,14 +137,14 @@ def _groups(files: _Files) -> Iterator[tuple[Bools, int]]:
         yield carried, MAX_TIER
 
 
-def _run_starts(found: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
+def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
     """Where in `rows` each output begins, and `len(rows)`: runs of neighbours in the table, cut at `segment_bytes`."""
     if not len(rows):
         return np.zeros(1, np.int64)
-    partition = found.partition[rows]
+    partition = slices.partition[rows]
     begins = np.concatenate(([True], (np.diff(rows) > 1) | (partition[1:] != partition[:-1])))
     starts = np.append(np.flatnonzero(begins), len(rows))
-    held = np.where(found.status[rows] == ABORTED, 0, found.size[rows])
+    held = np.where(slices.status[rows] == ABORTED, 0, slices.size[rows])
     before = np.concatenate(([0], np.cumsum(held)))
     cuts = []
     for i in np.flatnonzero(np.diff(before[starts]) > segment_bytes).tolist():
@@ -158,15 +158,15 @@ def _run_starts(found: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
     return np.sort(np.concatenate((starts, np.array(cuts, np.int64))))
 
 
-def _worth(found: Slices, rows: Int64s, starts: Int64s, files: _Files, chosen: Bools) -> bool:
+def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _Files, chosen: Bools) -> bool:
     """Whether merging gains anything: fewer slices, aborted ones dropped, or bytes freed that no slice is in."""
     saves = len(starts) - 1 < len(rows)
-    return saves or bool((found.status[rows] == ABORTED).any()) or bool(files.dead[chosen].any())
+    return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[chosen].any())
 
 
-def _packed(found: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int, int]]:
+def _packed(slices: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int, int]]:
     """Outputs `[low, high)` of each piece of work: neighbours, so that what lies together is read together."""
-    nbytes = np.add.reduceat(found.size[rows], starts[:-1]).tolist() if len(rows) else []
+    nbytes = np.add.reduceat(slices.size[rows], starts[:-1]).tolist() if len(rows) else []
     counts = np.diff(starts).tolist()
     low = filled = taken = 0
     for i, (size, count) in enumerate(zip(nbytes, counts, strict=True)):
@@ -178,15 +178,15 @@ def _packed(found: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int, 
         yield low, len(nbytes)
 
 
-def _sources(topic: str, found: Slices, files: _Files, rows: Int64s, starts: Int64s) -> tuple[SourceSlices, ...]:
+def _sources(topic: str, slices: Slices, files: _Files, rows: Int64s, starts: Int64s) -> tuple[SourceSlices, ...]:
     """The inputs of each output; all of a work share one tuple of paths, which is pickled once."""
-    own = rows[starts[0] : starts[-1]]
-    used, path = np.unique(files.of_row[own], return_inverse=True)
+    chosen = rows[starts[0] : starts[-1]]
+    used, path = np.unique(files.of_row[chosen], return_inverse=True)
     paths = tuple(files.path[i] for i in used.tolist())
     codes = path.astype(np.int64)
-    columns = {name: getattr(found, name)[own].astype(np.int64) for name in _NUMBERS}
+    columns = {name: getattr(slices, name)[chosen].astype(np.int64) for name in _NUMBERS}
     cuts = (starts - starts[0]).tolist()
-    partitions = found.partition[rows[starts[:-1]]].tolist()
+    partitions = slices.partition[rows[starts[:-1]]].tolist()
     return tuple(
         SourceSlices(
             topic, partition, paths, codes[low:high], **{name: column[low:high] for name, column in columns.items()}

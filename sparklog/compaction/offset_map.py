@@ -31,7 +31,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def slots_of(nbytes: int) -> int:
-    """How many slots a buffer of this many bytes has (`log.cleaner.dedupe.buffer.size`)."""
+    """Return the number of slots of a buffer of this many bytes (`log.cleaner.dedupe.buffer.size`)."""
     return min(nbytes // SLOT_BYTES, MAX_SLOTS)
 
 
@@ -108,9 +108,9 @@ class OffsetMap:
         """The offset of each key, -1 where it is absent: uint64[n, 2] -> int64[n]."""
         from sparklog.compaction.offset_map_kernels import get_keys
 
-        found = np.empty(len(hashes), np.int64)
-        get_keys(self._table, _words(hashes), found)
-        return found
+        offsets = np.empty(len(hashes), np.int64)
+        get_keys(self._table, _words(hashes), offsets)
+        return offsets
 
 
 def _words(hashes: Hashes) -> Int64s:

@@ -30,7 +30,7 @@ AHEAD = 16
 
 @helper
 def first_slot(hash_at: int, slots: int) -> int:
-    """Where the probe of a hash begins."""
+    """Return the slot at which the probe of a hash begins."""
     upper: int = (load_i64(hash_at) >> 32) & HALF
     return (upper * slots) >> 32
 
@@ -82,10 +82,10 @@ def get_keys(table: Any, hashes: Any, offsets: Any) -> None:
             prefetch(at + SLOT_BYTES * first_slot(hash_at + 16 * (row + AHEAD), slots) + 8)
         low, high = load_i64(hash_at + 16 * row), load_i64(hash_at + 16 * row + 8)
         slot = at + SLOT_BYTES * first_slot(hash_at + 16 * row, slots)
-        found = load_i64(slot + 16)
-        while found != 0 and (load_i64(slot) != low or load_i64(slot + 8) != high):
+        stored = load_i64(slot + 16)
+        while stored != 0 and (load_i64(slot) != low or load_i64(slot + 8) != high):
             slot += SLOT_BYTES
             if slot == table_end:
                 slot = at
-            found = load_i64(slot + 16)
-        store_i64(offset_at + 8 * row, found - 1)
+            stored = load_i64(slot + 16)
+        store_i64(offset_at + 8 * row, stored - 1)

@@ -1,4 +1,4 @@
-"""What a partition's producers did: which transactions are open or were aborted, and each producer's last batch.
+"""Producer state of a partition: which transactions are open or were aborted, and each producer's last batch.
 
 Kafka keeps this in `.snapshot` and `.txnindex` files. Headers and markers say the same (kafka-format.md, 8.1, 8.3), so
 it is found by a replay of the partition's log, of which only slices that Kafka's producers wrote count: sparklog's own
@@ -126,9 +126,9 @@ def turns(producer_ids: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> 
     ids, sorted_kinds = producer_ids[order], kinds[order]
     edge = np.ones(len(order) + 1, np.bool_)
     edge[1:-1] = (ids[1:] != ids[:-1]) | (sorted_kinds[1:] != sorted_kinds[:-1])
-    found = np.empty(len(order), np.bool_)
-    found[order] = edge[:-1] | edge[1:]
-    return found
+    turning = np.empty(len(order), np.bool_)
+    turning[order] = edge[:-1] | edge[1:]
+    return turning
 
 
 @dataclass(slots=True)
@@ -215,26 +215,26 @@ class _State:
         producer.coordinator = max(producer.coordinator, coordinator)
 
 
-def _windows(store: Store, found: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders, int]]:
+def _windows(store: Store, planned: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders, int]]:
     """The slice's batches in whole windows, their headers, and where each window lies in the file; CRC-32C checked."""
     from crc32c import crc32c
 
     try:
-        if found.size <= SPAN_BYTES:
-            data = memoryview(read_range(store, found.file, found.position, found.size))
-            check_slice(data, found)
-            yield data, scan_headers(data, file=found.file, file_position=found.position), found.position
+        if planned.size <= SPAN_BYTES:
+            data = memoryview(read_range(store, planned.file, planned.position, planned.size))
+            check_slice(data, planned)
+            yield data, scan_headers(data, file=planned.file, file_position=planned.position), planned.position
             return
         low = crc = 0
-        while low < found.size:
-            data, headers = read_window(store, found, low, found.size)
+        while low < planned.size:
+            data, headers = read_window(store, planned, low, planned.size)
             crc = crc32c(data, crc)
-            yield data, headers, found.position + low
+            yield data, headers, planned.position + low
             low += len(data)
     except MissingFile:
-        raise NotFound(f"expected data file '{found.file}', found none: plan anew, or restore it") from None
-    if crc != found.crc:
-        raise Corrupt("the slice's CRC-32C is wrong: restore it", file=found.file, position=found.position)
+        raise NotFound(f"expected data file '{planned.file}', found none: plan anew, or restore it") from None
+    if crc != planned.crc:
+        raise Corrupt("the slice's CRC-32C is wrong: restore it", file=planned.file, position=planned.position)
 
 
 def _transaction_index(store: Store, source: SourceSlice, markers: list[AbortMarker]) -> AbortedTransactions:
@@ -244,7 +244,7 @@ def _transaction_index(store: Store, source: SourceSlice, markers: list[AbortMar
     """
     key = f"{source.file.removesuffix('.log')}.txnindex"
     try:
-        found = transaction_index.parse(store.get(key), source.base, file=key)
+        index = transaction_index.parse(store.get(key), source.base, file=key)
     except (NotFound, Corrupt):
         return transaction_index.none()
-    return found if fits(found, markers) else transaction_index.none()
+    return index if fits(index, markers) else transaction_index.none()

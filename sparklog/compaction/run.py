@@ -262,7 +262,7 @@ class _TopicRun:
         return replace(result, reports=kept)
 
     def explain(self, seal_only: bool) -> None:
-        """What a run would do."""
+        """Plan the run without running it."""
         from sparklog.compaction.explain import explain
 
         if self._over:
@@ -289,7 +289,7 @@ class _TopicRun:
         return (self._plans.merge if step == MERGE else self._plans.clean)(snapshot, self._settings)
 
     def _keyless(self, snapshot: Snapshot, wanted: set[int]) -> set[int]:
-        """Of these partitions those that a default must not make lose records; they are reported."""
+        """Report and return the partitions that only a default would compact, and that hold records without a key."""
         from sparklog.compaction.cleaning import keyless_by_default
 
         left = keyless_by_default(snapshot, self._settings)
@@ -337,15 +337,15 @@ class _TopicRun:
         """
         if not isinstance(error, Corrupt) or error.file is None or self._planned_on is None:
             return set()
-        found = set()
+        blamed = set()
         for part in self._planned_on.slices.parts():
             here = np.isin(part.partition, sorted(partitions))
             if error.position is not None:
                 here &= (part.position <= error.position) & (error.position < part.position + part.size)
             for row in np.flatnonzero(here).tolist():
                 if file_key(self.name, part.path(row)) == error.file:
-                    found.add(int(part.partition[row]))
-        return found
+                    blamed.add(int(part.partition[row]))
+        return blamed
 
     def _retry(
         self, partitions: Iterable[int], title: str, error: Conflict | NotFound, newest: Snapshot | None = None
@@ -405,7 +405,7 @@ def _sizes(snapshot: Snapshot) -> Mapping[int, Size]:
     rows, partitions = snapshot.slices.all(), snapshot.head.partitions
     records = np.bincount(rows.partition, rows.records, partitions).astype(np.int64).tolist()
     nbytes = np.bincount(rows.partition, rows.size, partitions).astype(np.int64).tolist()
-    return {partition: Size(*found) for partition, found in enumerate(zip(records, nbytes, strict=True))}
+    return {partition: Size(*counts) for partition, counts in enumerate(zip(records, nbytes, strict=True))}
 
 
 def _restricted(snapshot: Snapshot, partitions: set[int]) -> Snapshot:

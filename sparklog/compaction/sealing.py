@@ -1,16 +1,11 @@
-"""The task that seals: unsealed slices in, Kafka segments out, as `sparklog.compaction.segment_output` writes them.
+"""Plan sealing, and run it: unsealed slices become Kafka segments, written by `sparklog.compaction.segment_output`.
 
-That the storage is the driver's needs no check here: its files and their checksums are the proof.
+A segment is sealed when Kafka would have closed it: by the roll rule over the slice table
+(`sparklog.log.state.segments`), by the clock in a quiet partition, or at once if the user rolls. A segment waits until
+all of it lies below the last stable offset. Its aborted slices are dropped, which leaves a gap in the offsets.
 
-Plans sealing: which unsealed slices become which Kafka segments, and in which pieces of work.
-
-Sealed is what Kafka would have closed: by the roll rule over the slice table (`sparklog.log.state.segments`), or by the
-clock where a partition has gone quiet, or all of it where the user rolls. Each segment is one edit, so that a race
-that takes an input from one segment leaves the others standing. A segment waits until all of it lies below the last
-stable offset; its aborted slices are dropped, which leaves a gap in the offsets.
-
-Several partitions go into one piece of work, since their slices lie side by side in the files that tasks appended
-and are fetched together.
+Each segment is one edit, so a race that takes an input from one segment leaves the others. A work item covers several
+partitions, because their slices lie side by side in the append files and are fetched together.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SealWork:
-    """Seals some segments of some partitions of a topic. See `sparklog.maintenance.work.Work`."""
+    """A work item that seals segments of some partitions of a topic. See `sparklog.maintenance.work.Work`."""
 
     store: Store
     topic: str
@@ -71,7 +66,7 @@ class SealWork:
         return sum(part.nbytes for part in self.parts)
 
     def run(self, progress: Progress = silent) -> Done:
-        """Write the segments. `Corrupt` names a damaged slice, `Conflict` says that a file was replaced meanwhile."""
+        """Write the segments. `Corrupt` names a damaged slice; `Conflict`: a file was replaced meanwhile."""
         started = self.env.now()
         unique = self.env.new_id()
         files = write_segments([self._output(part, unique) for part in self.parts], progress)
@@ -80,8 +75,8 @@ class SealWork:
             tuple(rewrite for part in self.parts for rewrite in _rewrites(part)),
             tuple(file for each in files for file in each),
             tuple(
-                _report(self, part, own, seconds * part.nbytes / nbytes)
-                for part, own in zip(self.parts, files, strict=True)
+                _report(self, part, part_files, seconds * part.nbytes / nbytes)
+                for part, part_files in zip(self.parts, files, strict=True)
             ),
         )
 
@@ -94,7 +89,7 @@ class SealWork:
         )
 
     def _aborted(self, part: SealPart) -> AbortedTransactions:
-        """Kafka's own aborted transactions of a partition."""
+        """Return the aborted transactions of Kafka's producers in a partition."""
         from sparklog.compaction.producer_state import replay
 
         if part.history is None:
@@ -103,7 +98,7 @@ class SealWork:
 
 
 def _rewrites(part: SealPart) -> list[Rewrite]:
-    """One edit for each segment."""
+    """Return one edit for each segment."""
     return [
         Rewrite(Edit(part.partition, int(sources.base[0]), int(sources.end[-1])), sources.inputs())
         for sources in part.segments
@@ -125,9 +120,9 @@ def _report(work: SealWork, part: SealPart, files: Sequence[FileSlices], seconds
 
 WORK_BYTES = 256 << 20
 WORK_SLICES = 100_000
-"""A task takes some 0.7 KB for each slice, however few bytes that has; a segment that alone has more is not cut."""
+"""A task needs some 0.7 KB of memory for each slice. A segment with more slices is not cut."""
 WORK_PARTITIONS = 128
-"""Each partition of a piece of work may have a file open."""
+"""Each partition of a work item may have a file open."""
 WORK_SEGMENTS = 500
 """Each segment is an edit, and a commit compares its edits with its files."""
 
@@ -135,7 +130,7 @@ WORK_SEGMENTS = 500
 def plan_sealing(
     store: Store, snapshot: Snapshot, settings: Settings, *, roll: bool = False, env: Env = SYSTEM
 ) -> list[SealWork]:
-    """What there is to seal in a topic, as pieces of work of up to `WORK_BYTES`; none where nothing is closed.
+    """Plan the sealing of a topic, in work items of up to `WORK_BYTES`; none where no segment is closed.
 
     `roll` also closes the active segments, as far as they lie below the last stable offset. `env` gives tasks their
     ids and their stopwatch; `settings.now_ms` is the clock that closes quiet partitions.
@@ -144,7 +139,7 @@ def plan_sealing(
     configs = settings.configs_of(head.configs)
     rule = RollRule.of(configs, head.topic_id)
     table = snapshot.slices.all()
-    # What a transaction open elsewhere hides from readers keeps the mark of its own transaction until they see it.
+    # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
     stable = own_whole_ends(head, table).tolist()
     packed = _Packed()
     for partition in np.unique(table.partition[~table.sealed()]).tolist():
@@ -165,7 +160,7 @@ def plan_sealing(
 
 
 def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int, stable: int, roll: bool) -> int:
-    """How many of a segment's slices to seal now, from its first on: all or none, but for a forced roll."""
+    """Count the slices of a segment to seal now, from its first on: all or none, unless the roll is forced."""
     if segment.sealed or segment.rows == 0:
         return 0
     if segment.active and roll:
@@ -176,7 +171,7 @@ def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int,
 
 
 class _Packed:
-    """Segments put into pieces of work in the order they come, those of one partition together."""
+    """Segments packed into work items in the order they come, those of one partition together."""
 
     def __init__(self) -> None:
         self._works: list[list[SealPart]] = []

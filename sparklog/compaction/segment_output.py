@@ -1,18 +1,14 @@
-"""The batches of many slices in one buffer: found, checked, and given the headers that the log has for them.
+"""Write slices as Kafka segments without decompressing them, for sealing and exporting.
 
-What a batch could not know when it was written, its slice carries: how far its offsets are shifted, its leader epoch
-and, under LogAppendTime, its time. Rewriting puts that into the batches, for all slices of a buffer at once: there may
-be a hundred thousand small ones.
+Batches are copied as they are. Only headers are patched with what was not known when the batch was written, which the
+slice carries: absolute offsets, the leader epoch and, under LogAppendTime, the time (the only one that changes the
+batch's CRC-32C). Headers of all slices in a buffer are patched at once: there may be a hundred thousand small slices.
 
-Slices become Kafka segments, nothing decompressed: what sealing and exporting share.
-
-Batches are taken as they are. What their headers lack, because it was not known when they were written, is patched
-in: absolute offsets, the leader epoch and, under LogAppendTime, the time (which alone changes the batch's CRC-32C).
-Each slice is checked against its own CRC-32C first. Within a segment that the plan cut at slice ends, a new file
-begins where an index is full or where one slice alone is larger than `segment.bytes`.
+Each slice is checked against its CRC-32C first. Within a segment that the plan cut at slice ends, a new file begins
+where an index is full or where one slice alone is larger than `segment.bytes`.
 
 The slices of several partitions come interleaved, in the order in which their files hold them, so each partition has
-its own output.
+an output.
 """
 
 from __future__ import annotations
@@ -40,12 +36,12 @@ Int64s = npt.NDArray[np.int64]
 def scan_slices(
     data: BytesLike, rows: Sequence[SourceSlice], starts: Int64s, after: int = 0
 ) -> tuple[BatchHeaders, Int64s]:
-    """Headers of all batches in `data`, as they were written, and for each the index of its slice in `rows`.
+    """Return the headers of all batches in `data`, as they were written, and each one's slice as an index of `rows`.
 
-    `starts`: where each slice's first byte lies in `data`, rising; negative for the only slice of a window that begins
+    `starts`: position of each slice's first byte in `data`, rising; negative for the only slice of a window that begins
     further on in it. `after`: the first batch may not begin below this offset. Slices may be of several partitions.
-    Checksums have been looked at before, or will be; what they leave open is checked here: `Corrupt` unless every slice
-    begins with a batch, ends with one, and offsets rise within it.
+    Checksums are not checked here. `Corrupt` unless every slice begins with a batch, ends with one, and offsets rise
+    within it.
     """
     headers = scan_headers(data, whole=False)
     row_of = np.searchsorted(starts, headers.position, side="right") - 1
@@ -136,7 +132,7 @@ CLOSING_THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class SealPart:
-    """What is sealed of one partition: the slices of each segment, `segments`, in offset order.
+    """The slices of one partition to seal: those of each segment, `segments`, in offset order.
 
     `history`: all slices of the partition, where some of them hold Kafka's own transactions (whose aborted ones the
     segments' `.txnindex` must name), else None. `log_end`: the log end offset when it was planned.
@@ -211,7 +207,7 @@ class SegmentOutput:
         self._aborted: AbortedTransactions | None = None
 
     def cursor(self) -> Cursor | None:
-        """What to fetch, None where all slices were aborted."""
+        """Return the slices to fetch, None if all were aborted."""
         from sparklog.log.read.fetch import Cursor
 
         if not self._rows:
@@ -265,7 +261,7 @@ class SegmentOutput:
     ) -> int:
         """Check, patch and write whole batches of slices that begin at `starts` in `data`; how many records.
 
-        `unchecked`: a part of a slice, which the slice's checksum says nothing of; the batches' own are looked at.
+        `unchecked`: a part of a slice, which the slice's checksum does not cover: the batches' checksums are checked.
         """
 
         headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._reached)
@@ -285,8 +281,8 @@ class SegmentOutput:
             if many == 0:
                 self._writer.begin(int(left.base_offset[0]))
                 continue
-            own = rows[int(row_of[done]) : int(row_of[done + many - 1]) + 1]
-            records += self._append(data, left if many == len(left) else left[:many], own)
+            covered = rows[int(row_of[done]) : int(row_of[done + many - 1]) + 1]
+            records += self._append(data, left if many == len(left) else left[:many], covered)
             done += many
         self._reached = int(headers.next_offset[-1])
         return records

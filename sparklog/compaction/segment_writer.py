@@ -94,7 +94,7 @@ class SegmentWriter:
         self._current = _Segment(base, base, _Indexes(base, self._interval))
 
     def fits(self, headers: BatchHeaders, segment_bytes: int = MAX_SEGMENT_BYTES) -> int:
-        """How many of these batches, from the first on, still go into the current segment by Kafka's roll rule.
+        """Count the batches, from the first on, that still go into the current segment by Kafka's roll rule.
 
         Fewer than all where the offset index or the time index would be full before a batch is appended, where an
         offset lies more than 2^31-1 above the base, or where the segment would exceed `segment_bytes`; but an empty
@@ -178,7 +178,7 @@ class SegmentWriter:
         return tuple(self._done)
 
     def discard(self) -> None:
-        """Give up: all that was written is deleted. Nobody has been told of it, so nothing can name it.
+        """Delete what was written. No commit names it.
 
         A piece that fails hour by hour, for a damaged segment or a full disk, would else leave up to a partition's
         size behind each time, for a day. What the store refuses to delete is left to the vacuum.
@@ -304,7 +304,7 @@ class _Indexes:
     def until_full(
         self, positions: Int64Array, last: Int64Array, stamps: Int64Array, offset_entries: int, time_entries: int
     ) -> int:
-        """How many of the next batches come before an index is full: that is looked at before each append."""
+        """Count the next batches until an index is full: Kafka checks that before each append."""
         if not len(positions):
             return 0
         running, _ = self._maxima(last, stamps)
@@ -312,14 +312,14 @@ class _Indexes:
         stamped = chosen[self._rises(running[chosen])]
         # Batch i is refused if the entries of batches before it, and those there are, already fill an index.
         full = [len(positions)]
-        for entries, there, free in (
+        for entries, used, free in (
             (chosen, self.offset_count, offset_entries),
             (stamped, self.time_count, time_entries),
         ):
-            if there >= free:
+            if used >= free:
                 full.append(0)
-            elif free - there <= len(entries):
-                full.append(int(entries[free - there - 1]) + 1)
+            elif free - used <= len(entries):
+                full.append(int(entries[free - used - 1]) + 1)
         return min(full)
 
     def built(self) -> tuple[OffsetIndex, TimeIndex]:
@@ -365,7 +365,7 @@ class _Indexes:
 
 
 def _places(headers: BatchHeaders, size: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Where each batch will start in a segment of `size` bytes, its last offset, its maxTimestamp."""
+    """Return where each batch will start in a segment of `size` bytes, its last offset, its maxTimestamp."""
     positions = headers.position - headers.position[:1] + size
     return positions, headers.last_offset, headers.max_timestamp
 
