@@ -78,24 +78,32 @@ def _clean(snapshot: Snapshot, settings: Settings) -> Sequence[Work]:
 PLANS = Plans(_seal, _merge, _clean)
 
 
+@dataclass(frozen=True, slots=True)
+class CompactOptions:
+    """Options of a compaction run.
+
+    * `topics`: names; none given: all
+    * `seal_only`: neither merge nor clean; `roll`: seal the active segments, too
+    * `dry_run`: change nothing; the report's `planned` has the plan with reasons
+    """
+
+    topics: Sequence[str] = ()
+    seal_only: bool = False
+    roll: bool = False
+    dry_run: bool = False
+
+
 def compact_topic(
     topic: Topic,
     settings: Settings,
     runner: Runner,
-    *,
-    seal_only: bool = False,
-    roll: bool = False,
-    dry_run: bool = False,
+    options: CompactOptions = CompactOptions(),  # noqa: B008 - frozen
     on_done: OnDone | None = None,
     plans: Plans = PLANS,
 ) -> TopicReport:
-    """Seal, merge and, on a topic with `compact`, clean. What fails is in the report, not raised.
-
-    `seal_only`: neither merges nor cleans. `roll`: seals the active segments, too. `dry_run`: changes nothing, the
-    report's `planned` says what would be done and why.
-    """
-    run = _TopicRun(topic, settings, roll, plans)
-    _run_all([run], runner, seal_only=seal_only, dry_run=dry_run, on_done=on_done)
+    """Seal, merge and, on a topic with `compact`, clean. Failures are in the report, not raised."""
+    run = _TopicRun(topic, settings, options.roll, plans)
+    _run_all([run], runner, options, on_done)
     return run.report()
 
 
@@ -103,43 +111,37 @@ def compact_root(
     root: Root,
     settings: Settings,
     runner: Runner,
-    *,
-    topics: Sequence[str] = (),
-    seal_only: bool = False,
-    roll: bool = False,
-    dry_run: bool = False,
+    options: CompactOptions = CompactOptions(),  # noqa: B008 - frozen
     on_done: OnDone | None = None,
     plans: Plans = PLANS,
 ) -> list[TopicReport]:
-    """The same over these topics (none given: all there are), each step over all topics at once; one report each."""
+    """Seal, merge and clean topics, each step over all topics at once; return one report each."""
     runs: list[_TopicRun] = []
     missing: list[TopicReport] = []
-    for name in topics or _topics(root):
+    for name in options.topics or _topics(root):
         try:
-            if topics or root.topic_handle(name).log.refresh().head.exists:
-                runs.append(_TopicRun(root.topic(name), settings, roll, plans))
+            if options.topics or root.topic_handle(name).log.refresh().head.exists:
+                runs.append(_TopicRun(root.topic(name), settings, options.roll, plans))
         except SparklogError as error:
             missing.append(TopicReport(name, failures=(Failure.of(name, (), f"open {name}", error),)))
-    _run_all(runs, runner, seal_only=seal_only, dry_run=dry_run, on_done=on_done)
+    _run_all(runs, runner, options, on_done)
     return sorted([*missing, *(run.report() for run in runs)], key=lambda report: report.topic)
 
 
 def _topics(root: Root) -> list[str]:
-    """Folders that may be topics: one that cannot be opened must not keep the others from being done."""
+    """List the folders that may be topics: one that cannot be opened must not stop the others."""
     return sorted(name for name in root.store.list_folders("") if is_topic_name(name))
 
 
-def _run_all(
-    runs: Sequence[_TopicRun], runner: Runner, *, seal_only: bool, dry_run: bool, on_done: OnDone | None
-) -> None:
+def _run_all(runs: Sequence[_TopicRun], runner: Runner, options: CompactOptions, on_done: OnDone | None) -> None:
     for run in runs:
-        run.begin(dry_run)
-    if dry_run:
+        run.begin(options.dry_run)
+    if options.dry_run:
         for run in runs:
-            run.explain(seal_only)
+            run.explain(options.seal_only)
         return
     by_topic = {run.name: run for run in runs}
-    for step in (SEAL,) if seal_only else (SEAL, MERGE, COMPACT):
+    for step in (SEAL,) if options.seal_only else (SEAL, MERGE, COMPACT):
         for run in runs:
             run.expect_all()
         while works := _ordered(work for run in runs for work in run.plan(step)):
@@ -152,7 +154,7 @@ def _run_all(
 
 
 def _ordered(works: Iterable[Work]) -> list[Work]:
-    """The dirtiest first, and the largest first where there is no such thing, so that none is left over at the end."""
+    """Sort by dirty ratio, then by size, largest first, so that no long work item is left for the end."""
     return sorted(works, key=lambda work: (-work.ratio if isinstance(work, _Dirty) else 0.0, -work.nbytes))
 
 
@@ -165,7 +167,7 @@ class _Dirty(Protocol):
 
 
 class _TopicRun:
-    """One topic in a run: what is still to be planned, what was done, what failed."""
+    """One topic in a run: partitions still to be planned, work done, failures."""
 
     def __init__(self, topic: Topic, settings: Settings, roll: bool, plans: Plans) -> None:
         self.name = topic.name
@@ -189,7 +191,7 @@ class _TopicRun:
     # -- steps
 
     def begin(self, dry_run: bool) -> None:
-        """Look at the topic, having recorded what is decided of transactions: below what is open nothing is done."""
+        """Read the topic, after recording decided transactions: nothing is done above an open one."""
         try:
             if not dry_run:
                 resolve_topic(self._topic)
@@ -201,17 +203,17 @@ class _TopicRun:
         self._report = replace(self._report, before=_sizes(snapshot))
 
     def expect_all(self) -> None:
-        """A new step: all partitions are to be planned."""
+        """Begin a new step: all partitions are to be planned."""
         self._left = None
         self._tries.clear()
 
     def plan(self, step: str) -> list[Work]:
-        """The next round of a step; nothing where nothing is left to do, or the topic is gone."""
+        """Plan the next round of a step; empty if nothing is left to do, or the topic is gone."""
         if self._over or self._left == set():
             return []
         lost = max((self._tries.get(partition, 0) for partition in self._left or ()), default=0)
         if lost > 1:
-            # Two runs in step would go on taking each other's inputs away.
+            # Two runs in step would keep replacing each other's inputs.
             env = self._topic.root.env
             env.sleep(pause(env.random, lost))
         try:
@@ -232,7 +234,7 @@ class _TopicRun:
         return works
 
     def settle(self, work: Work, result: Done | SparklogError) -> Done | SparklogError:
-        """Commit what a piece has written, or see what to do about its error; what to show for it."""
+        """Commit the result of a work item, or handle its error; return what to show for it."""
         if self._over:
             return NotFound(f"topic '{self.name}' is done with; what '{work.title}' wrote is not used")
         if isinstance(result, SparklogError):
@@ -300,7 +302,7 @@ class _TopicRun:
         return kept
 
     def _snapshot(self) -> Snapshot | None:
-        """The newest state; None, and the end of this topic's run, where it is gone."""
+        """Return the newest state; None, and end this topic's run, if it is gone."""
         try:
             snapshot = self._topic.snapshot()
         except NotFound:
@@ -312,7 +314,7 @@ class _TopicRun:
         return visible_snapshot(self._topic, snapshot)
 
     def _failed(self, work: Work, error: SparklogError) -> SparklogError:
-        """A piece failed: again, narrowed down, or reported."""
+        """Handle a failed work item: plan it again, alone, or report it."""
         if isinstance(error, (Conflict, NotFound)):
             try:
                 snapshot = self._snapshot()
@@ -331,9 +333,9 @@ class _TopicRun:
         return error
 
     def _blamed(self, error: SparklogError, partitions: set[int]) -> set[int]:
-        """The partitions of a piece whose slices lie where an error says the damage is; empty if it does not say.
+        """Return the partitions of a work item with slices at the damage that an error names; empty if it names none.
 
-        They are tried alone, not believed: what fails alone is reported.
+        They are tried alone: what fails alone is reported.
         """
         if not isinstance(error, Corrupt) or error.file is None or self._planned_on is None:
             return set()
@@ -350,9 +352,9 @@ class _TopicRun:
     def _retry(
         self, partitions: Iterable[int], title: str, error: Conflict | NotFound, newest: Snapshot | None = None
     ) -> None:
-        """Plan these partitions again; the error is theirs once that has happened too often.
+        """Plan these partitions again; report the error after too many tries.
 
-        `newest`: the state to look in for files that are missing, where that may be the cause.
+        `newest`: the state to check for missing files, if that may be the cause.
         """
         for partition in partitions:
             self._tries[partition] = self._tries.get(partition, 0) + 1
@@ -368,7 +370,7 @@ class _TopicRun:
         self._left = {*(self._left or ()), *partitions}
 
     def _got_further(self, done: Done) -> set[int]:
-        """Partitions that a pass moved on: a pass that takes in nothing would be repeated for ever."""
+        """Return the partitions whose pass made progress: any other would be repeated for ever."""
         before = self._planned_on.head.cleaned_through if self._planned_on is not None else ()
         return {
             edit.partition
@@ -381,13 +383,13 @@ class _TopicRun:
         self._report = replace(self._report, failures=(*self._report.failures, failure))
 
     def _stop(self, error: SparklogError) -> None:
-        """The topic itself cannot be read."""
+        """End the run of a topic that cannot be read."""
         self._over = True
         self._record((), f"read {self.name}", error)
 
 
 def _missing(snapshot: Snapshot, partition: int) -> Corrupt | None:
-    """The first file that the state of a partition names and that is not there: then nobody was faster."""
+    """Return an error for the first missing file of a partition's state: then it was not replaced, but lost."""
     slices = snapshot.slices.select(partition)
     for row in range(len(slices)):
         key = file_key(snapshot.topic, slices.path(row))
@@ -409,7 +411,7 @@ def _sizes(snapshot: Snapshot) -> Mapping[int, Size]:
 
 
 def _restricted(snapshot: Snapshot, partitions: set[int]) -> Snapshot:
-    """The snapshot with the slices of these partitions only: planners see nothing of the others."""
+    """Return the snapshot with the slices of these partitions only, for planners."""
     if len(partitions) == snapshot.head.partitions:
         return snapshot
     chosen = np.array(sorted(partitions))

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sparklog
-from sparklog.compaction.run import compact_root
+from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import SparklogError
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
 from sparklog.maintenance.progress import Narrator, say
@@ -66,10 +66,9 @@ def run(runner: Runner, compact: Compact) -> int:
             root,
             settings,
             runner,
-            topics=chosen.topics,
-            seal_only=compact.seal_only,
-            roll=compact.roll,
-            dry_run=chosen.dry_run,
+            CompactOptions(
+                topics=chosen.topics, seal_only=compact.seal_only, roll=compact.roll, dry_run=chosen.dry_run
+            ),
             on_done=Narrator(),
         )
     except SparklogError as error:

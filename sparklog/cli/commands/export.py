@@ -138,7 +138,7 @@ def export(
 ) -> None:
     from sparklog.cli.places import open_root
     from sparklog.cli.times import parse_as_of, parse_time
-    from sparklog.kafka.exporting import export_topics
+    from sparklog.kafka.exporting import ExportOptions, export_topics
 
     version, time_ms = parse_as_of(as_of)
     chosen = _partitions(partitions)
@@ -148,10 +148,7 @@ def export(
         if len(topics) > 1:
             raise typer.BadParameter("one offset for all partitions is of one topic: name the partitions")
         named = list(range(log.topic(topics[0]).head().partitions))
-    found = export_topics(
-        log,
-        to,
-        topics,
+    options = ExportOptions(
         partitions=chosen,
         starts=_offsets(start, "--start", named or []),
         ends=_offsets(end, "--end", named or []),
@@ -165,10 +162,11 @@ def export(
         link=link,
         keep_leader_epochs=keep_leader_epochs,
     )
+    exported = export_topics(log, to, topics, options)
     if as_json:
-        print_json(found)
+        print_json(exported)
         return
-    for topic in found:
+    for topic in exported:
         _show(topic)
 
 

@@ -66,26 +66,30 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     from sparklog.cli.places import open_root, root_if_there
-    from sparklog.kafka.importing.importing import AUTO, NEVER, import_log_dir, unwatched
+    from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions, import_log_dir, unwatched
 
     log = root_if_there(root)
     if log is None and not dry_run:
         # Wrong input makes no new root.
         wanted = parse_configs(config)
-        import_log_dir(None, log_dir, topics=topic, configs=wanted, force=force, groups=False, dry_run=True)
+        import_log_dir(
+            None, log_dir, ImportOptions(topics=topic, configs=wanted, force=force, groups=False), dry_run=True
+        )
         log = open_root(root, create=True)
     report = import_log_dir(
         log,
         log_dir,
-        topics=topic,
-        configs=parse_configs(config),
-        force=force,
-        corrupt_records=corrupt_records.value,
+        ImportOptions(
+            topics=topic,
+            configs=parse_configs(config),
+            force=force,
+            corrupt_records=corrupt_records.value,
+            open_transactions=open_transactions.value,
+            link=NEVER if copy else AUTO,
+            groups=groups,
+            transactions=transactions,
+        ),
         on_skipped=say,
-        open_transactions=open_transactions.value,
-        link=NEVER if copy else AUTO,
-        groups=groups,
-        transactions=transactions,
         dry_run=dry_run,
         on_progress=unwatched if quiet else _meters(),
     )

@@ -1,5 +1,5 @@
-"""Topics become directories that a Kafka broker opens as its own."""
+"""Export topics to directories that a Kafka broker opens."""
 
-from sparklog.kafka.exporting.exporting import ExportedPartition, ExportedTopic, export_topics
+from sparklog.kafka.exporting.exporting import ExportedPartition, ExportedTopic, ExportOptions, export_topics
 
-__all__ = ["ExportedPartition", "ExportedTopic", "export_topics"]
+__all__ = ["ExportOptions", "ExportedPartition", "ExportedTopic", "export_topics"]

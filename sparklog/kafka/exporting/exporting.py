@@ -107,113 +107,124 @@ class ExportedTopic:
     groups: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Options of an export; ranges apply to each topic.
+
+    * `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes
+      out whole)
+    * `start_ms`, `end_ms`: the same by time: from the first record that is not older, up to the first one that is not
+      older
+    * `version` or `time_ms` (since the epoch): export the topics as they were then
+    * `topic_id`: the broker's id of the topic, by topic if there are several; default: the id that Kafka gave an
+      imported topic, else the id in the root
+    * `groups` (names, or "all"): their committed offsets of the exported partitions go out as the topic
+      `__consumer_offsets` with `offsets_partitions` partitions, which comes last in the result, and as
+      `consumer-groups.csv` (`sparklog.kafka.exporting.group_offsets`)
+    * `link`: sealed segments become hard links to the root's files where both are on one disk
+    * `keep_leader_epochs`: keep the epochs in batches and committed offsets, for the cluster that gave them. Default:
+      they become 0, where a cluster that never had the topic begins to count
+    * `durable`: False skips every fsync
+    """
+
+    partitions: Sequence[int] | None = None
+    starts: Mapping[int, int] | None = None
+    ends: Mapping[int, int] | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    version: int | None = None
+    time_ms: int | None = None
+    topic_id: str | Mapping[str, str] | None = None
+    groups: Sequence[str] | str | None = None
+    offsets_partitions: int = DEFAULT_OFFSETS_PARTITIONS
+    link: bool = False
+    keep_leader_epochs: bool = False
+    durable: bool = True
+
+    @property
+    def of_the_past(self) -> bool:
+        """True if topics are exported as they were at an earlier version or time."""
+        return self.version is not None or self.time_ms is not None
+
+    def check(self) -> None:
+        """Raise `BadRequest` for options that exclude each other."""
+        if self.version is not None and self.time_ms is not None:
+            raise BadRequest("an export is of a version or of a time: give one of both")
+        if (self.starts and self.start_ms is not None) or (self.ends and self.end_ms is not None):
+            raise BadRequest("an export begins, and ends, at offsets or at a time: give one of both")
+        if self.start_ms is not None and self.end_ms is not None and self.end_ms < self.start_ms:
+            raise BadRequest(
+                f"an export from {self.start_ms} ms to {self.end_ms} ms ends before it begins: exchange them"
+            )
+
+
 def export_topics(
     root: Root,
     path: str | os.PathLike[str],
     topics: Sequence[str],
-    *,
-    partitions: Sequence[int] | None = None,
-    starts: Mapping[int, int] | None = None,
-    ends: Mapping[int, int] | None = None,
-    start_ms: int | None = None,
-    end_ms: int | None = None,
-    version: int | None = None,
-    time_ms: int | None = None,
-    topic_id: str | Mapping[str, str] | None = None,
-    groups: Sequence[str] | str | None = None,
-    offsets_partitions: int = DEFAULT_OFFSETS_PARTITIONS,
-    link: bool = False,
-    keep_leader_epochs: bool = False,
-    durable: bool = True,
+    options: ExportOptions = ExportOptions(),
     progress: Progress = silent,
 ) -> list[ExportedTopic]:
-    """Export topics to the directory `path`, which must be empty or not there; what was exported, in the order given.
+    """Export topics to the directory `path`, which must be empty or new; return them in the order given.
 
-    * `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes
-      out whole): apply to each topic
-    * `start_ms`, `end_ms`: the same by time: each partition from the first record on that is not older, and up to the
-      first one that is not older
-    * `version` or `time_ms` (since the epoch): export the topics as they were then
-    * `topic_id`: the id under which the broker knows the topic, by topic if there are several; default: the id that
-      Kafka gave an imported topic, else its own
-    * `groups` (names, or "all"): offsets that these have committed by now for the exported partitions go out as the
-      topic `__consumer_offsets` with `offsets_partitions` partitions, which comes last in the answer, and as
-      `consumer-groups.csv` (`sparklog.kafka.exporting.group_offsets`)
-    * `link`: sealed segments become hard links to the root's files where both are on one disk
-    * `keep_leader_epochs`: leave the epochs in batches and committed offsets what they are, for the cluster that gave
-      them. Default: they become 0, as a cluster that never saw the topic begins to count
-    * `durable`: False skips every fsync; `progress`: told records and bytes
+    `progress` is called with records and bytes.
 
-    `NotFound` for a topic, partition, offset, version, time or group that is not there; `Conflict` if the directory is
-    not empty or a file was replaced meanwhile; `BadRequest` for a place or an id that cannot be; `Corrupt` for damage.
-    Nothing is left at `path` then.
+    `NotFound` for a topic, partition, offset, version, time or group that does not exist; `Conflict` if the directory
+    is not empty or a file was replaced meanwhile; `BadRequest` for a directory or an id that is not valid; `Corrupt`
+    for damage. Nothing is left at `path` then.
     """
-    if version is not None and time_ms is not None:
-        raise BadRequest("an export is of a version or of a time: give one of both")
-    _check_times(starts, ends, start_ms, end_ms)
+    options.check()
     if not topics or len(set(topics)) < len(topics):
         raise BadRequest(f"expected one or more different topics to export, found {', '.join(topics) or 'none'}")
-    given_ids = _topic_ids(topic_id, topics, groups is not None)
-    place = _checked_place(root, local_path(path))
-    wanted = ExportRange(None if partitions is None else tuple(partitions), starts or {}, ends or {})
+    topic_ids = _topic_ids(options.topic_id, topics, options.groups is not None)
+    directory = _checked_directory(root, local_path(path))
     offsets: list[GroupOffsets] | None = None
-    if groups is not None:
-        # Before the snapshots: what is committed after one would lie beyond the end of what goes out.
+    if options.groups is not None:
+        # Before the snapshots: an offset that is committed later could lie beyond the end of the export.
         ids = {name: root.topic(name).head(refresh=False).topic_id for name in topics}
-        offsets = committed_offsets(root, groups, ids)
-    snapshots = [_snapshot(root, name, version, time_ms) for name in topics]
-    plans = [plan_export(each, _by_time(root, each, wanted, start_ms, end_ms)) for each in snapshots]
-    stage = _Stage(place, root.env, durable)
+        offsets = committed_offsets(root, options.groups, ids)
+    snapshots = [_snapshot(root, name, options.version, options.time_ms) for name in topics]
+    plans = [plan_export(each, _export_range(root, each, options)) for each in snapshots]
+    stage = _Stage(directory, root.env, options.durable)
     try:
-        older = version is not None or time_ms is not None
-        run = _Export(root, stage.store, given_ids, CopyRules(link, keep_leader_epochs), older, progress)
-        found = [run.topic(*each) for each in zip(snapshots, plans, strict=True)]
+        rules = CopyRules(options.link, options.keep_leader_epochs)
+        run = _Export(root, stage.store, topic_ids, rules, options.of_the_past, progress)
+        exported = [run.topic(*each) for each in zip(snapshots, plans, strict=True)]
         if offsets is not None:
-            found.append(run.groups(offsets, offsets_partitions))
+            exported.append(run.groups(offsets, options.offsets_partitions))
         run.finish()
         stage.publish()
     except BaseException:
         stage.discard()
         raise
-    return found
+    return exported
 
 
 def topic_id_for_brokers(head: Head) -> str:
-    """The id under which a broker may know the topic: Kafka's own where it was imported and had one."""
+    """Return the id for brokers: the one that Kafka gave an imported topic, else the id in the root."""
     return head.kafka_source.topic_id if head.kafka_source and head.kafka_source.topic_id else head.topic_id
 
 
-def _check_times(
-    starts: Mapping[int, int] | None, ends: Mapping[int, int] | None, start_ms: int | None, end_ms: int | None
-) -> None:
-    if (starts and start_ms is not None) or (ends and end_ms is not None):
-        raise BadRequest("an export begins, and ends, at offsets or at a time: give one of both")
-    if start_ms is not None and end_ms is not None and end_ms < start_ms:
-        raise BadRequest(f"an export from {start_ms} ms to {end_ms} ms ends before it begins: exchange them")
-
-
-def _by_time(
-    root: Root, snapshot: Snapshot, wanted: ExportRange, start_ms: int | None, end_ms: int | None
-) -> ExportRange:
-    """What is wanted of this topic, times as offsets. Behind the last record of a partition is its end."""
-    if start_ms is None and end_ms is None:
-        return wanted
-    from sparklog.log.read.time_lookup import offsets_for_timestamps
-
+def _export_range(root: Root, snapshot: Snapshot, options: ExportOptions) -> ExportRange:
+    """Return the range to export of this topic, times as offsets. A time after the last record is the end."""
+    partitions = None if options.partitions is None else tuple(options.partitions)
     stable = stable_ends(snapshot)
-    chosen = [p for p in wanted.partitions or range(len(stable)) if p < len(stable)]
+    chosen = [p for p in partitions or range(len(stable)) if p < len(stable)]
 
-    def offsets(time_ms: int) -> dict[int, int]:
+    def offsets(time_ms: int | None, given: Mapping[int, int] | None) -> Mapping[int, int]:
+        if time_ms is None:
+            return given or {}
+        from sparklog.log.read.time_lookup import offsets_for_timestamps
+
         newer = root.topic_handle(snapshot.topic).read_snapshot
-        found = offsets_for_timestamps(snapshot, dict.fromkeys(chosen, time_ms), READ_UNCOMMITTED, newer=newer)
-        return {p: stable[p] if at is None else min(at.offset, stable[p]) for p, at in found.items()}
+        first = offsets_for_timestamps(snapshot, dict.fromkeys(chosen, time_ms), READ_UNCOMMITTED, newer=newer)
+        return {p: stable[p] if at is None else min(at.offset, stable[p]) for p, at in first.items()}
 
-    starts = wanted.starts if start_ms is None else offsets(start_ms)
-    return replace(wanted, starts=starts, ends=wanted.ends if end_ms is None else offsets(end_ms))
+    return ExportRange(partitions, offsets(options.start_ms, options.starts), offsets(options.end_ms, options.ends))
 
 
 def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], groups: bool) -> Mapping[str, str]:
-    """Topic to the id that was given for it."""
+    """Return the given ids by topic, checked."""
     if groups and OFFSETS_TOPIC in topics:
         raise BadRequest(f"{OFFSETS_TOPIC} is exported as a topic or made from groups: give one of both")
     if isinstance(given, str):
@@ -230,8 +241,8 @@ def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], gro
     return given or {}
 
 
-def _checked_place(root: Root, path: str) -> str:
-    """The real path to export to. `BadRequest` for a file, or within or around the root; `Conflict` if not empty."""
+def _checked_directory(root: Root, path: str) -> str:
+    """Return the real path. `BadRequest` for a file, or within or around the root; `Conflict` if not empty."""
     real = os.path.realpath(path)
     store = root.store
     if isinstance(store, LocalStore):
@@ -239,7 +250,7 @@ def _checked_place(root: Root, path: str) -> str:
         if os.path.commonpath([real, inside]) in (inside, real):
             raise BadRequest(f"{path} lies within the root {store.location} or around it: choose another directory")
     if os.path.lexists(real) and not os.path.isdir(real):
-        raise BadRequest(f"{path} is a file; expected a directory that is empty or not there")
+        raise BadRequest(f"{path} is a file; expected a directory that is empty or new")
     if os.path.isdir(real) and os.listdir(real):
         raise _not_empty(path)
     return real
@@ -260,14 +271,14 @@ def _snapshot(root: Root, name: str, version: int | None, time_ms: int | None) -
     newest = int(history.commits.version[-1]) if len(history.commits) else -1
     if not 0 <= at <= newest:
         raise BadRequest(f"topic '{name}' has versions up to {newest}, found {at}")
-    found = history.at(at)
-    if not found.head.exists:
+    snapshot = history.at(at)
+    if not snapshot.head.exists:
         raise BadRequest(f"topic '{name}' was deleted at version {at}: name an earlier one")
-    return found
+    return snapshot
 
 
 class _Export:
-    """Writes topics into a stage, and what they add up to."""
+    """The export of several topics: their files, and the checkpoints of the whole directory."""
 
     def __init__(
         self,
@@ -278,7 +289,7 @@ class _Export:
         older: bool,
         progress: Progress,
     ) -> None:
-        """`topic_ids`: to write instead of topics' own; `older`: topics are as they were at some time before."""
+        """`topic_ids`: written instead of those in the root; `older`: topics are as they were at an earlier time."""
         self._root = root
         self._target = target
         self._topic_ids = topic_ids
@@ -289,7 +300,7 @@ class _Export:
         self._log_starts: Checkpoint = {}
         self._cleaned: Checkpoint = {}
         self._ends: dict[TopicPartition, int | None] = {}
-        """Where partitions end that went out in part, None for whole ones."""
+        """End of each partition that was exported in part, None for whole ones."""
 
     def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:
         """Write one topic's partitions and its configs."""
@@ -313,16 +324,16 @@ class _Export:
         )
 
     def groups(self, offsets: Sequence[GroupOffsets], partitions: int) -> ExportedTopic:
-        """Write where groups stand, after all topics."""
+        """Write the committed offsets of groups, after all topics."""
         kept = within(offsets if self._rules.keep_epochs else with_epoch_0(offsets), self._ends)
         topic = offsets_topic(kept, partitions, self._root.env)
         snapshot = topic.snapshot()
-        found = self.topic(snapshot, plan_export(snapshot, ExportRange(None, {}, {})))
+        exported = self.topic(snapshot, plan_export(snapshot, ExportRange(None, {}, {})))
         self._target.create(GROUPS_FILE, groups_csv(kept))
-        return replace(found, version=None, groups=tuple(each.group for each in kept))
+        return replace(exported, version=None, groups=tuple(each.group for each in kept))
 
     def finish(self) -> None:
-        """The checkpoints, last of all."""
+        """Write the checkpoints, after all else."""
         for name, offsets in (
             (LOG_STARTS_FILE, self._log_starts),
             (CLEANER_OFFSETS_FILE, self._cleaned),
@@ -369,7 +380,7 @@ class _Export:
 
 
 class _Stage:
-    """The folder beside `place` in which the export comes to be."""
+    """The temporary folder beside `place` that an export is written to."""
 
     def __init__(self, place: str, env: Env, durable: bool) -> None:
         self._place = place
@@ -383,7 +394,7 @@ class _Stage:
         self._durable = durable
 
     def publish(self) -> None:
-        """Give it its name, at once; `Conflict` if something lies there by now."""
+        """Rename the folder to its name, atomically; `Conflict` if the name is taken by now."""
         try:
             # Onto an empty directory this is atomic, too; one that is not empty stays as it is.
             os.rename(self._path, self._place)
@@ -400,5 +411,5 @@ class _Stage:
             sync_folder(self._parent)
 
     def discard(self) -> None:
-        """Leave nothing."""
+        """Delete the temporary folder."""
         shutil.rmtree(self._path, ignore_errors=True)

@@ -1,5 +1,4 @@
-"""Offsets of consumer groups as a broker keeps them: records of the topic `__consumer_offsets`, and a file for Kafka's
-own tool.
+"""Export committed offsets: records of `__consumer_offsets` for a broker, and a file for Kafka's own tool.
 
     __consumer_offsets-<n>    n = abs(hashCode of the group's name) mod the number of partitions, as the coordinator
                               chooses it: of each group GroupMetadata, then an OffsetCommit for each partition it reads
@@ -53,7 +52,7 @@ PROTOCOL_TYPE = "consumer"
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """What a group has committed, by topic and partition in order; `generation`: of its members, 0 without any."""
+    """Committed offsets of a group, ordered by topic and partition; `generation`: of its members, 0 without any."""
 
     group: str
     generation: int
@@ -63,19 +62,18 @@ class GroupOffsets:
 def group_partition(group: str, partitions: int) -> int:
     """The partition of the offsets topic that keeps a group: Java's `String.hashCode`, its sign dropped."""
     data = group.encode("utf-16-be")
-    found = 0
+    code = 0
     for unit in struct.unpack(f">{len(data) // 2}H", data):
-        found = (31 * found + unit) & 0xFFFFFFFF
-    signed = found - (1 << 32) if found >= 1 << 31 else found
+        code = (31 * code + unit) & 0xFFFFFFFF
+    signed = code - (1 << 32) if code >= 1 << 31 else code
     # Kafka's Utils.abs: the smallest int has no positive counterpart, and counts as 0.
     return 0 if signed == -(1 << 31) else abs(signed) % partitions
 
 
 def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mapping[str, str]) -> list[GroupOffsets]:
-    """What groups have committed for topics, given with their ids; `groups` may be `"all"`, which leaves out those
-    that have nothing there.
+    """Return the committed offsets of groups for topics (name -> id); `"all"` leaves out groups without any.
 
-    `NotFound` for a group that does not exist, or has no offset of these topics; `Corrupt` for one that is damaged.
+    `NotFound` for a group that does not exist, or has no offset of these topics; `Corrupt` for a damaged one.
     """
     from sparklog.groups import Groups
 
@@ -83,7 +81,7 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
     everyone = isinstance(groups, str) and groups == ALL_GROUPS
     names = known.names(None if everyone else [])
     chosen = names if everyone else [groups] if isinstance(groups, str) else list(dict.fromkeys(groups))
-    found = []
+    offsets = []
     for name in chosen:
         if name not in names and not known.group(name).log.refresh().exists:
             raise NotFound(f"there is no group '{name}' in {root.location}{did_you_mean(name, names)}")
@@ -91,28 +89,27 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
         mine = [each for each in group.committed().values() if topic_ids.get(each.topic) == each.topic_id]
         if mine:
             mine.sort(key=lambda each: (each.topic, each.partition))
-            found.append(GroupOffsets(name, max(group.description().generation, 0), tuple(mine)))
+            offsets.append(GroupOffsets(name, max(group.description().generation, 0), tuple(mine)))
         elif not everyone:
             raise NotFound(f"group '{name}' has no offset of {', '.join(topic_ids)}: leave it out")
-    return found
+    return offsets
 
 
 def within(groups: Sequence[GroupOffsets], ends: Mapping[TopicPartition, int | None]) -> list[GroupOffsets]:
-    """The offsets of partitions that went out. `ends`: where those end that went out in part, None for whole ones.
+    """Return the offsets of exported partitions, cut at `ends` (None: the whole partition was exported).
 
-    No offset stays above such an end: a consumer would find its position out of range, and begin again where its
-    `auto.offset.reset` says.
+    With an offset above the end a consumer's position would be out of range, and its `auto.offset.reset` would apply.
     """
-    found = []
+    within_ends = []
     for group in groups:
         kept = tuple(_kept(each, ends[_place(each)]) for each in group.committed if _place(each) in ends)
         if kept:
-            found.append(replace(group, committed=kept))
-    return found
+            within_ends.append(replace(group, committed=kept))
+    return within_ends
 
 
 def with_epoch_0(groups: Sequence[GroupOffsets]) -> list[GroupOffsets]:
-    """The offsets with leader epoch 0 where they have one, as the batches have that go out."""
+    """Return the offsets with leader epoch 0 where they have one, as in the exported batches."""
     return [
         replace(
             group,
@@ -133,8 +130,7 @@ def _kept(committed: CommittedOffset, end: int | None) -> CommittedOffset:
 
 
 def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> Topic:
-    """The topic `__consumer_offsets` with these offsets, in memory. `BadRequest` if it cannot have so many
-    partitions."""
+    """Make the topic `__consumer_offsets` with these offsets, in memory. `BadRequest` for too many partitions."""
     import pyarrow as pa
 
     from sparklog.log.write.append_writer import WriteOptions

@@ -1,20 +1,18 @@
-"""The files of one exported partition: segments copied and written, the empty ones that say where the log ends.
+"""Write the files of one exported partition: copied and written segments, and empty ones that mark the log end.
 
-Every batch that goes out is looked at: copies are checked against the slice's CRC-32C, and their headers say which
-leader epochs there were. Indexes are copied where each entry is right and built anew where not: they have no checksum,
-and a broker believes them.
+Every exported batch is checked: copies against the slice's CRC-32C, and their headers give the leader epochs. Indexes
+have no checksum, and a broker trusts them, so each is copied only if all entries are right, else built anew.
 
-Leader epochs become 0: those of another cluster may lie above the ones that a broker gives here, and Kafka's consumers
-believe no leader whose epoch is below what they have seen in a batch or in a committed offset. They lie outside of the
+Leader epochs become 0. Those of another cluster may be above the ones that the new broker gives, and Kafka's consumers
+ignore a leader whose epoch is below one they have seen in a batch or a committed offset. Epochs lie outside of the
 batches' checksums.
 
-The last segment is the one that a broker appends to, so it is never a copy that may be a link to a file of the root:
-behind a copy comes an empty segment at the log end, as a broker leaves it when it rolls. So does one where the log
-ends behind its last batch.
+A broker appends to the last segment, so that is never a copy, which may be a link to a file of the root. After a copy
+comes an empty segment at the log end, as a broker leaves it when it rolls; also if the log ends behind its last batch.
 
-Where the first batch lies above the log start, the first segment is named by the log start. If it is too far above, an
-empty segment lies there, its `.log` changed before all time: Kafka takes that for the time of what has no batches, and
-asks for a time only the first segment that reaches it.
+If the first batch lies above the log start, the first segment is named by the log start. If it is too far above, an
+empty segment is put there, with a last-modified time before all records: Kafka takes that as the time of a segment
+without batches, and a lookup by time reads only the first segment that reaches the time.
 """
 
 from __future__ import annotations
@@ -58,9 +56,9 @@ BEFORE_ALL_TIMES = -1
 
 @dataclass(slots=True)
 class PartitionFiles:
-    """Writes the partition of `plan` into `folder` of `target`; `source` and `topic` are where it comes from.
+    """The files of the partition of `plan` in `folder` of `target`; `source` and `topic` name the origin.
 
-    In this order: `output` (whose slices `write_segments` brings), `copy`, `finish`.
+    Call in this order: `output` (for `write_segments`), `copy`, `finish`.
     """
 
     plan: PartitionPlan
@@ -80,7 +78,7 @@ class PartitionFiles:
     _lowest: int | None = None
 
     def output(self) -> SegmentOutput:
-        """What takes the slices that are written."""
+        """Return the output for the slices that are written."""
         plan = self.plan
         writer = _OutgoingWriter(
             self.target, self.folder, plan.partition, 0, "", self.configs, place=lambda base: f"{base:020d}.log"
@@ -103,7 +101,7 @@ class PartitionFiles:
             progress(row.records, row.size)
 
     def finish(self, written: Iterable[FileSlices]) -> int:
-        """After all else: the empty segments and the producers' snapshot; the log end offset."""
+        """Write the empty segments and the producers' snapshot, after all else; return the log end offset."""
         plan, log_end, active = self.plan, max(self.plan.log_end, self._copied_end), False
         for file in written:
             end = file.base[0] + file.offsets[0]
@@ -124,7 +122,7 @@ class PartitionFiles:
         return log_end
 
     def epochs(self) -> list[LeaderEpoch]:
-        """What `leader-epoch-checkpoint` says."""
+        """Return the entries of `leader-epoch-checkpoint`."""
         return leader_epochs(self._epochs, self.plan.log_start)
 
     @property
@@ -133,18 +131,18 @@ class PartitionFiles:
         return min(self._bases)
 
     def last_stable(self, log_end: int) -> int:
-        """The last stable offset of what was exported: below its log end where a transaction of Kafka's is open."""
+        """Return the last stable offset of the export: below its log end if a transaction of Kafka's is open."""
         plan = self.plan
         if plan.history is None:
             return log_end
         if not plan.cut:
             return min(max(self.producers().last_stable, plan.log_start), log_end)
-        # The slice that was cut is not in the replay as it went out: what was written tells.
+        # The replay has the cut slice as a whole, so read what was written.
         view = KafkaView(os.path.join(self.target.location, self.folder))
         return max(view.bounds(self.topic)[plan.partition].last_stable, plan.log_start)
 
     def producers(self) -> PartitionProducers:
-        """What Kafka's producers did up to the log end: nothing, where none of them wrote."""
+        """Replay the batches of Kafka's producers up to the log end."""
         if self._producers is None:
             history, end = self.plan.history, self.plan.log_end
             if history is None:
@@ -154,7 +152,7 @@ class PartitionFiles:
         return self._producers
 
     def base_for(self, base: int, last: int) -> int:
-        """The base offset that names a segment with batches from `base` to `last`: the log start for the first one."""
+        """Return the base offset to name a segment of batches `base` to `last` by: the first one by the log start."""
         if self._lowest is None:
             copied = [int(_stem(row.path)) for row in self.plan.copied]
             self._lowest = min(copied + [int(each.base[0]) for each in self.plan.written.segments])
@@ -193,8 +191,8 @@ class PartitionFiles:
         self.target.create(f"{stem}.timeindex", time_index_of(raw["timeindex"], base, batches, interval))
         aborted = raw["txnindex"]
         if aborted and not whole:
-            found = transaction_index.parse(aborted, base, file=row.file)
-            aborted = found.select(found.last_offsets <= batches.last_offset[-1]).to_bytes()
+            index = transaction_index.parse(aborted, base, file=row.file)
+            aborted = index.select(index.last_offsets <= batches.last_offset[-1]).to_bytes()
         if aborted:
             self.target.create(f"{stem}.txnindex", aborted)
         self._bases.append(base)
@@ -204,17 +202,17 @@ class PartitionFiles:
         self.linked += copied.nbytes if linked else 0
 
     def _copy_log(self, row: SourceSlice, whole: bool, key: str | None) -> _Copied | None:
-        """Read and check a sealed segment, or the wanted part of it, and write it to `key` if it is no link already.
+        """Read and check a sealed segment, or the wanted part of it, and write it to `key` (None: it is a link).
 
-        None: nothing of it is wanted. `_EpochsToReset` for a link to batches that must not go out as they are.
+        None if no batch of it is wanted. `_EpochsToReset` for a link to batches whose epochs must change.
         """
-        found = row.planned(self.topic, self.plan.partition)
+        planned = row.planned(self.topic, self.plan.partition)
         writer = self.target.writer(key) if key is not None else None
         columns: list[tuple[npt.NDArray[np.int64], ...]] = []
         low = crc = 0
         try:
             while low < row.size:
-                data, headers = read_window(self.source, found, low, row.size)
+                data, headers = read_window(self.source, planned, low, row.size)
                 kept = headers if whole else headers[: _wanted(headers, self.plan.log_end)]
                 if len(kept) < len(headers):
                     data = data[: int(kept.position[-1] + kept.size[-1]) if len(kept) else 0]
@@ -246,8 +244,7 @@ class PartitionFiles:
         )
 
     def outgoing(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
-        """The bytes of these batches as they go out, and note their leader epochs: the same bytes if these stay, or
-        are 0. A bytearray is changed in place."""
+        """Return the bytes to export of these batches; note their leader epochs. A bytearray is changed in place."""
         high = headers.leader_epoch > 0
         if headers.magic is not None:
             high &= ~headers.is_legacy
@@ -270,14 +267,14 @@ class _EpochsToReset(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """What was copied of a sealed segment: its batches, and their bytes."""
+    """The copied batches of a sealed segment, and their bytes."""
 
     batches: Batches
     nbytes: int
 
 
 class _OutgoingWriter(SegmentWriter):
-    """Writes segments as they go out."""
+    """Writer of exported segments."""
 
     files: PartitionFiles
 
@@ -306,29 +303,29 @@ def note_epochs(noted: list[tuple[int, int]], headers: BatchHeaders) -> None:
 
 
 def leader_epochs(noted: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:
-    """The entries of a `leader-epoch-checkpoint` from (base offset, epoch) of batches, in any order.
+    """Make the entries of a `leader-epoch-checkpoint` from (base offset, epoch) of batches, in any order.
 
     Kafka's rules: a batch of another epoch begins an entry and drops those that are not below it; the first entry
     begins at the log start, also where the batches that began it are gone. Messages of formats v0 and v1 have no epoch.
     """
-    found: list[LeaderEpoch] = []
+    entries: list[LeaderEpoch] = []
     batches = sorted(noted)
     for offset, epoch in batches:
-        if epoch <= NO_LEADER_EPOCH or (found and found[-1].epoch == epoch):
+        if epoch <= NO_LEADER_EPOCH or (entries and entries[-1].epoch == epoch):
             continue
-        while found and (found[-1].epoch >= epoch or found[-1].start_offset >= offset):
-            found.pop()
-        found.append(LeaderEpoch(epoch, offset))
-    below = [entry for entry in found if entry.start_offset <= log_start]
+        while entries and (entries[-1].epoch >= epoch or entries[-1].start_offset >= offset):
+            entries.pop()
+        entries.append(LeaderEpoch(epoch, offset))
+    below = [entry for entry in entries if entry.start_offset <= log_start]
     if not below and batches and batches[0][1] > NO_LEADER_EPOCH:
-        below = found[:1]
-    return [LeaderEpoch(entry.epoch, log_start) for entry in below[-1:]] + found[len(below) :]
+        below = entries[:1]
+    return [LeaderEpoch(entry.epoch, log_start) for entry in below[-1:]] + entries[len(below) :]
 
 
 def _wanted(headers: BatchHeaders, end: int) -> int:
-    """How many of these batches, from the first on, may hold offsets below `end`.
+    """Count the batches, from the first on, that may hold offsets below `end`.
 
-    Where a wrapper of message format v0 or v1 begins only its messages tell: behind the batch before it, at least.
+    The header of a wrapper of format v0 or v1 does not have its first offset: it lies behind the batch before it.
     """
     begins = np.where(
         headers.is_legacy, np.append(headers.base_offset[:1], headers.next_offset[:-1]), headers.base_offset
@@ -354,7 +351,7 @@ def _stem(path: str) -> str:
 
 
 def _linked(source: Store, file: str, target: LocalStore, key: str) -> bool:
-    """Whether the file is there now as a second name of the source's; not where they are on different disks."""
+    """Hard-link the source's file; False if that is not possible, as on different disks."""
     if not isinstance(source, LocalStore):
         return False
     path = os.path.join(target.location, key)

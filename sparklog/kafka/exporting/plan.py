@@ -1,17 +1,15 @@
-"""A topic's configs as a properties file, in words that Kafka's tools take.
+"""Plan an export from a snapshot: per partition the segments to copy, the slices to write, and the topic's configs.
 
-What was set on the topic is a line `name=value`. What a broker of today refuses is a comment that says so: configs
-that Kafka 4 no longer has, and a `segment.bytes` below its least.
-
-Plans an export, from a snapshot alone: of each partition, which files are copied and which slices are written.
-
-A sealed slice is a Kafka segment already and is copied, as far as it is wanted. All other slices are cut into segments
-by the rule of sealing (`sparklog.log.state.segments`) and written by the same code. Nothing at or above the last stable
-offset goes out: in Kafka's files an open transaction of ours would be records like any others. Slices of aborted
-transactions are left out, which leaves a gap in the offsets.
+A sealed slice is a Kafka segment already and is copied, up to the wanted end. All other slices are cut into segments by
+the rule of sealing (`sparklog.log.state.segments`) and written by the same code. Records at or above the last stable
+offset are not exported: in Kafka's files an open transaction of sparklog's would be committed records. Slices of
+aborted transactions are left out, which leaves a gap in the offsets.
 
 An export may begin at any offset: the first file stays whole, and the log start says where records begin. It ends with
 the batch that holds the last wanted offset, because batches are not taken apart.
+
+Configs go out as a properties file for Kafka's tools. A config that a broker refuses (removed in Kafka 4, or a
+`segment.bytes` below its least) is a comment there.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ MAX_FILE_NAME = 255
 
 
 def broker_configs(configs: TopicConfigs) -> tuple[dict[str, str], dict[str, str]]:
-    """Those that were set and that a broker takes, and those that it does not, by name with the reason."""
+    """Part the explicit configs into those that a broker takes, and those that it refuses, with the reason."""
     taken: dict[str, str] = {}
     refused: dict[str, str] = {}
     for name, value in sorted(configs.explicit.items()):
@@ -54,15 +52,14 @@ def broker_configs(configs: TopicConfigs) -> tuple[dict[str, str], dict[str, str
 
 
 def properties_name(topic: str) -> str:
-    """The file's name: `<topic>.properties`, or the first 180 letters of the topic and a hash of it if that is too long
-    for a file name."""
+    """Return `<topic>.properties`, or 180 letters of the topic and a hash of it if that is too long for a file name."""
     if len(topic) + len(SUFFIX) > MAX_FILE_NAME:
         topic = f"{topic[:180]}-{hashlib.sha256(topic.encode()).hexdigest()[:32]}"
     return topic + SUFFIX
 
 
 def properties_file(topic: str, partitions: int, configs: TopicConfigs) -> bytes:
-    """The file's bytes (UTF-8; all names and values are ASCII)."""
+    """Return the file's bytes (UTF-8; all names and values are ASCII)."""
     taken, refused = broker_configs(configs)
     options = "".join(f" --config {name}={value}" for name, value in taken.items())
     file = properties_name(topic)
@@ -77,7 +74,7 @@ def properties_file(topic: str, partitions: int, configs: TopicConfigs) -> bytes
 
 @dataclass(frozen=True, slots=True)
 class ExportRange:
-    """What is wanted: partitions (None: all), first offset and offset behind the last, per partition.
+    """The range to export: partitions (None: all), first offset and offset behind the last, per partition.
 
     A partition missing in `starts` begins at its log start, one missing in `ends` ends at its last stable offset.
     """

@@ -171,8 +171,8 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
     )
 
 
-def foreseen(part: PartitionSource, known: Known, env: Env) -> tuple[int, int, int]:
-    """Log start and log end of a partition, and how many bytes an import of it reads at most."""
+def expected_size(part: PartitionSource, known: Known, env: Env) -> tuple[int, int, int]:
+    """Return log start and log end of a partition, and the most bytes that an import of it reads."""
     names = settled_segments(part.folder, env=env)
     log_start, log_end = _bounds(part, names)
     nbytes = 0

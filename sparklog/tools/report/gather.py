@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sparklog.compaction.run import compact_root
+from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.groups.group import DEAD
 from sparklog.groups.groups import Groups
@@ -169,7 +169,11 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenan
         except SparklogError as error:
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
     names = [topic.topic for topic in found]
-    compaction = compact_root(root, settings, InProcess(), topics=names, dry_run=True) if maintenance and names else []
+    compaction = (
+        compact_root(root, settings, InProcess(), CompactOptions(topics=names, dry_run=True))
+        if maintenance and names
+        else []
+    )
     retention = retain_root(root, settings, topics=chosen, dry_run=True) if maintenance else []
     failures = [failure for each in compaction for failure in each.failures]
     failures += [failure for each in retention for failure in each.failures]
