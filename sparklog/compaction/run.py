@@ -97,7 +97,7 @@ def compact_topic(
     topic: Topic,
     settings: Settings,
     runner: Runner,
-    options: CompactOptions = CompactOptions(),  # noqa: B008 - frozen
+    options: CompactOptions = CompactOptions(),
     on_done: OnDone | None = None,
     plans: Plans = PLANS,
 ) -> TopicReport:
@@ -111,7 +111,7 @@ def compact_root(
     root: Root,
     settings: Settings,
     runner: Runner,
-    options: CompactOptions = CompactOptions(),  # noqa: B008 - frozen
+    options: CompactOptions = CompactOptions(),
     on_done: OnDone | None = None,
     plans: Plans = PLANS,
 ) -> list[TopicReport]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sparklog as library
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from tests.cli.conftest import Sparklog
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
@@ -63,8 +63,8 @@ def lows(text: str) -> list[str]:
 
 def test_beside_a_broker(broker: Broker, sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
     log = library.open(root, create=True)
-    import_log_dir(log, broker.data, topics=["orders"])
-    import_log_dir(log, broker.data, topics=["kept"], configs={"cleanup.policy": "compact"})
+    import_log_dir(log, broker.data, ImportOptions(topics=["orders"]))
+    import_log_dir(log, broker.data, ImportOptions(topics=["kept"], configs={"cleanup.policy": "compact"}))
 
     for key in KEYS:
         assert sparklog("get", "orders", "--key", key, "--root", broker.data).out == f"{key}=2\n"

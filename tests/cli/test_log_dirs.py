@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 
 import sparklog as library
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.datasource.location import open_view, resolve
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.maintenance.work import InProcess, Settings
 from tests.cli.conftest import REPOSITORY, Sparklog
 
@@ -39,7 +39,7 @@ def test_append_files_and_sealed_segments(sparklog: Sparklog, root: Path) -> Non
     }
     assert 0 < sum(int(str(each["size"])) for each in before.values()) < files[0].stat().st_size
     now = log.store.now_ms() + 30 * 86_400_000
-    compact_topic(topic, Settings(now), InProcess(), roll=True)
+    compact_topic(topic, Settings(now), InProcess(), CompactOptions(roll=True))
     topic.append(table.slice(0, 15))
     after = partitions(sparklog("log-dirs", "--json").out)
     segments = sum(file.stat().st_size for file in root.glob("t/sealed/0/*/*.log"))
@@ -74,7 +74,7 @@ def test_a_kafka_directory(sparklog: Sparklog) -> None:
 
 def test_an_imported_directory_has_the_same_bytes_and_records(root: Path) -> None:
     log = library.open(root, create=True)
-    import_log_dir(log, KAFKA, topics=["txn-b"])
+    import_log_dir(log, KAFKA, ImportOptions(topics=["txn-b"]))
     there, here = (open_view(resolve(str(place)), tailing=False).partition_sizes("txn-b") for place in (KAFKA, root))
     assert [size.total_bytes for size in here] == [size.total_bytes for size in there]
     assert [size.records for size in here] == [size.records for size in there]

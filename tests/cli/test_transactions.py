@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.transactions import Transaction, transactional
 from tests.cli.conftest import Sparklog
 
@@ -120,8 +120,8 @@ def imported(fixtures: Path, root: Path) -> Path:
     """Topics in which transaction tx-open is open, in txn-a without anybody knowing whose it is."""
     opened = library.open(root, create=True)
     folder = fixtures / "transactions/data"
-    import_log_dir(opened, folder, topics=["txn-b"])
-    import_log_dir(opened, folder, topics=["txn-a"], transactions=False)
+    import_log_dir(opened, folder, ImportOptions(topics=["txn-b"]))
+    import_log_dir(opened, folder, ImportOptions(topics=["txn-a"], transactions=False))
     return root
 
 

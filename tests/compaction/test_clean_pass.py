@@ -15,12 +15,12 @@ import pytest
 
 from sparklog.compaction import clean_pass
 from sparklog.compaction.cleaning import CleanDone, CleanWork, plan_cleaning
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.key_hash import HashKey
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.journal.names import file_key
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.intents import RewriteIntent
@@ -97,7 +97,7 @@ def topic_of(place: CountedRoot, log: PlainLog, configs: PlainConfigs, folder: P
         "min.compaction.lag.ms": configs.min_compaction_lag_ms,
         "delete.retention.ms": configs.delete_retention_ms,
     }
-    import_log_dir(place.root, written(log, folder), configs=texts)
+    import_log_dir(place.root, written(log, folder), ImportOptions(configs=texts))
     return place.root.topic("t")
 
 
@@ -305,7 +305,7 @@ def test_tombstones_of_formats_v0_and_v1_go_in_two_phases_too(place: CountedRoot
     ]
     (partition / f"{0:020d}.log").write_bytes(b"".join(old))
     (partition / f"{21:020d}.log").write_bytes(message(21, b"w", b"1"))
-    import_log_dir(place.root, tmp_path / "log", configs={**COMPACTED, "delete.retention.ms": 1000})
+    import_log_dir(place.root, tmp_path / "log", ImportOptions(configs={**COMPACTED, "delete.retention.ms": 1000}))
     topic = place.root.topic("t")
     committed(topic, plan(topic, now_ms=STAMPED_MS)[0])
     slices = topic.snapshot().slices.all()
@@ -680,7 +680,7 @@ def test_a_cleaner_checkpoint_beyond_the_log_end_brings_no_deleted_key_back(tmp_
     topic = topic_of(place, log, PlainConfigs(min_cleanable_dirty_ratio=0.0, delete_retention_ms=0), tmp_path / "kafka")
     for n in range(3):
         topic.append(pa.table({"key": [b"other"], "value": [b"%d" % n]}))
-        assert not compact_topic(topic, Settings(NOW_MS + n), InProcess(), roll=True).failures
+        assert not compact_topic(topic, Settings(NOW_MS + n), InProcess(), CompactOptions(roll=True)).failures
         assert b"v" not in topic.scan().to_table()["value"].to_pylist()
     assert topic.scan().to_table()["key"].to_pylist() == [b"other"]
 
@@ -690,7 +690,7 @@ def test_a_missing_segment_keeps_no_other_partition_from_being_compacted(tmp_pat
     place = CountedRoot("memory", tmp_path)
     topic = place.topic(2, {**COMPACTED, "max.compaction.lag.ms": 1000})
     topic.append(pa.table({"key": [b"a"] * 4, "value": [b"x"] * 4, "partition": pa.array([0, 1] * 2, pa.int32())}))
-    compact_topic(topic, Settings(NOW_MS), InProcess(), seal_only=True, roll=True)
+    compact_topic(topic, Settings(NOW_MS), InProcess(), CompactOptions(seal_only=True, roll=True))
     missing = file_key("t", topic.snapshot().slices.select(0).path(0))
     place.inner.delete(missing)
     report = compact_topic(topic, Settings(NOW_MS), InProcess())

@@ -17,7 +17,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import parse
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.intents import LogStartIntent, RewriteIntent
 from sparklog.log.state.segments import RollRule, segments_of
@@ -49,7 +49,9 @@ class Found:
 
 
 def imported(place: CountedRoot, stage: Stage) -> Topic:
-    names = import_log_dir(place.root, stage.folder, configs=dict(stage.configs.explicit), force=True).names
+    names = import_log_dir(
+        place.root, stage.folder, ImportOptions(configs=dict(stage.configs.explicit), force=True)
+    ).names
     assert names == ["compacted"]
     return place.root.topic("compacted")
 

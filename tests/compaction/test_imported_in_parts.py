@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.compaction.run import compact_topic
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.maintenance.work import InProcess, Settings
 from tests.compaction.histories import History
 from tests.compaction.test_imported_transactions import check, log_dir, model_of, sealed_by_now
@@ -33,7 +33,9 @@ def test_random_logs_that_grow_between_imports(place: CountedRoot, tmp_path: Pat
         if rng.random() < 0.3:
             history.roll()
         shutil.rmtree(tmp_path / "kafka", ignore_errors=True)
-        import_log_dir(place.root, log_dir(history, tmp_path / "kafka"), configs={"segment.bytes": 3000}, force=True)
+        import_log_dir(
+            place.root, log_dir(history, tmp_path / "kafka"), ImportOptions(configs={"segment.bytes": 3000}, force=True)
+        )
         topic = place.root.topic("t")
         check(topic, model_of(history), rng)
         if rng.random() < 0.7:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.journal.names import file_key
 from sparklog.log.read import fetch
@@ -80,7 +80,7 @@ def own_partitions(folder: Path) -> list[tuple[str, str, int]]:
 
 def sealed_by_now(topic: Topic) -> None:
     """Whatever may be is sealed and merged; the topic stays sound."""
-    report = compact_topic(topic, Settings(topic.root.env.wall_ms() + AGED), InProcess(), roll=True)
+    report = compact_topic(topic, Settings(topic.root.env.wall_ms() + AGED), InProcess(), CompactOptions(roll=True))
     assert not report.failures
     snapshot = topic.snapshot()
     check_state(snapshot.head, snapshot.slices)
@@ -204,7 +204,9 @@ def test_random_logs_at_every_step(
     history.write(rng.choice((10, 60, 150)))
     if seed % 4 == 0:
         history.end_transactions()
-    import_log_dir(place.root, log_dir(history, tmp_path / "kafka"), configs={"segment.bytes": 3000}, force=True)
+    import_log_dir(
+        place.root, log_dir(history, tmp_path / "kafka"), ImportOptions(configs={"segment.bytes": 3000}, force=True)
+    )
     topic = place.root.topic("t")
     expected = model_of(history)
     check(topic, expected, rng)
@@ -240,11 +242,13 @@ def test_cleaning_shows_nothing_that_was_aborted_and_keeps_the_latest(
     history = History(rng, tombstones=0.0)
     history.write(120)
     configs = {"segment.bytes": 900, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
-    import_log_dir(place.root, log_dir(history, tmp_path / "kafka"), configs=configs, force=True)
+    import_log_dir(place.root, log_dir(history, tmp_path / "kafka"), ImportOptions(configs=configs, force=True))
     topic = place.root.topic("t")
     before = model_of(history)
     for later in (1, 2):
-        report = compact_topic(topic, Settings(history.now_ms + later * AGED), InProcess(), roll=later == 2)
+        report = compact_topic(
+            topic, Settings(history.now_ms + later * AGED), InProcess(), CompactOptions(roll=later == 2)
+        )
         assert not report.failures
         found = seen(topic, READ_COMMITTED)
         assert set(found) <= set(before.committed)
@@ -281,7 +285,7 @@ def opened(place: CountedRoot, tmp_path: Path, **options: str) -> Topic:
     write_partition(tmp_path / "kafka", "t-0", OPEN)
     write_partition(tmp_path / "kafka", "t-1", {0: batch(0, [b"f"], producer=7)})
     write_partition(tmp_path / "kafka", "t-2", {0: batch(0, [b"g"])})
-    import_log_dir(place.root, tmp_path / "kafka", **options)
+    import_log_dir(place.root, tmp_path / "kafka", ImportOptions(**options))
     return place.root.topic("t")
 
 

@@ -19,7 +19,7 @@ from aiokafka.record._crecords.default_records import DefaultRecordBatch as AioB
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
 from sparklog.format.batch_scan import scan_headers
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
@@ -132,9 +132,9 @@ def size(data: bytes | None) -> int:
 
 def compacted(topic: Topic, now_ms: int, **options: bool) -> None:
     """One run over a topic; nothing may fail."""
-    from sparklog.compaction.run import compact_topic
+    from sparklog.compaction.run import CompactOptions, compact_topic
 
-    report = compact_topic(topic, Settings(now_ms=now_ms), InProcess(), **options)
+    report = compact_topic(topic, Settings(now_ms=now_ms), InProcess(), CompactOptions(**options))
     assert not report.failures, report.failures
 
 
@@ -218,7 +218,10 @@ def stages_of(fixture: Path) -> Iterator[tuple[str, dict[str, Any], int]]:
 
 def imported(folder: Path, fixture: Path, stage: str, configs: dict[str, Any]) -> list[Topic]:
     root = World(LocalStore(str(folder), durable=False), seed=1).root()
-    return [root.topic(name) for name in import_log_dir(root, fixture / stage, configs=configs, force=True).names]
+    return [
+        root.topic(name)
+        for name in import_log_dir(root, fixture / stage, ImportOptions(configs=configs, force=True)).names
+    ]
 
 
 def test_imported_segments_are_accepted(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:

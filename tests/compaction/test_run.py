@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from sparklog.compaction.cleaning import CleanDone
-from sparklog.compaction.run import TRIES, Plans, compact_root, compact_topic
+from sparklog.compaction.run import TRIES, CompactOptions, Plans, compact_root, compact_topic
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.names import commit_key, file_key, sealed_path
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL, Edit
@@ -186,7 +186,9 @@ def test_seal_only_and_roll_are_passed_on() -> None:
         return []
 
     merger = Merger()
-    compact_topic(topic, SETTINGS, InProcess(), seal_only=True, roll=True, plans=Plans(seal, merger, merger))
+    compact_topic(
+        topic, SETTINGS, InProcess(), CompactOptions(seal_only=True, roll=True), plans=Plans(seal, merger, merger)
+    )
     assert rolled == [True]
     assert merger.planned == []
 
@@ -522,7 +524,7 @@ def test_topics_are_those_that_were_named_or_all() -> None:
     _, root, topic = place(1)
     other = filled(root, "u", 1)
     filled(root, "gone").delete()
-    (report,) = compact_root(root, SETTINGS, InProcess(), topics=("u",), plans=Merger().plans())
+    (report,) = compact_root(root, SETTINGS, InProcess(), CompactOptions(topics=("u",)), plans=Merger().plans())
     assert report.topic == "u"
     assert (slices_of(topic), slices_of(other)) == ([2], [1])
     assert [report.topic for report in compact_root(root, SETTINGS, InProcess(), plans=Merger().plans())] == ["t", "u"]
@@ -536,7 +538,9 @@ def test_a_root_without_topics_is_no_report_at_all() -> None:
 
 def test_a_topic_that_is_not_there_is_reported_and_the_others_are_done() -> None:
     _, root, topic = place(1, "orders")
-    reports = compact_root(root, SETTINGS, InProcess(), topics=("order", "orders"), plans=Merger().plans())
+    reports = compact_root(
+        root, SETTINGS, InProcess(), CompactOptions(topics=("order", "orders")), plans=Merger().plans()
+    )
     assert [(report.topic, report.failed) for report in reports] == [("order", True), ("orders", False)]
     assert "did you mean 'orders'?" in reports[0].failures[0].message
     assert slices_of(topic) == [1]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparklog
-from sparklog.compaction.run import compact_root
+from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.work import InProcess, Settings
@@ -39,7 +39,9 @@ def test_a_batch_reads_what_kafkas_consumer_reads(
     assert records(reader.option("subscribe", topics).load(root.location)) == wanted
     # Cut into many parts, most markers lie behind the part that they decide over.
     assert records(reader.option("subscribe", topics).option("minPartitions", 40).load(root.location)) == wanted
-    assert not any(report.failures for report in compact_root(root, Settings(2**42), InProcess(), roll=True))
+    assert not any(
+        report.failures for report in compact_root(root, Settings(2**42), InProcess(), CompactOptions(roll=True))
+    )
     assert records(reader.option("subscribe", topics).load(root.location)) == wanted
 
 

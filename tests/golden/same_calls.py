@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparklog.compaction.run import compact_root
+from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import Conflict, Fenced, SparklogError
 from sparklog.groups.groups import Groups
 from sparklog.groups.offsets import OffsetAndMetadata
 from sparklog.groups.reset import Scenario, To, plan_reset, with_offsets
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.journal.env import Env
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.cloning import clone_topic
@@ -233,10 +233,12 @@ class Calls:
         for first in range(0, 48, 6):
             events.append(self.rows(3, first, keys=2), options=PLAIN)
             events.append(self.rows(3, first + 3, keys=2), options=PLAIN)
-            self.settled(compact_root(self.root, self.settings(), SeededRunner(self.env()), topics=["events"]))
+            self.settled(
+                compact_root(self.root, self.settings(), SeededRunner(self.env()), CompactOptions(topics=["events"]))
+            )
 
     def compact(self) -> None:
-        self.settled(compact_root(self.root, self.settings(), SeededRunner(self.env()), roll=True))
+        self.settled(compact_root(self.root, self.settings(), SeededRunner(self.env()), CompactOptions(roll=True)))
 
     def compact_again(self) -> None:
         for first in range(0, 24, 6):
@@ -244,7 +246,7 @@ class Calls:
             self.root.topic("orders").append(self.rows(6, first, keys=3), options=PLAIN)
         self.now_ms += 2 * DAY_MS
         again = self.process()
-        self.settled(compact_root(again, self.settings(), SeededRunner(self.env()), roll=True))
+        self.settled(compact_root(again, self.settings(), SeededRunner(self.env()), CompactOptions(roll=True)))
         again.topic("state").append(self.rows(3, keys=3), options=PLAIN)
         self.now_ms += 2 * DAY_MS
         self.settled(compact_root(again, self.settings(), SeededRunner(self.env())))
@@ -266,7 +268,7 @@ class Calls:
         self.settled(retain_root(self.root, self.settings(), runner=SeededRunner(self.env())))
 
     def import_kafka(self) -> None:
-        import_log_dir(self.root, self.log_dir, configs={"retention.ms": -1})
+        import_log_dir(self.root, self.log_dir, ImportOptions(configs={"retention.ms": -1}))
 
     def continue_imported(self) -> None:
         imported = self.root.topic("txn-a")
@@ -275,9 +277,9 @@ class Calls:
         self.root.topic("txn-b").append(self.rows(2), options=PLAIN)
         self.root.topic("txn-b").alter(configs={"cleanup.policy": "compact"}, force=True)
         self.now_ms += DAY_MS
-        self.settled(compact_root(self.root, self.settings(), SeededRunner(self.env()), roll=True))
+        self.settled(compact_root(self.root, self.settings(), SeededRunner(self.env()), CompactOptions(roll=True)))
         try:
-            import_log_dir(self.root, self.log_dir, topics=["txn-a"])
+            import_log_dir(self.root, self.log_dir, ImportOptions(topics=["txn-a"]))
         except Conflict:
             return
         raise AssertionError("an import goes on with a topic that was written to")

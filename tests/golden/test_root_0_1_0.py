@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.compaction.run import compact_root
+from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.groups.groups import Groups
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.journal.env import Env
@@ -169,7 +169,7 @@ def test_it_is_maintained(machine: Machine, expected: dict[str, Any]) -> None:
         machine.root.topic(name).append(rows(20))
     for passed_ms in (3 * HOUR_MS, 30 * DAY_MS):
         machine.now_ms += passed_ms
-        compacted = compact_root(machine.root, machine.settings(), InProcess(), roll=passed_ms > DAY_MS)
+        compacted = compact_root(machine.root, machine.settings(), InProcess(), CompactOptions(roll=passed_ms > DAY_MS))
         assert not [failure for report in compacted for failure in report.failures]
         retained = retain_root(machine.root, machine.settings(), runner=InProcess())
         assert not [failure for report in retained for failure in report.failures]

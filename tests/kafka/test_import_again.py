@@ -16,7 +16,7 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Corrupt, SparklogError
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, offsets_to_bytes
 from sparklog.kafka.importing import importing, partition
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.commit import IMPORT
@@ -208,13 +208,13 @@ def test_an_open_transaction_that_expired_unseen_is_forgotten(root: Root, tmp_pa
 
 def test_new_partitions_come_along_and_configs_are_set(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST})
-    import_log_dir(root, tmp_path, configs={"retention.ms": -1})
+    import_log_dir(root, tmp_path, ImportOptions(configs={"retention.ms": -1}))
     write_partition(tmp_path, "t-1", {0: FIRST})
     import_log_dir(root, tmp_path)
     topic = root.topic("t")
     assert topic.head().log_end.tolist() == [3, 3]
     assert topic.head().configs.retention_ms == -1
-    import_log_dir(root, tmp_path, configs={"retention.ms": 5})
+    import_log_dir(root, tmp_path, ImportOptions(configs={"retention.ms": 5}))
     assert topic.head().configs.retention_ms == 5
 
 
@@ -245,7 +245,7 @@ def refused(root: Root, place: Path, error: type[SparklogError], words: str, **o
     """The import raises one clear line, and nothing changes."""
     before = sorted((info.key, info.size) for info in root.store.list(""))
     with pytest.raises(error, match=words) as caught:
-        import_log_dir(root, place, **options)
+        import_log_dir(root, place, ImportOptions(**options))
     assert "\n" not in str(caught.value)
     assert sorted((info.key, info.size) for info in root.store.list("")) == before
 
@@ -275,7 +275,7 @@ def test_a_topic_that_was_written_to(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {3: SECOND})
     refused(root, tmp_path, Conflict, "'u' .* written to since .*: partition 0 ends at 4, the import ended at 3")
     assert root.topic("t").head().log_end[0] == 3
-    import_log_dir(root, tmp_path, topics=["t"])
+    import_log_dir(root, tmp_path, ImportOptions(topics=["t"]))
     assert root.topic("t").head().log_end[0] == 6
 
 
@@ -472,10 +472,10 @@ def test_damage_behind_what_was_committed_keeps_that(root: Root, tmp_path: Path)
 def test_who_refuses_open_transactions_has_all_or_nothing(root: Root, tmp_path: Path) -> None:
     three_topics(tmp_path)
     with pytest.raises(Conflict, match=r"no open transactions in t, found 1, the first is .* from 6"):
-        import_log_dir(root, tmp_path, topics=["t"], open_transactions="refuse")
+        import_log_dir(root, tmp_path, ImportOptions(topics=["t"], open_transactions="refuse"))
     assert root.topics() == []
     write_partition(tmp_path, "t-0", {8: marker(8, 7, commit=True)})
-    import_log_dir(root, tmp_path, topics=["t"], open_transactions="refuse")
+    import_log_dir(root, tmp_path, ImportOptions(topics=["t"], open_transactions="refuse"))
     assert len(read(root.topic("t"))) == 8
 
 
@@ -506,7 +506,7 @@ def test_an_import_that_fails_leaves_what_another_one_has_imported_meanwhile(
 
     def copy(*args: Any) -> Iterator[Any]:
         monkeypatch.setattr(importing, "copy_partition", begun)
-        import_log_dir(other, tmp_path, corrupt_records="skip")
+        import_log_dir(other, tmp_path, ImportOptions(corrupt_records="skip"))
         yield from begun(*args)
 
     monkeypatch.setattr(importing, "copy_partition", copy)
@@ -587,7 +587,7 @@ def test_after_an_unclean_election_a_link_is_corrupt_and_a_copy_whole(
     parts = [batch(at, [b"%d" % at]) for at in range(3)]
     folder = write_partition(tmp_path / "kafka", "t-0", {0: b"".join(parts), 3: batch(3, [b"3"]), 4: b""})
     (tmp_path / "kafka" / "replication-offset-checkpoint").write_bytes(offsets_to_bytes({("t", 0): 4}))
-    import_log_dir(on_disk, tmp_path / "kafka", link="never" if copied else "auto")
+    import_log_dir(on_disk, tmp_path / "kafka", ImportOptions(link="never" if copied else "auto"))
     before = None if not copied else read(on_disk.topic("t"))
     for base in (3, 4):
         (folder / f"{base:020}.log").unlink()
@@ -611,7 +611,7 @@ def test_damaged_segments_are_no_links(on_disk: Root, tmp_path: Path) -> None:
         import_log_dir(on_disk, place)
     assert linked_bases(folder) == []
     for policy, bases, ends in (("skip", [], 6), ("truncate", [], 3)):
-        import_log_dir(on_disk, place, corrupt_records=policy, on_skipped=lambda _: None)
+        import_log_dir(on_disk, place, ImportOptions(corrupt_records=policy), on_skipped=lambda _: None)
         assert linked_bases(folder) == bases
         assert on_disk.topic("t").head().log_end[0] == ends
         on_disk.delete_topic("t")

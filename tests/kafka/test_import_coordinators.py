@@ -32,7 +32,7 @@ from sparklog.format.coordinators.transaction_messages import (
 )
 from sparklog.groups import CommittedOffset, Groups
 from sparklog.kafka.importing import importing
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.damage import Skipped
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import Root
@@ -92,7 +92,7 @@ def test_open_transactions_are_as_kafka_transactions_showed_them(fixtures: Path,
 
 
 def test_only_offsets_in_topics_that_were_chosen(fixtures: Path, root: Root) -> None:
-    report = import_log_dir(root, fixtures / "transactions/data", topics=["txn-b"])
+    report = import_log_dir(root, fixtures / "transactions/data", ImportOptions(topics=["txn-b"]))
     assert [each.group for each in report.groups] == ["g-classic", "g-consumer"]
     assert committed(root, "g-classic") == {"txn-b-0": 32, "txn-b-1": 19}
     import_log_dir(root, fixtures / "transactions/data")
@@ -103,13 +103,13 @@ def test_only_offsets_in_topics_that_were_chosen(fixtures: Path, root: Root) -> 
 
 
 def test_nothing_comes_along_that_is_not_wanted(fixtures: Path, root: Root) -> None:
-    report = import_log_dir(root, fixtures / "transactions/data", groups=False, transactions=False)
+    report = import_log_dir(root, fixtures / "transactions/data", ImportOptions(groups=False, transactions=False))
     assert (report.groups, Groups(root).names()) == ((), [])
     assert {each.transactional_id for each in root.topic("txn-a").head().kafka_open} == {None}
     # A later look says whose they are.
     import_log_dir(root, fixtures / "transactions/data")
     assert {each.transactional_id for each in root.topic("txn-a").head().kafka_open} == {"tx-open"}
-    import_log_dir(root, fixtures / "transactions/data", transactions=False)
+    import_log_dir(root, fixtures / "transactions/data", ImportOptions(transactions=False))
     assert {each.transactional_id for each in root.topic("txn-a").head().kafka_open} == {"tx-open"}
 
 
@@ -219,7 +219,7 @@ def test_a_record_that_nobody_can_read(root: Root, place: Path) -> None:
         import_log_dir(root, place)
     assert root.topics() == []
     said: list[Skipped] = []
-    import_log_dir(root, place, corrupt_records="skip", on_skipped=said.append)
+    import_log_dir(root, place, ImportOptions(corrupt_records="skip"), on_skipped=said.append)
     assert [(each.topic, each.start) for each in said] == [("__consumer_offsets", 1), ("__consumer_offsets", 2)]
     assert committed(root, "g") == {"t-0": 1}
 
@@ -232,9 +232,9 @@ def test_a_damaged_log_of_groups(root: Root, place: Path) -> None:
         import_log_dir(root, place)
     assert (caught.value.position, caught.value.offset) == (len(good), 1)
     said: list[Skipped] = []
-    import_log_dir(root, place, corrupt_records="truncate", on_skipped=said.append)
+    import_log_dir(root, place, ImportOptions(corrupt_records="truncate"), on_skipped=said.append)
     assert committed(root, "g") == {"t-0": 1}
-    import_log_dir(root, place, corrupt_records="skip", on_skipped=said.append)
+    import_log_dir(root, place, ImportOptions(corrupt_records="skip"), on_skipped=said.append)
     assert committed(root, "g") == {"t-0": 1, "u-0": 3}
     assert [each.start for each in said] == [1, 1]
 
@@ -310,10 +310,10 @@ def test_what_is_decided_while_logs_are_copied_does_not_count(
         return whole(*args)
 
     monkeypatch.setattr(importing, "copy_partition", copied)
-    import_log_dir(root, decided, topics=["t"])
+    import_log_dir(root, decided, ImportOptions(topics=["t"]))
     assert [each.decided for each in root.topic("t").head().kafka_open] == [None, "abort", None]
     monkeypatch.setattr(importing, "copy_partition", whole)
-    import_log_dir(root, decided, topics=["t"])
+    import_log_dir(root, decided, ImportOptions(topics=["t"]))
     assert [each.decided for each in root.topic("t").head().kafka_open] == ["commit", "abort", None]
 
 
@@ -321,7 +321,7 @@ def test_what_is_decided_while_logs_are_copied_does_not_count(
 def test_what_was_decided_ends_so_whoever_ends_it(
     root: Root, decided: Path, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import_log_dir(root, decided, open_transactions="abort" if way == "abort" else "keep")
+    import_log_dir(root, decided, ImportOptions(open_transactions="abort" if way == "abort" else "keep"))
     topic = root.topic("t")
     new = []
     if way == "append":
@@ -351,9 +351,11 @@ def test_an_import_that_ends_transactions_is_completed_as_well(root: Root, decid
             return Fault(FaultKind.CRASH_AFTER) if call.number == at else None
 
         with contextlib.suppress(Crash):
-            import_log_dir(World(FaultyStore(store, decide), seed=at).root(), decided, open_transactions="abort")
+            import_log_dir(
+                World(FaultyStore(store, decide), seed=at).root(), decided, ImportOptions(open_transactions="abort")
+            )
         after = World(store, seed=at + 1000).root()
-        import_log_dir(after, decided, open_transactions="abort")
+        import_log_dir(after, decided, ImportOptions(open_transactions="abort"))
         whole = {name: read(after, name) for name in after.topics()}
         assert whole == {"t": [b"a"], "u": [b"a"], "v": []}
         assert all(not after.topic(name).head().kafka_open for name in whole)

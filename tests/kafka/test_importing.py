@@ -16,7 +16,7 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogErr
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, offsets_to_bytes, parse_offsets
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader
 from sparklog.kafka.importing import importing
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.kafka.in_place.directory import SegmentName
 from sparklog.log.read import fetch
@@ -223,7 +223,7 @@ def test_lookups_by_time_are_those_in_place(fixtures: Path, root: Root, fixture:
 
 def imported_damaged(root: Root, fixtures: Path, name: str, folder: Path | None = None) -> dict[str, bytes]:
     configs = json.loads((fixtures / "damaged" / name / "fixture.json").read_text())["configs"]
-    import_log_dir(root, folder or fixtures / "damaged" / name / "data", configs=configs, force=True)
+    import_log_dir(root, folder or fixtures / "damaged" / name / "data", ImportOptions(configs=configs, force=True))
     return files_of(root, root.topic("damaged"))
 
 
@@ -255,7 +255,7 @@ def test_an_index_of_another_segment_is_not_taken(fixtures: Path, root: Root, tm
     first, second = sorted(folder.glob("*.log"))[:2]
     for suffix in (".index", ".timeindex"):
         first.with_suffix(suffix).write_bytes(second.with_suffix(suffix).read_bytes())
-    import_log_dir(root, tmp_path, configs={"index.interval.bytes": 1024})
+    import_log_dir(root, tmp_path, ImportOptions(configs={"index.interval.bytes": 1024}))
     found = files_of(root, root.topic("seg-small"))
     for suffix in (".index", ".timeindex"):
         assert found[first.stem + suffix] == good.joinpath(first.stem + suffix).read_bytes()
@@ -279,7 +279,7 @@ def test_a_time_index_that_ends_early_is_built_anew(fixtures: Path, root: Root, 
     folder = copied(good, tmp_path / "seg-small-0")
     first = sorted(folder.glob("*.log"))[0]
     first.with_suffix(".timeindex").write_bytes(b"")
-    import_log_dir(root, tmp_path, configs={"index.interval.bytes": 1024})
+    import_log_dir(root, tmp_path, ImportOptions(configs={"index.interval.bytes": 1024}))
     found = files_of(root, root.topic("seg-small"))[f"{first.stem}.timeindex"]
     assert found == good.joinpath(f"{first.stem}.timeindex").read_bytes()
     assert found
@@ -437,11 +437,14 @@ def test_a_large_active_segment_is_entered_by_its_footer(
 
 def test_topics_are_chosen_by_name(fixtures: Path, root: Root) -> None:
     folder = fixtures / "segments/data"
-    assert import_log_dir(root, folder, topics=["seg-one", "seg-empty"]).names == ["seg-empty", "seg-one"]
+    assert import_log_dir(root, folder, ImportOptions(topics=["seg-one", "seg-empty"])).names == [
+        "seg-empty",
+        "seg-one",
+    ]
     assert root.topics() == ["seg-empty", "seg-one"]
     with pytest.raises(NotFound, match=r"no topic 'seg-smal' .* did you mean 'seg-small'"):
-        import_log_dir(root, folder, topics=["seg-smal"])
-    assert import_log_dir(root, fixtures / "transactions/data", topics=["__consumer_offsets"]).names == [
+        import_log_dir(root, folder, ImportOptions(topics=["seg-smal"]))
+    assert import_log_dir(root, fixtures / "transactions/data", ImportOptions(topics=["__consumer_offsets"])).names == [
         "__consumer_offsets"
     ]
     assert root.topic("__consumer_offsets").head().partitions == 2
@@ -456,7 +459,7 @@ def test_internal_topics_alone_are_not_all_topics(root: Root, tmp_path: Path) ->
 
 def test_configs_are_those_given(fixtures: Path, root: Root) -> None:
     configs: Mapping[str, object] = {"internal.segment.bytes": "4096", "cleanup.policy": "compact"}
-    import_log_dir(root, fixtures / "compaction/keyless-then-compacted/before", configs=configs)
+    import_log_dir(root, fixtures / "compaction/keyless-then-compacted/before", ImportOptions(configs=configs))
     head = root.topic("compacted").head()
     assert dict(head.configs.explicit) == {"cleanup.policy": "compact", "segment.bytes": "4096"}
     assert head.configs.segment_bytes == 4096
@@ -464,7 +467,7 @@ def test_configs_are_those_given(fixtures: Path, root: Root) -> None:
 
 def test_many_partitions_become_several_commits(fixtures: Path, root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importing, "SLICES_PER_COMMIT", 1)
-    import_log_dir(root, fixtures / "codecs/data", topics=["codec-none"])
+    import_log_dir(root, fixtures / "codecs/data", ImportOptions(topics=["codec-none"]))
     topic = root.topic("codec-none")
     assert topic.head().version == 4
     for number in range(4):
@@ -501,7 +504,7 @@ def test_a_topic_that_exists_is_left_alone(fixtures: Path, root: Root) -> None:
 
 def test_a_deleted_topic_may_be_imported_again(fixtures: Path, root: Root) -> None:
     for _ in range(2):
-        import_log_dir(root, fixtures / "segments/data", topics=["seg-one"])
+        import_log_dir(root, fixtures / "segments/data", ImportOptions(topics=["seg-one"]))
         topic = root.topic("seg-one")
         assert len(read(topic)) == 9
         topic.delete()
@@ -515,7 +518,7 @@ def test_configs_that_are_not_valid_are_refused_first(fixtures: Path, root: Root
         ({"file.delete.delay.ms": 0}, "one hour"),
     ):
         with pytest.raises(BadRequest, match=message):
-            import_log_dir(root, fixtures / "segments/data", configs=configs)
+            import_log_dir(root, fixtures / "segments/data", ImportOptions(configs=configs))
     assert nothing_left(root)
 
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
 from sparklog.log.topic.root import Root, open_root
@@ -75,7 +75,7 @@ def expected(segments: dict[int, bytes]) -> list[int]:
 def imported(folder: Path, segments: dict[int, bytes], **configs: str) -> Root:
     write_partition(folder / "kafka", "t-0", segments)
     root = open_root(folder / "root", create=True)
-    import_log_dir(root, folder / "kafka", configs=configs)
+    import_log_dir(root, folder / "kafka", ImportOptions(configs=configs))
     return root
 
 
@@ -99,7 +99,7 @@ def test_it_is_imported_sealed_compacted_and_verified(name: str, tmp_path: Path)
     view = RootView(root)
     assert offsets(view) == expected(segments)
     assert view.bounds("t")[0].log_end == end
-    report = compact_topic(root.topic("t"), Settings(now_ms=HOUR_MS * 2), InProcess(), roll=True)
+    report = compact_topic(root.topic("t"), Settings(now_ms=HOUR_MS * 2), InProcess(), CompactOptions(roll=True))
     assert not report.failures
     assert offsets(view) == expected(segments)[-3:]
     assert view.bounds("t")[0].log_end == end

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Corrupt
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.damage import Skipped
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
@@ -64,7 +64,7 @@ def test_any_range_of_offsets(
     monkeypatch.setattr(fetch, "INDEX_MIN_BYTES", 100)
     topic, number = split_partition(name)
     view = KafkaView(fixtures / fixture / "data")
-    import_log_dir(root, fixtures / fixture / "data", topics=[topic])
+    import_log_dir(root, fixtures / fixture / "data", ImportOptions(topics=[topic]))
     everything = expected(fixtures, fixture, name)
     bounds = view.bounds(topic)[number]
     chance = random.Random(7)
@@ -223,7 +223,7 @@ def test_damage_costs_its_message_alone_where_it_is_skipped(root: Root, tmp_path
         (len(OLD), len(broken), 3, 4)
     ]
     if "CRC" in text:
-        import_log_dir(root, tmp_path, corrupt_records="skip")
+        import_log_dir(root, tmp_path, ImportOptions(corrupt_records="skip"))
         assert offsets(scanned(root.topic("t"))) == [0, 1, 2, 4, 5]
 
 
@@ -281,7 +281,7 @@ def test_random_damage_in_place_is_corrupt_or_right(fixtures: Path, tmp_path: Pa
 @pytest.mark.parametrize(("fixture", "name"), PARTITIONS)
 def test_merging_and_sealing_leave_every_record_as_it_is(fixtures: Path, root: Root, fixture: str, name: str) -> None:
     topic_name, number = split_partition(name)
-    import_log_dir(root, fixtures / fixture / "data", topics=[topic_name])
+    import_log_dir(root, fixtures / fixture / "data", ImportOptions(topics=[topic_name]))
     topic = root.topic(topic_name)
     partitions = topic.head().partitions
     for i in range(20):
@@ -290,7 +290,7 @@ def test_merging_and_sealing_leave_every_record_as_it_is(fixtures: Path, root: R
     before = scanned(topic, number)
     assert before[:-20] == expected(fixtures, fixture, name)
     compact_topic(topic, Settings(now_ms=HOUR_MS), InProcess())
-    compact_topic(topic, Settings(now_ms=HOUR_MS), InProcess(), roll=True)
+    compact_topic(topic, Settings(now_ms=HOUR_MS), InProcess(), CompactOptions(roll=True))
     assert topic.snapshot().slices.all().sealed().all()
     assert scanned(topic, number) == before
 
@@ -300,7 +300,7 @@ def test_compaction_keeps_the_latest_old_message_of_each_key(root: Root, tmp_pat
     first = message(0, b"a", b"1", magic=0) + message(1, b"b", b"2", magic=0) + message(2, b"c", None, magic=0)
     second = wrapper(5, "gzip", messages([(0, 5, b"a", b"3"), (2, 9, b"d", b"4")]), timestamp=9)
     write_partition(tmp_path, "t-0", {0: first, 3: second, 6: batch(6, [b"x"])})
-    import_log_dir(root, tmp_path, configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0})
+    import_log_dir(root, tmp_path, ImportOptions(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}))
     topic = root.topic("t")
     compact_topic(topic, Settings(now_ms=HOUR_MS), InProcess())
     found = [(r.offset, r.timestamp, r.timestamp_type, r.key, r.value) for r in scanned(topic)]
@@ -331,7 +331,7 @@ def test_old_tombstones_go_by_the_age_of_their_file(tmp_path: Path, older_ms: in
     )
     (folder.parent / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 2\n")
     configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0, "delete.retention.ms": 1000}
-    import_log_dir(root, tmp_path, configs=configs)
+    import_log_dir(root, tmp_path, ImportOptions(configs=configs))
     topic = root.topic("t")
     for info in list(root.store.list("t/sealed/")):
         if info.key.endswith("01.log"):

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Corrupt
 from sparklog.kafka.exporting import export_topics
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.exporting.exporting import ExportOptions
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.damage import SKIP, Skipped
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
@@ -79,15 +80,15 @@ def test_a_later_commit_does_not_show_what_was_aborted(root: Root, tmp_path: Pat
     write_partition(place, "t-0", {0: b"".join(two_transactions(LOST[damage])), **later})
     wanted = [0, 4, 6, *later]
     assert in_place(place) == wanted
-    import_log_dir(root, place, corrupt_records=SKIP, on_skipped=said.append)
+    import_log_dir(root, place, ImportOptions(corrupt_records=SKIP), on_skipped=said.append)
     assert imported(root) == wanted
     assert imported(root, READ_UNCOMMITTED) == in_place(place, READ_UNCOMMITTED)
     assert [(each.start, each.end) for each in said if each.position is None] == [(1, 4)]
     # The log itself says so: whoever rewrites it or takes it out reads the same.
     settings = Settings(now_ms=HOUR_MS * 2)
-    assert not compact_topic(root.topic("t"), settings, InProcess(), seal_only=True, roll=True).failures
+    assert not compact_topic(root.topic("t"), settings, InProcess(), CompactOptions(seal_only=True, roll=True)).failures
     assert imported(root) == wanted
-    export_topics(root, tmp_path / "out", ["t"], durable=False)
+    export_topics(root, tmp_path / "out", ["t"], ExportOptions(durable=False))
     assert in_place(tmp_path / "out", policy="fail") == wanted
 
 
@@ -95,11 +96,11 @@ def test_who_reads_on_in_kafka_after_damage_imports_on(root: Root, tmp_path: Pat
     place = tmp_path / "kafka"
     parts = two_transactions(LOST["key"])
     folder = write_partition(place, "t-0", {0: b"".join(parts[:3]), 4: b""})
-    import_log_dir(root, place, corrupt_records=SKIP, on_skipped=unheard)
+    import_log_dir(root, place, ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
     assert root.topic("t").head().log_end[0] == 4
     assert imported(root) == [0]
     append_to(folder / f"{4:020}.log", b"".join(parts[3:]))
-    import_log_dir(root, place, corrupt_records=SKIP, on_skipped=unheard)
+    import_log_dir(root, place, ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
     assert imported(root) == [0, 4, 6] == in_place(place)
 
 
@@ -110,7 +111,7 @@ def test_what_an_earlier_import_left_open_is_ended_by_the_next(root: Root, tmp_p
     import_log_dir(root, place)
     assert len(root.topic("t").head().kafka_open) == 1
     append_to(folder / f"{0:020}.log", b"".join(parts[2:]))
-    import_log_dir(root, place, corrupt_records=SKIP, on_skipped=unheard)
+    import_log_dir(root, place, ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
     assert not root.topic("t").head().kafka_open
     assert imported(root) == [0, 4, 6]
 
@@ -132,7 +133,7 @@ def bystander(lost: bytes) -> bytes:
 def test_a_flipped_bit_takes_nothing_from_other_transactions(root: Root, tmp_path: Path, place: int) -> None:
     write_partition(tmp_path / "kafka", "t-0", {0: bystander(flipped(marker(2, 7, commit=True), place))})
     assert in_place(tmp_path / "kafka") == [1, 3, 5]
-    import_log_dir(root, tmp_path / "kafka", corrupt_records=SKIP, on_skipped=unheard)
+    import_log_dir(root, tmp_path / "kafka", ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
     assert imported(root) == [1, 3, 5]
 
 
@@ -141,10 +142,10 @@ def test_a_marker_that_could_be_anybodys_without_room_for_all_is_refused(root: R
     write_partition(tmp_path / "kafka", "t-0", {0: bystander(lost)})
     assert in_place(tmp_path / "kafka") == [3, 5]
     with pytest.raises(Corrupt, match=r"2 transactions were open .* corrupt_records truncate") as raised:
-        import_log_dir(root, tmp_path / "kafka", corrupt_records=SKIP, on_skipped=unheard)
+        import_log_dir(root, tmp_path / "kafka", ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
     assert raised.value.position == len(batch(0, [b"0"])) * 2
     assert root.topics() == []
-    import_log_dir(root, tmp_path / "kafka", corrupt_records="truncate", on_skipped=unheard)
+    import_log_dir(root, tmp_path / "kafka", ImportOptions(corrupt_records="truncate"), on_skipped=unheard)
     assert imported(root) == []
 
 
@@ -152,7 +153,7 @@ def test_a_marker_at_a_wrong_offset_ends_what_it_said(root: Root, tmp_path: Path
     """Its checksum holds, for the base offset lies outside."""
     lost = flipped(marker(2, 7, commit=True), 7, 4)
     write_partition(tmp_path / "kafka", "t-0", {0: bystander(lost)})
-    import_log_dir(root, tmp_path / "kafka", corrupt_records=SKIP, on_skipped=unheard)
+    import_log_dir(root, tmp_path / "kafka", ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
     assert imported(root) == [0, 1, 3, 5]
 
 
@@ -162,7 +163,7 @@ def test_what_is_left_out_before_old_messages_is_said_once(root: Root, tmp_path:
     broken = message(0, b"k", b"v", timestamp=HOUR_MS, crc=1)
     write_partition(tmp_path / "kafka", "t-0", {0: broken + old + batch(3, [b"3"])})
     said: list[Skipped] = []
-    report = import_log_dir(root, tmp_path / "kafka", corrupt_records=SKIP, on_skipped=said.append)
+    report = import_log_dir(root, tmp_path / "kafka", ImportOptions(corrupt_records=SKIP), on_skipped=said.append)
     assert [(each.start, each.end, each.position) for each in said] == [(0, 1, 0)]
     assert report.topics[0].partitions[0].skipped == 1
     assert imported(root) == [1, 2, 3]
@@ -203,7 +204,7 @@ def test_an_import_shows_what_is_shown_in_place(root: Root, tmp_path: Path, seed
         segments = {0: first, bases[half]: b"".join(parts[half:])}
     write_partition(place, "t-0", segments)
     try:
-        import_log_dir(root, place, corrupt_records=SKIP, on_skipped=unheard)
+        import_log_dir(root, place, ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
     except Corrupt as refused:
         if "transactions were open" not in refused.message:
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.kafka.in_place.sound_batches import Span, first_is_wrong
@@ -24,7 +24,7 @@ STALE = batch(10, [b"old", b"older"])
 def imported(folder: Path, policy: str, left_out: list[Skipped]) -> list[int]:
     """Offsets of the topic after an import of the log dir."""
     root = World().root()
-    import_log_dir(root, folder, corrupt_records=policy, on_skipped=left_out.append)
+    import_log_dir(root, folder, ImportOptions(corrupt_records=policy), on_skipped=left_out.append)
     found = root.topic("t").scan(isolation=READ_UNCOMMITTED, columns=COLUMNS)
     return [record.offset for piece in found for record in records(piece)]
 

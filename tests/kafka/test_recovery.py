@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.kafka.in_place.read_part import KafkaReadPart, WindowBudget
@@ -213,7 +213,7 @@ def test_an_unknown_policy_is_refused(fixtures: Path, root: Root) -> None:
     with pytest.raises(BadRequest, match="unknown corrupt_records 'ignore': expected one of fail, skip, truncate"):
         KafkaView(fixtures / "damaged/good/data", corrupt_records="ignore")
     with pytest.raises(BadRequest, match="unknown corrupt_records"):
-        import_log_dir(root, fixtures / "damaged/good/data", corrupt_records="ignore")
+        import_log_dir(root, fixtures / "damaged/good/data", ImportOptions(corrupt_records="ignore"))
 
 
 # ---------------------------------------------------------------- imported
@@ -223,7 +223,7 @@ def imported(root: Root, fixtures: Path, name: str, policy: str, said: list[Skip
     """All records of the topic as it was imported."""
     data = fixtures / "damaged" / name / "data"
     configs = {"index.interval.bytes": 512}
-    import_log_dir(root, data, configs=configs, corrupt_records=policy, on_skipped=said.append)
+    import_log_dir(root, data, ImportOptions(configs=configs, corrupt_records=policy), on_skipped=said.append)
     return [record for piece in scan(root.topic(topic_of(name))) for record in records(piece)]
 
 
@@ -252,7 +252,7 @@ def test_closed_segments_of_a_truncated_import_are_the_recovered_files(
     for index in data.glob("*/*.index"):
         if not index.stat().st_size:
             index.unlink()  # DumpLogSegments left it there when it looked for the index of a time index.
-    import_log_dir(root, data, configs={"index.interval.bytes": 512}, corrupt_records=TRUNCATE)
+    import_log_dir(root, data, ImportOptions(configs={"index.interval.bytes": 512}, corrupt_records=TRUNCATE))
     after = "recovered" if name == "killed-broker" else RECOVERED
     recovered = fixtures / "damaged" / name / after / f"{topic_of(name)}-0"
     compared = 0
@@ -298,11 +298,11 @@ def test_what_was_imported_is_the_same_after_sealing_and_compaction(
     before = imported(root, fixtures, name, policy, [])
     topic = root.topic(topic_of(name))
     settings = Settings(now_ms=HOUR_MS)
-    report = compact_topic(topic, settings, InProcess(), roll=True)
+    report = compact_topic(topic, settings, InProcess(), CompactOptions(roll=True))
     assert not report.failures
     assert [record for piece in scan(topic) for record in records(piece)] == before
     topic.alter(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}, force=True)
-    report = compact_topic(topic, settings, InProcess(), roll=True)
+    report = compact_topic(topic, settings, InProcess(), CompactOptions(roll=True))
     assert not report.failures
     after = [record for piece in scan(topic) for record in records(piece)]
     assert after

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, kafka_layout
 from sparklog.kafka.in_place.damage import SKIP, TRUNCATE
 from sparklog.kafka.in_place.directory import after_start_up, next_offset_of
@@ -193,7 +193,7 @@ def test_a_log_start_beyond_the_end_leaves_an_empty_log_also_when_imported(tmp_p
         bounds = KafkaView(tmp_path, corrupt_records=policy, env=env).bounds("t")[0]
         assert (bounds.log_start, bounds.log_end, bounds.last_stable) == (50, 50, 50)
         root = World().root()
-        import_log_dir(root, tmp_path, corrupt_records=policy)
+        import_log_dir(root, tmp_path, ImportOptions(corrupt_records=policy))
         head = root.topic("t").head()
         assert (head.log_start[0], head.log_end[0]) == (50, 50)
 

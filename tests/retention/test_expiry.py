@@ -9,7 +9,6 @@ import pytest
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 from sparklog.retention.expiry import SIZE, START, TIME, Expiry, plan_expiry
-from sparklog.retention.retain import Expiry, plan_expiry
 from tests.retention.fixture_stages import expired, fixture, segments, stage_segments
 
 FIXTURES = [

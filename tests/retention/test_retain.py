@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.history import History
 from sparklog.log.topic.root import Root, open_root
@@ -353,7 +353,9 @@ def test_imported_fixtures_keep_the_segments_that_kafka_keeps(fixtures: Path) ->
         folder = fixtures / "retention" / name
         configs, stages = fixture(folder)
         place = Place()
-        (topic_name,) = import_log_dir(place.root, folder / before, configs=dict(configs.explicit), force=True).names
+        (topic_name,) = import_log_dir(
+            place.root, folder / before, ImportOptions(configs=dict(configs.explicit), force=True)
+        ).names
         topic = place.root.topic(topic_name)
         assert topic.head().log_start.tolist() == [stages[before]["logStartOffset"]]
         retain_topic(topic, Settings(stages[after]["clockMs"]))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction.run import compact_root
+from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError
 from sparklog.log.decisions import decision_log
 from sparklog.log.journal import entry_log
@@ -228,11 +228,11 @@ def test_what_is_hidden_in_another_topic_is_not_merged_away(tmp_path: Path) -> N
 
     before = seen()
     assert before == {"a": [], "b": [], "c": [b"below"]}
-    reports = compact_root(world.root(), Settings(world.now_ms), InProcess(), roll=True)
+    reports = compact_root(world.root(), Settings(world.now_ms), InProcess(), CompactOptions(roll=True))
     assert not any(report.failures for report in reports)
     assert seen() == before
     blocker.commit()
-    compact_root(world.root(), Settings(world.now_ms), InProcess(), roll=True)
+    compact_root(world.root(), Settings(world.now_ms), InProcess(), CompactOptions(roll=True))
     assert seen() == {"a": [b"open", b"ab"], "b": [b"ab", b"bc"], "c": [b"below", b"bc"]}
     assert all(world.topic(name).snapshot().slices.all().sealed().all() for name in "abc")
 
@@ -268,7 +268,7 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
     before = sorted(world.values("a"))
     with_aborted = world.values("a", READ_UNCOMMITTED)
     assert len(with_aborted) == len(before) + 8 + 3
-    [report] = compact_root(world.root(), Settings(world.now_ms), InProcess(), topics=["a"], roll=roll)
+    [report] = compact_root(world.root(), Settings(world.now_ms), InProcess(), CompactOptions(topics=["a"], roll=roll))
     assert not report.failures
     assert report.pieces
     assert sorted(world.values("a")) == before
@@ -281,7 +281,7 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
     open_one.commit()
     after = sorted(world.values("a"))
     assert after == sorted([value for value in with_aborted if not value.startswith("no")])
-    [report] = compact_root(world.root(), Settings(world.now_ms), InProcess(), topics=["a"], roll=True)
+    [report] = compact_root(world.root(), Settings(world.now_ms), InProcess(), CompactOptions(topics=["a"], roll=True))
     assert not report.failures
     assert sorted(world.values("a")) == after == sorted(world.values("a", READ_UNCOMMITTED))
 

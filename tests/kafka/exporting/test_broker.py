@@ -13,12 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.groups import CommittedOffset, Groups
 from sparklog.kafka.exporting import ExportedTopic, export_topics
+from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.group_offsets import OFFSETS_CONFIGS, OFFSETS_TOPIC
 from sparklog.kafka.exporting.plan import broker_configs
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
@@ -54,7 +55,7 @@ def taken_in(broker: Broker, root: Root, folder: Path, topics: dict[str, Topic])
             for name, topic in topics.items()
         }
     for name in topics:
-        (found[name],) = export_topics(root, folder / name, [name], topic_id=ids[name], link=True)
+        (found[name],) = export_topics(root, folder / name, [name], ExportOptions(topic_id=ids[name], link=True))
         broker.replace(folder / name, name)
     broker.start()
     said = broker.said().rpartition("STARTING THE BROKER")[2]
@@ -118,7 +119,10 @@ def test_native_topics(broker: Broker, tmp_path: Path) -> None:
     topics["moved"].delete_records({0: 555})
     for name in ("sealed", "stamped", "compacted", "moved"):
         report = compact_topic(
-            topics[name], Settings(now_ms=place.world.now_ms + 2 * DAY_MS), InProcess(), roll=name == "compacted"
+            topics[name],
+            Settings(now_ms=place.world.now_ms + 2 * DAY_MS),
+            InProcess(),
+            CompactOptions(roll=name == "compacted"),
         )
         assert not report.failures
     fill(topics["compacted"], range(20, 22))
@@ -157,13 +161,13 @@ def test_consumers_of_another_clusters_topic_go_on_after_a_restart(broker: Broke
     records = 105
     segments = {at: led(batch(at, [b"%d" % at] * 35), 40 + at) for at in range(0, records, 35)}
     write_partition(tmp_path / "log", "old-0", segments)
-    import_log_dir(root, tmp_path / "log", configs={"retention.ms": -1})
+    import_log_dir(root, tmp_path / "log", ImportOptions(configs={"retention.ms": -1}))
     stood = CommittedOffset("old", root.topic("old").head().topic_id, 0, 100, 110, "", root.env.wall_ms())
     Groups(root).group("moved").restore([stood])
     with broker:
         ids = {"old": broker.create("old", 1, {"retention.ms": "-1"})}
         ids[OFFSETS_TOPIC] = broker.create(OFFSETS_TOPIC, 1, {name: str(v) for name, v in OFFSETS_CONFIGS.items()})
-    export_topics(root, tmp_path / "out", ["old"], topic_id=ids, groups="all", offsets_partitions=1)
+    export_topics(root, tmp_path / "out", ["old"], ExportOptions(topic_id=ids, groups="all", offsets_partitions=1))
     for name in ids:
         broker.replace(tmp_path / "out", name)
     broker.start()
@@ -182,7 +186,7 @@ def test_records_are_found_by_time_from_the_log_start_on(broker: Broker, tmp_pat
     place = CountedRoot("local", tmp_path / "root")
     far = 1 << 32
     write_partition(tmp_path / "log", "far-0", {0: batch(0, [b"a"]), far: batch(far, [b"b"]), far + 1: b""})
-    import_log_dir(place.root, tmp_path / "log", configs={"retention.ms": -1})
+    import_log_dir(place.root, tmp_path / "log", ImportOptions(configs={"retention.ms": -1}))
     topics = {
         "near": place.topic(1, {"segment.bytes": 15_000, "retention.ms": -1}, "near"),
         "far": place.root.topic("far"),
@@ -260,7 +264,7 @@ def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> No
             kafkas = json.loads((folder / "fixture.json").read_text())["configs"]
             configs = {"cleanup.policy": "compact", "delete.retention.ms": kafkas.get("delete.retention.ms", DAY_MS)}
         place = CountedRoot("local", tmp_path / "roots" / short)
-        for name in import_log_dir(place.root, folder / stage, configs=configs).names:
+        for name in import_log_dir(place.root, folder / stage, ImportOptions(configs=configs)).names:
             topics[f"{short}.{name}"] = place.root.topic(name)
             told[f"{short}.{name}"] = (folder, stage)
     assert len(topics) > 12
@@ -270,7 +274,7 @@ def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> No
             for called, topic in topics.items()
         }
     for called, topic in topics.items():
-        export_topics(topic.root, tmp_path / "out" / called, [topic.name], topic_id=ids[called])
+        export_topics(topic.root, tmp_path / "out" / called, [topic.name], ExportOptions(topic_id=ids[called]))
         broker.replace(tmp_path / "out" / called, topic.name, called)
     broker.start()
     for called, (folder, stage) in told.items():

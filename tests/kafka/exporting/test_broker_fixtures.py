@@ -14,6 +14,7 @@ from kafka.consumer.fetcher import Fetcher
 
 from sparklog.compaction.run import compact_topic
 from sparklog.kafka.exporting import ExportedTopic, export_topics
+from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.plan import broker_configs
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
@@ -126,7 +127,7 @@ def test_a_broker_reads_every_fixture(
     for called, case in every.items():
         out = tmp_path / "out" / called
         (exported[called],) = export_topics(
-            case.topic.root, out, [case.topic.name], topic_id=ids[called], durable=False
+            case.topic.root, out, [case.topic.name], ExportOptions(topic_id=ids[called], durable=False)
         )
         broker.replace(out, case.topic.name, called)
         logs += out.glob("*/*.log")

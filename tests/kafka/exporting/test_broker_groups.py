@@ -11,8 +11,9 @@ import pytest
 
 from sparklog.groups import CommittedOffset, Groups
 from sparklog.kafka.exporting import export_topics
+from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.group_offsets import GROUPS_FILE, OFFSETS_CONFIGS, OFFSETS_TOPIC
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.topic.root import Root, open_root
 from tests.fixture_data import split_partition
@@ -58,7 +59,7 @@ def test_groups_of_kafkas_clusters(fixtures: Path, tmp_path: Path, fixture: str)
     expected = expected_groups(fixtures / fixture)
     assert len(expected) > 10
     root = open_root(str(tmp_path / "root"), create=True)
-    report = import_log_dir(root, fixtures / fixture / "data", configs={"retention.ms": -1})
+    report = import_log_dir(root, fixtures / fixture / "data", ImportOptions(configs={"retention.ms": -1}))
     topics = report.names
     assert kept(root) == expected
     # Committed long ago: only that a group is said to be empty since now keeps its offsets.
@@ -72,7 +73,7 @@ def test_groups_of_kafkas_clusters(fixtures: Path, tmp_path: Path, fixture: str)
     with broker:
         ids = {name: broker.create(name, root.topic(name).head().partitions, {"retention.ms": "-1"}) for name in topics}
         ids[OFFSETS_TOPIC] = broker.create(OFFSETS_TOPIC, 50, {name: str(v) for name, v in OFFSETS_CONFIGS.items()})
-    exported = export_topics(root, tmp_path / "out", topics, topic_id=ids, groups="all")
+    exported = export_topics(root, tmp_path / "out", topics, ExportOptions(topic_id=ids, groups="all"))
     for name in ids:
         broker.replace(tmp_path / "out", name)
     with broker:

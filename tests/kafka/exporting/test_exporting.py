@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.checkpoint_files import (
@@ -24,6 +24,7 @@ from sparklog.format.checkpoint_files import (
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.rewrite_headers import rewrite_headers
 from sparklog.kafka.exporting import ExportedTopic, export_topics
+from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.partition_files import leader_epochs
 from sparklog.kafka.exporting.plan import properties_file
 from sparklog.kafka.importing.importing import import_log_dir
@@ -54,11 +55,11 @@ def place(tmp_path: Path) -> CountedRoot:
 
 
 def compacted(topic: Topic, now_ms: int, **options: bool) -> None:
-    assert not compact_topic(topic, Settings(now_ms=now_ms), InProcess(), **options).failures
+    assert not compact_topic(topic, Settings(now_ms=now_ms), InProcess(), CompactOptions(**options)).failures
 
 
 def export(topic: Topic, path: Path, **options: Any) -> ExportedTopic:
-    (found,) = export_topics(topic.root, path, [topic.name], durable=False, **options)
+    (found,) = export_topics(topic.root, path, [topic.name], ExportOptions(durable=False, **options))
     return found
 
 
@@ -106,7 +107,7 @@ def many_states(place: CountedRoot) -> dict[str, Topic]:
 
 def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, kafka_tools: KafkaTools) -> None:
     topics = many_states(place)
-    found = export_topics(place.root, tmp_path / "out", list(topics), durable=False)
+    found = export_topics(place.root, tmp_path / "out", list(topics), ExportOptions(durable=False))
     view = KafkaView(tmp_path / "out")
     total = 0
     for exported, topic in zip(found, topics.values(), strict=True):
@@ -145,7 +146,7 @@ def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, 
 def test_checkpoints_of_topics_in_all_states(place: CountedRoot, tmp_path: Path) -> None:
     topics = many_states(place)
     out = tmp_path / "out"
-    export_topics(place.root, out, list(topics), durable=False)
+    export_topics(place.root, out, list(topics), ExportOptions(durable=False))
     heads = {name: topic.head() for name, topic in topics.items()}
     ends = {(n, p): int(head.last_stable()[p]) for n, head in heads.items() for p in range(head.partitions)}
     assert parse_offsets((out / HIGH_WATERMARKS_FILE).read_bytes()) == ends
@@ -230,7 +231,7 @@ def test_older_versions_and_times(place: CountedRoot, tmp_path: Path) -> None:
             assert found.version == version or time_ms == place.world.now_ms
             assert read(KafkaView(out), "t") == expected
     topic.delete()
-    (found,) = export_topics(place.root, tmp_path / "deleted", ["t"], version=version, durable=False)
+    (found,) = export_topics(place.root, tmp_path / "deleted", ["t"], ExportOptions(version=version, durable=False))
     assert read(KafkaView(tmp_path / "deleted"), "t") == expected
 
 
@@ -247,9 +248,9 @@ def test_versions_and_times_that_are_not_there(place: CountedRoot, tmp_path: Pat
         ({"time_ms": created, "version": 1}, BadRequest, "one of both"),
     ):
         with pytest.raises(error, match=words):
-            export_topics(place.root, tmp_path / "out", ["t"], **options)  # type: ignore[arg-type]
+            export_topics(place.root, tmp_path / "out", ["t"], ExportOptions(**options))  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="does not exist"):
-        export_topics(place.root, tmp_path / "out", ["other"], version=1)
+        export_topics(place.root, tmp_path / "out", ["other"], ExportOptions(version=1))
     assert not (tmp_path / "out").exists()
 
 
@@ -420,7 +421,7 @@ def test_places_that_cannot_be(place: CountedRoot, tmp_path: Path) -> None:
 
 
 def open_and_export(root: Path, path: Path) -> None:
-    export_topics(open_root(str(root)), path, ["t"], durable=False)
+    export_topics(open_root(str(root)), path, ["t"], ExportOptions(durable=False))
 
 
 @pytest.mark.parametrize(
@@ -460,7 +461,7 @@ def test_topics_are_named_once(place: CountedRoot, tmp_path: Path) -> None:
         with pytest.raises(BadRequest, match="different topics"):
             export_topics(place.root, tmp_path / "out", names)
     with pytest.raises(BadRequest, match="of one topic"):
-        export_topics(place.root, tmp_path / "out", ["t", "u"], topic_id="kphX_vFrTMuzYXwDXyxQYA")
+        export_topics(place.root, tmp_path / "out", ["t", "u"], ExportOptions(topic_id="kphX_vFrTMuzYXwDXyxQYA"))
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -493,7 +494,7 @@ def test_a_directory_that_is_filled_meanwhile_stays_as_it_is(place: CountedRoot,
         (tmp_path / "out" / "theirs").touch()
 
     with pytest.raises(Conflict, match="is not empty"):
-        export(topic, tmp_path / "out", progress=somebody)
+        export_topics(place.root, tmp_path / "out", [topic.name], ExportOptions(durable=False), somebody)
     assert nothing_new(tmp_path, "root", "out")
     assert nothing_new(tmp_path / "out", "theirs")
 
@@ -546,9 +547,13 @@ def test_from_and_to_a_time(place: CountedRoot, tmp_path: Path) -> None:
         behind = next(r.offset for r in everything if r.timestamp >= end_ms)
         assert 0 < part.log_start == first < behind <= part.log_end < len(everything)
         assert read(view, "orders", part.partition) == everything[first : part.log_end]
-    (late,) = export_topics(place.root, tmp_path / "late", ["orders"], start_ms=START_MS + 10**6, durable=False)
+    (late,) = export_topics(
+        place.root, tmp_path / "late", ["orders"], ExportOptions(start_ms=START_MS + 10**6, durable=False)
+    )
     assert [part.log_start for part in late.partitions] == topic.head().log_end.tolist()
-    (only,) = export_topics(place.root, tmp_path / "only", ["orders"], partitions=[1], end_ms=0, durable=False)
+    (only,) = export_topics(
+        place.root, tmp_path / "only", ["orders"], ExportOptions(partitions=[1], end_ms=0, durable=False)
+    )
     assert [(part.partition, part.log_start, part.log_end) for part in only.partitions] == [(1, 0, 0)]
     for wrong in ({"starts": {0: 1}, "start_ms": 5}, {"ends": {0: 1}, "end_ms": 5}, {"start_ms": 5, "end_ms": 4}):
         with pytest.raises(BadRequest, match="an export"):
@@ -583,7 +588,7 @@ def test_topics_with_the_longest_names_go_out_and_come_back(place: CountedRoot, 
     names = ["a" * 248 + last for last in "xy"]
     for at, name in enumerate(names):
         fill(place.topic(12, {"retention.ms": 1000 + at}, name), range(3))
-    export_topics(place.root, tmp_path / "out", names, durable=False)
+    export_topics(place.root, tmp_path / "out", names, ExportOptions(durable=False))
     files = sorted((tmp_path / "out").glob("*.properties"))
     for at, (file, name) in enumerate(zip(sorted(files, key=lambda each: each.read_text()), names, strict=True)):
         text = file.read_text()

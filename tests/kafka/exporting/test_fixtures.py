@@ -20,7 +20,8 @@ from sparklog.format.checkpoint_files import (
 )
 from sparklog.format.coordinators.producer_snapshot import ProducerEntry, parse_snapshot
 from sparklog.kafka.exporting import ExportedTopic, export_topics
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.exporting.exporting import ExportOptions
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
@@ -43,12 +44,12 @@ def imported_from(folder: Path) -> Root:
     if folder.parent.parent.name == "compaction":
         configs["cleanup.policy"] = facts["configs"].get("cleanup.policy", "compact")
     root = World().root()
-    import_log_dir(root, folder, configs=configs, force=True)
+    import_log_dir(root, folder, ImportOptions(configs=configs, force=True))
     return root
 
 
 def exported(root: Root, folder: Path) -> list[ExportedTopic]:
-    return export_topics(root, folder, root.topics(), durable=False)
+    return export_topics(root, folder, root.topics(), ExportOptions(durable=False))
 
 
 def names_in(folder: Path) -> list[str]:
@@ -207,7 +208,9 @@ def test_parts_end_with_whole_batches_in_every_format(fixtures: Path, tmp_path: 
         log_start = expected_offsets(fixtures / fixture)[name]["logStartOffset"]
         for end in range(log_start, log_end, max((log_end - log_start) // 6, 1)):
             out = tmp_path / f"{name}-{end}"
-            (found,) = export_topics(root, out, [topic], partitions=[number], ends={number: end}, durable=False)
+            (found,) = export_topics(
+                root, out, [topic], ExportOptions(partitions=[number], ends={number: end}, durable=False)
+            )
             (part,) = found.partitions
             view = KafkaView(out)
             bounds = view.bounds(topic)[number]

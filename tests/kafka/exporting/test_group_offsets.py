@@ -22,6 +22,7 @@ from sparklog.format.coordinators.group_messages import (
 )
 from sparklog.groups import CommittedOffset, Groups, OffsetAndMetadata
 from sparklog.kafka.exporting import ExportedTopic, export_topics, exporting
+from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.group_offsets import (
     GROUPS_FILE,
     OFFSETS_TOPIC,
@@ -63,7 +64,7 @@ def root() -> Root:
 
 def exported(root: Root, path: Path, *topics: str, **options: Any) -> ExportedTopic:
     """What was exported of the groups."""
-    found = export_topics(root, path, topics, durable=False, **options)
+    found = export_topics(root, path, topics, ExportOptions(durable=False, **options))
     assert [each.topic for each in found] == [*topics, OFFSETS_TOPIC]
     return found[-1]
 
@@ -236,7 +237,7 @@ def test_what_it_refuses_leaves_nothing(
     root: Root, tmp_path: Path, options: dict[str, Any], kind: type[Exception], says: str
 ) -> None:
     with pytest.raises(kind, match=says) as error:
-        export_topics(root, tmp_path / "out", ["a", "b"], durable=False, **options)
+        export_topics(root, tmp_path / "out", ["a", "b"], ExportOptions(durable=False, **options))
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -244,8 +245,8 @@ def test_what_it_refuses_leaves_nothing(
 def test_a_topic_of_that_name_and_groups_exclude_each_other(root: Root, tmp_path: Path) -> None:
     root.create_topic(OFFSETS_TOPIC)
     with pytest.raises(BadRequest, match="exported as a topic or made from groups: give one of both"):
-        export_topics(root, tmp_path / "out", ["a", OFFSETS_TOPIC], groups="all", durable=False)
-    (found,) = export_topics(root, tmp_path / "out", [OFFSETS_TOPIC], durable=False)
+        export_topics(root, tmp_path / "out", ["a", OFFSETS_TOPIC], ExportOptions(groups="all", durable=False))
+    (found,) = export_topics(root, tmp_path / "out", [OFFSETS_TOPIC], ExportOptions(durable=False))
     assert found.groups == ()
 
 
@@ -273,5 +274,5 @@ def test_a_damaged_group_ends_an_export_that_would_leave_it_out(root: Root, tmp_
     fresh = open_root(root.store, env=root.env)
     for wanted in ("all", "elsewhere", ["billing", "elsewhere"]):
         with pytest.raises(Corrupt, match="elsewhere"):
-            export_topics(fresh, tmp_path / "no", ["a"], groups=wanted, durable=False)
+            export_topics(fresh, tmp_path / "no", ["a"], ExportOptions(groups=wanted, durable=False))
     assert exported(fresh, tmp_path / "out", "a", groups=["billing"]).topic == OFFSETS_TOPIC

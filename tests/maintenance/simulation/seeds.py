@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from unittest import mock
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved
 from sparklog.log.topic.root import Root
@@ -204,7 +204,11 @@ def data_files(run: Run) -> set[str]:
 def compact(run: Run, root: Root, *, roll: bool) -> None:
     """One undisturbed run of compaction."""
     report = compact_topic(
-        root.topic(TOPIC), Settings(now_ms=run.world.now_ms), InProcess(), roll=roll, plans=plans(run, root.env)
+        root.topic(TOPIC),
+        Settings(now_ms=run.world.now_ms),
+        InProcess(),
+        CompactOptions(roll=roll),
+        plans=plans(run, root.env),
     )
     expect(not report.failures, f"undisturbed, and yet: {report.failures}")
 

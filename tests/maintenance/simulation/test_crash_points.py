@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sparklog.compaction.run import Plans, compact_topic
+from sparklog.compaction.run import CompactOptions, Plans, compact_topic
 from sparklog.errors import SparklogError
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved, Txn
@@ -54,7 +54,7 @@ def compaction(seal: bool = False, merge: bool = False, clean: bool = False, rol
             whole.clean if clean else lambda snapshot, settings: (),
         )
         settings = Settings(now_ms=run.world.now_ms)
-        return compact_topic(root.topic(TOPIC), settings, InProcess(), roll=roll, plans=chosen).failures
+        return compact_topic(root.topic(TOPIC), settings, InProcess(), CompactOptions(roll=roll), plans=chosen).failures
 
     return step
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sparklog.compaction.cleaning import plan_cleaning
 from sparklog.compaction.merging import plan_merges
-from sparklog.compaction.run import Plans, compact_topic
+from sparklog.compaction.run import CompactOptions, Plans, compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.env import Env
@@ -521,8 +521,7 @@ def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                 topic,
                 Settings(now_ms=run.world.now_ms),
                 Shuffled(actor.random),
-                seal_only=actor.random.random() < 0.1,
-                roll=actor.random.random() < 0.6,
+                CompactOptions(seal_only=actor.random.random() < 0.1, roll=actor.random.random() < 0.6),
                 on_done=shown,
                 plans=plans(run, actor.env),
             )

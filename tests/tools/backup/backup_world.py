@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
@@ -52,7 +52,9 @@ class BackupWorld(World):
 
     def compact(self, name: str, store: Store | None = None, *, roll: bool = True) -> None:
         """Seal, merge and clean a topic; nothing may fail."""
-        report = compact_topic(self.root(store).topic(name), Settings(now_ms=self.now_ms), InProcess(), roll=roll)
+        report = compact_topic(
+            self.root(store).topic(name), Settings(now_ms=self.now_ms), InProcess(), CompactOptions(roll=roll)
+        )
         assert not report.failures
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Conflict
 from sparklog.groups import Groups
 from sparklog.log.topic.root import Root, open_root
@@ -66,7 +66,9 @@ def keeper(place: Path, over: threading.Event, failed: list[BaseException]) -> N
         root = open_root(LocalStore(place, durable=False))
         while not over.is_set():
             for name in TOPICS:
-                compact_topic(root.topic(name), Settings(now_ms=root.env.wall_ms()), InProcess(), roll=True)
+                compact_topic(
+                    root.topic(name), Settings(now_ms=root.env.wall_ms()), InProcess(), CompactOptions(roll=True)
+                )
             retain_root(root, Settings(now_ms=root.env.wall_ms() + 3 * 3_600_000))
             time.sleep(0.1)
     except BaseException as error:  # noqa: BLE001

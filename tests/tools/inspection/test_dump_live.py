@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Corrupt
 from sparklog.format.encode import EncodeOptions, encode
 from sparklog.maintenance.work import InProcess, Settings
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         keys = pa.array([f"key-{each}" for each in number.tolist()], pa.string()).cast(pa.binary())
         values = pa.array([None if each % 17 == 0 else b"%08d" % each * 9 for each in number.tolist()])
         topic.append(pa.table({"key": keys, "value": values}))
-    compact_topic(topic, Settings(now_ms=NOW_MS), InProcess(), roll=True)
+    compact_topic(topic, Settings(now_ms=NOW_MS), InProcess(), CompactOptions(roll=True))
     odd = place / "root" / "odd-0"
     odd.mkdir()
     # What ends a line is left out: the tool's output is compared line by line.

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 import sparklog
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import WriteOptions
@@ -69,7 +69,7 @@ def test_compaction_leaves_gaps_and_sealed_segments_with_indexes(root: Root) -> 
     for number in range(20):
         topic.append(records(number * 50, 50), options=WriteOptions(codec="none"))
     before = inspect_topic(RootView(root), "state")
-    report = compact_topic(topic, Settings(START_MS + DAY_MS), InProcess(), roll=True)
+    report = compact_topic(topic, Settings(START_MS + DAY_MS), InProcess(), CompactOptions(roll=True))
     assert not report.failed
     found = inspect_topic(RootView(root), "state")
     assert pc.sum(found.batches["records"]).as_py() == pc.sum(before.batches["keys_latest"]).as_py() == 10
@@ -84,7 +84,7 @@ def test_what_seals_unsealed_slices_indexes_them(root: Root) -> None:
     for number in range(20):
         topic.append(records(number * 50, 50), options=WriteOptions(codec="none"))
     before = inspect_topic(RootView(root), "plain").batches
-    compact_topic(topic, Settings(START_MS + DAY_MS), InProcess(), roll=True)
+    compact_topic(topic, Settings(START_MS + DAY_MS), InProcess(), CompactOptions(roll=True))
     found = inspect_topic(RootView(root), "plain")
     [file] = found.files.to_pylist()
     assert (file["kind"], file["records"]) == ("sealed segment", 1000)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.compaction.run import compact_root
+from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, NotFound
 from sparklog.groups import Groups
 from sparklog.groups.lag import lag
 from sparklog.kafka.importing.coordinators import kafka_groups
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.damage import log_skipped
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.env import SYSTEM
@@ -53,7 +53,7 @@ def world() -> TopicsWorld:
     root.topic("b").alter(configs={"cleanup.policy": "compact"})
     for number in range(3):
         root.topic("b").append(records(number * 100, 100))
-    compact_root(root, Settings(world.now_ms), InProcess(), topics=["b"], seal_only=True, roll=True)
+    compact_root(root, Settings(world.now_ms), InProcess(), CompactOptions(topics=["b"], seal_only=True, roll=True))
     transaction = world.producer("<script>alert(1)</script>", timeout_ms=HOUR_MS).begin()
     transaction.append("c", records(0, 50))
     transaction.prepare()
@@ -129,7 +129,7 @@ def test_what_maintenance_would_do_is_what_its_dry_runs_say(world: TopicsWorld) 
     report = reported(world, settings)
     planned = [
         (item.topic, item.partition, item.action, item.nbytes, item.why)
-        for each in compact_root(world.root(), settings, InProcess(), dry_run=True)
+        for each in compact_root(world.root(), settings, InProcess(), CompactOptions(dry_run=True))
         for item in each.planned
     ]
     assert report.doing is not None
@@ -273,7 +273,7 @@ def test_groups_of_a_kafka_directory_are_those_of_its_coordinator(fixtures: Path
 
 def test_what_kafka_left_open_in_an_import_is_named_by_its_transactional_id(fixtures: Path, world: TopicsWorld) -> None:
     root = world.root()
-    import_log_dir(root, fixtures / "transactions" / "data", topics=["txn-a", "txn-b"])
+    import_log_dir(root, fixtures / "transactions" / "data", ImportOptions(topics=["txn-a", "txn-b"]))
     found = gather(RootView(root), Settings(SYSTEM.wall_ms()), topics=["txn-a", "txn-b"], maintenance=False)
     held = found.held_back
     known = {

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.state import commit_log
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
@@ -132,7 +132,7 @@ class Busy:
 
     def seal(self) -> None:
         assert not compact_topic(
-            self.topic, Settings(self.world.now_ms + 3650 * DAY_MS), InProcess(), roll=True
+            self.topic, Settings(self.world.now_ms + 3650 * DAY_MS), InProcess(), CompactOptions(roll=True)
         ).failures
 
     def vacuum(self) -> None:

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from sparklog.compaction.run import compact_topic
+from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.groups import Groups
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.journal import entry_log
@@ -83,7 +83,7 @@ class WholeRoot(World):
         for number in range(3):
             topic.append(rows(10 * number, 10, 1))
             self.now_ms += 1000
-        compact_topic(topic, self.settings(), InProcess(), roll=True)
+        compact_topic(topic, self.settings(), InProcess(), CompactOptions(roll=True))
         topic.append(rows(30, 10, 1))
 
     def _compacted(self, root: Root) -> None:
@@ -93,7 +93,7 @@ class WholeRoot(World):
         for number in range(12):
             topic.append(rows(60 * number, 60, 2, keys=300))
             self.now_ms += 1000
-        compact_topic(topic, self.settings(), InProcess(), roll=True)
+        compact_topic(topic, self.settings(), InProcess(), CompactOptions(roll=True))
         for number in range(12, 16):
             topic.append(rows(60 * number, 60, 2, keys=7))
         compact_topic(topic, self.settings(), InProcess())
@@ -141,7 +141,7 @@ class WholeRoot(World):
         for number in range(10):
             topic.append(rows(5 * number, 5, 1))
             self.now_ms += DAY_MS
-        compact_topic(topic, self.settings(), InProcess(), roll=True)
+        compact_topic(topic, self.settings(), InProcess(), CompactOptions(roll=True))
         for number in range(10, 16):
             topic.append(rows(5 * number, 5, 1))
             self.now_ms += DAY_MS

@@ -14,7 +14,7 @@ from unittest import mock
 
 from sparklog.compaction.cleaning import plan_cleaning
 from sparklog.compaction.merging import plan_merges
-from sparklog.compaction.run import Plans, compact_topic
+from sparklog.compaction.run import CompactOptions, Plans, compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups import Groups
@@ -188,7 +188,9 @@ def keeper(story: Story, turns: int) -> Callable[[Actor], None]:
             root = open_root(actor.store(), env=actor.env)
             settings, planners = Settings(now_ms=story.world.now_ms), plans(actor.env)
             for name in root.topics():
-                compact_topic(root.topic(name), settings, InProcess(), roll=turn % 2 == 0, plans=planners)
+                compact_topic(
+                    root.topic(name), settings, InProcess(), CompactOptions(roll=turn % 2 == 0), plans=planners
+                )
             for report in retain_root(root, Settings(now_ms=story.world.now_ms)):
                 if report.vacuum is not None and report.vacuum.objects:
                     story.count("vacuums that deleted")
