@@ -250,7 +250,8 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS
-        removed, failures = [], []
+        removed: list[Removed] = []
+        failures: list[SparklogError] = []
         expired_groups: tuple[str, ...] = ()
         # Groups before transactions: a decision is forgotten once the groups have recorded it.
         for name in ("", GROUPS_FOLDER, TRANSACTIONS_FOLDER):

@@ -1,16 +1,15 @@
-"""What Kafka's coordinators know comes along with an import: offsets of consumer groups, states of transactions.
+"""Import the state of Kafka's coordinators: committed offsets of groups, and states of transactions.
 
-**Groups** (`__consumer_offsets`): the committed offsets of each group in the topics that were imported, with their
-times, leader epochs and metadata, and the group's generation. Left out are offsets that have expired by their own date
-(as commands of old clients gave them), those of topics that were not imported or are the predecessor of one, and groups
-without any. An offset replaces an older one only, so an import that is run again brings groups up to date; a group that
-has been read with in the root since is left alone, because its members go on from their own offsets.
+**Groups** (`__consumer_offsets`): the committed offsets of each group in the imported topics, with times, leader epochs
+and metadata, and the group's generation. Left out are offsets past their expire timestamp (from old clients), those of
+topics that were not imported or were created anew, and groups without offsets. An offset replaces an older one only, so
+a second import brings groups up to date. A group that has been used in the root since is not changed: its members go on
+from the offsets they committed there.
 
-**Transactions** (`__transaction_state`): whose an open transaction is, since when, with which timeout, and what was
-decided where the marker has not reached the partition yet (`sparklog.log.state.kafka_source`). A broker at work goes on
-to the next transaction meanwhile, so a decision counts only if the same record of it is the newest before the logs are
-copied and after: an id begins nothing new before the markers of what was decided are everywhere and that is written
-down.
+**Transactions** (`__transaction_state`): the transactional id of each open transaction, its start and timeout, and the
+decision if the marker has not reached the partition yet (`sparklog.log.state.kafka_source`). A running broker may begin
+the next transaction during the import. So a decision counts only if its record is the newest both before the logs are
+copied and after: an id begins no transaction before all markers of the last one are written.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _BEGUN = (Status.ONGOING, Status.PREPARE_COMMIT, Status.PREPARE_ABORT, Status.PR
 
 @dataclass(slots=True)
 class KafkaGroup:
-    """A group as its coordinator keeps it: (topic, partition) -> committed offset; `generation` 0: none is known."""
+    """A group of the coordinator: (topic, partition) -> committed offset; `generation` 0: unknown."""
 
     id: str
     generation: int = 0
@@ -68,9 +67,9 @@ class KafkaGroup:
 
 @dataclass(frozen=True, slots=True)
 class ImportedGroup:
-    """What became of a group: how many of its `offsets` the root has now, how many it `left_out` with their topics.
+    """The import of a group: how many `offsets` were imported, how many were `left_out` with their topics.
 
-    `in_use`: the group has had a member in the root, and was left alone.
+    `in_use`: the group has had a member in the root, and was not changed.
     """
 
     group: str
@@ -82,22 +81,22 @@ class ImportedGroup:
 def kafka_groups(
     path: str, *, env: Env, now_ms: int, policy: str = FAIL, on_skipped: OnSkipped
 ) -> dict[str, KafkaGroup]:
-    """The groups in the log dir at `path`, by id; offsets that have expired by `now_ms` (ms) are left out."""
+    """Read the groups of the log dir at `path`, by id, without offsets that have expired by `now_ms` (ms)."""
     groups: dict[str, KafkaGroup] = {}
 
     def take(key: bytes, kept: Kept) -> None:
-        found = decode_group_key(key)
-        if isinstance(found, OffsetKey):
+        decoded = decode_group_key(key)
+        if isinstance(decoded, OffsetKey):
             value = decode_offset_value(kept.value)
             if value is not None and (value.expire_timestamp is None or value.expire_timestamp > now_ms):
-                group = groups.setdefault(found.group, KafkaGroup(found.group))
-                group.offsets[found.topic, found.partition] = value
-        elif isinstance(found, GroupKey):
+                group = groups.setdefault(decoded.group, KafkaGroup(decoded.group))
+                group.offsets[decoded.topic, decoded.partition] = value
+        elif isinstance(decoded, GroupKey):
             classic = decode_group_value(kept.value)
-            _note_generation(groups, found.group, 0 if classic is None else classic.generation)
-        elif isinstance(found, OtherKey) and found.type == CONSUMER_GROUP_METADATA:
-            fields = decode_other_value(found, kept.value)
-            group_id, epoch = found.fields.get("groupId"), None if fields is None else fields.get("epoch")
+            _note_generation(groups, decoded.group, 0 if classic is None else classic.generation)
+        elif isinstance(decoded, OtherKey) and decoded.type == CONSUMER_GROUP_METADATA:
+            fields = decode_other_value(decoded, kept.value)
+            group_id, epoch = decoded.fields.get("groupId"), None if fields is None else fields.get("epoch")
             if isinstance(group_id, str) and isinstance(epoch, int):
                 _note_generation(groups, group_id, epoch)
 
@@ -113,13 +112,10 @@ def _note_generation(groups: dict[str, KafkaGroup], group_id: str, generation: i
 def import_groups(
     root: Root, groups: Mapping[str, KafkaGroup], topics: Mapping[str, tuple[str, str, int]]
 ) -> tuple[ImportedGroup, ...]:
-    """Bring the groups' offsets in `topics` into the root: name -> (topic id, Kafka's topic id or "", partitions).
-
-    Idempotent.
-    """
+    """Import the groups' offsets in `topics`: name -> (topic id, Kafka's topic id or "", partitions). Idempotent."""
     from sparklog.groups import CommittedOffset, Groups
 
-    found = []
+    imported = []
     known = Groups(root)
     for group_id, each in groups.items():
         offsets = []
@@ -141,19 +137,19 @@ def import_groups(
         if not offsets:
             continue
         group = known.group(group_id)
-        # Also if its member has left or only sleeps: Kafka's offsets would pass over what it has not read here.
+        # Also if its member has left or sleeps: Kafka's offsets would skip records that it has not read here.
         in_use = group.description().session_timeout_ms is not None
         if not in_use:
             group.restore(offsets, generation=each.generation)
-        found.append(ImportedGroup(group_id, len(offsets), len(each.offsets) - len(offsets), in_use))
-    return tuple(found)
+        imported.append(ImportedGroup(group_id, len(offsets), len(each.offsets) - len(offsets), in_use))
+    return tuple(imported)
 
 
 def kafka_transactions(
     path: str, *, env: Env, policy: str = FAIL, on_skipped: OnSkipped
 ) -> dict[int, CoordinatorEntry]:
-    """Producer id -> what the log dir at `path` says of its transaction."""
-    found: dict[int, CoordinatorEntry] = {}
+    """Read the entries of the transaction coordinators in the log dir at `path`, by producer id."""
+    entries: dict[int, CoordinatorEntry] = {}
 
     def take(key: bytes, kept: Kept) -> None:
         owner = decode_transaction_key(key)
@@ -161,14 +157,14 @@ def kafka_transactions(
         if isinstance(owner, TransactionKey) and value is not None:
             # While an id moves to another producer id, the one before writes the markers.
             for producer in {value.producer_id, value.previous_producer_id} - {-1}:
-                found[producer] = _entry(owner.transactional_id, value, (kept.partition, kept.offset))
+                entries[producer] = _entry(owner.transactional_id, value, (kept.partition, kept.offset))
 
     _each(path, TRANSACTION_STATE, take, env, policy, on_skipped)
-    return found
+    return entries
 
 
 def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: Mapping[int, CoordinatorEntry]) -> None:
-    """Write down what was decided of the topic's open transactions, by two looks at the coordinators' state."""
+    """Commit the decisions of the topic's open transactions that both readings of the coordinators agree on."""
     head = topic.head(refresh=False)
     source = head.kafka_source
     decided = {
@@ -178,9 +174,9 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
     }
     parts = []
     for partition in sorted({each.partition for each in head.kafka_open}):
-        own = [each for each in head.kafka_open if each.partition == partition]
-        told = [_told(topic.name, each, decided.get(each.producer)) for each in own]
-        if told != own and source is not None and partition in source.ends:
+        before_open = [each for each in head.kafka_open if each.partition == partition]
+        after_open = [_with_decision(topic.name, each, decided.get(each.producer)) for each in before_open]
+        if after_open != before_open and source is not None and partition in source.ends:
             end = int(head.log_end[partition])
             parts.append(
                 ImportedPartition(
@@ -190,7 +186,7 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
                     cleaned_through=None,
                     leader_epoch=-1,
                     files=(),
-                    open=tuple(told),
+                    open=tuple(after_open),
                     since=end,
                     imported=source.ends[partition],
                 )
@@ -199,7 +195,7 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
         topic.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
 
 
-def _told(topic: str, open_: KafkaOpen, entry: CoordinatorEntry | None) -> KafkaOpen:
+def _with_decision(topic: str, open_: KafkaOpen, entry: CoordinatorEntry | None) -> KafkaOpen:
     here = entry is not None and (topic, open_.partition) in entry.partitions
     return replace(open_, decided=entry.decided) if entry is not None and here else open_
 
@@ -219,7 +215,7 @@ def _entry(transactional_id: str, value: TransactionValue, record: tuple[int, in
 def _each(
     path: str, topic: str, take: Callable[[bytes, Kept], None], env: Env, policy: str, on_skipped: OnSkipped
 ) -> None:
-    """Hand on the newest record of each key; one that no version of Kafka writes is damage."""
+    """Call `take` with the newest record of each key; a record that no version of Kafka writes is damage."""
     for key, kept in newest_values(path, topic, env=env, policy=policy, on_skipped=on_skipped).items():
         try:
             take(key, kept)

@@ -1,12 +1,12 @@
-"""What a copy that leaves damage out puts in place of lost markers: ABORT markers of its own.
+"""Write ABORT markers in place of lost markers, in a copy that leaves damage out.
 
-A transaction whose marker is lost must not be ended by a marker that its producer wrote later for another one: a COMMIT
-would show what may have been aborted. So the log itself has to say that it ended. The offsets that were left out are
-free, and so is every gap in front of them; there each transaction that may have ended in the damage gets its marker,
-with the epoch after its own, as Kafka's coordinator ends what has timed out. Where a marker can still be read and only
-lies at a wrong offset, it is written as it was.
+A transaction whose marker is lost must not be ended by a later marker of the same producer: a COMMIT would show records
+that may have been aborted. So the copy must hold a marker. The offsets of the damage are free, and so is the gap in
+front of them. There each transaction that may have ended in the damage gets an ABORT marker with the next epoch, as
+Kafka's coordinator ends a transaction that has timed out. A marker that can be read, but lies at a wrong offset, is
+written as it was.
 
-Readers of the same directory where it lies leave out the same records (`sparklog.kafka.in_place.partition_state`).
+Readers of the directory in place leave out the same records (`sparklog.kafka.in_place.partition_state`).
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents
 from sparklog.log.write.kafka_end import MAX_EPOCH
 
 LeftOut: TypeAlias = Callable[[int, int, int, int | None, str], None]
-"""Told of damage that is not copied: position, bytes, first offset, offset behind it or None, what was found."""
+"""Called with damage that is not copied: position, bytes, first offset, offset behind it or None, reason."""
 
 
 @dataclass(slots=True)
 class Endings:
-    """Ends transactions in the copy of one segment.
+    """The ends of transactions in the copy of one segment.
 
     * `open_after`: producer id -> first offset of the transactions that are open after these events of the segment
     * `epochs`: of transactional producers before the segment; `leader_epoch`: the greatest before it
-    * `told`: of a transaction that is left out because nothing says how it ended: first offset, offset behind, reason
+    * `undecided`: called with a transaction that is left out because its outcome is lost: first offset, offset behind,
+      reason
     """
 
     open_after: Callable[[TransactionEvents], Mapping[int, int]]
     epochs: Mapping[int, int]
     leader_epoch: int
-    told: Callable[[int, int, str], None]
+    undecided: Callable[[int, int, str], None]
     _gaps: list[tuple[int, int, int]] = field(default_factory=list)
-    """Bytes `[position, until)` that were left out; what follows them begins at offset `end`."""
+    """Bytes `[position, until)` that were left out; the next batch begins at offset `end`."""
 
     def noting(self, left_out: LeftOut) -> LeftOut:
-        """What tells `left_out`, and notes where the copy has gaps."""
+        """Return a function that calls `left_out`, and notes the gaps of the copy."""
 
         def noted(position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
             left_out(position, nbytes, start, end, reason)
@@ -54,7 +55,7 @@ class Endings:
         return noted
 
     def around(self, windows: Iterator[Window], totals: SegmentTotals, file: SegmentFile) -> Iterator[Window]:
-        """The windows, and markers where something was left out. `totals` are of what was yielded so far."""
+        """Yield the windows, and markers at the gaps between them. `totals` are of the windows yielded so far."""
         for window in windows:
             yield from self._endings(totals, file)
             yield window
@@ -104,7 +105,7 @@ class Endings:
                 leader_epoch=max(totals.leader_epoch, self.leader_epoch),
             )
             if commit is None:
-                self.told(
+                self.undecided(
                     opened[producer],
                     offset + 1,
                     f"records of producer {producer}, the marker that ended its transaction is damaged",

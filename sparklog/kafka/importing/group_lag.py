@@ -1,8 +1,8 @@
-"""Consumer groups of a Kafka log directory where it lies: who has read how far, from the coordinators' own topic.
+"""Consumer lag in a Kafka log directory, from the coordinators' topic `__consumer_offsets`.
 
-The rows are those of `sparklog.groups.lag`. Whether a group has members is not known: they are in a broker's memory,
-and its topic says only who they were when they last joined. Of several brokers each keeps some partitions of
-`__consumer_offsets`, and some of the topics: groups are those of the coordinators here, rows those of the logs here.
+Rows are those of `sparklog.groups.lag`. The members of a group are in a broker's memory, so its state is unknown. Each
+broker of a cluster has some partitions of `__consumer_offsets`, and of the topics: groups are those of the coordinators
+in this directory, rows those of its logs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sparklog.log.journal.env import SYSTEM
 from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, OffsetRange
 
 UNKNOWN = "Unknown"
-"""Kafka's word for a state that cannot be told."""
+"""Kafka's word for an unknown state."""
 
 
 def has_groups(view: KafkaView) -> bool:
-    """Whether the directory holds a coordinator's topic."""
+    """Return True if the directory holds a coordinator's topic."""
     return kafka_layout(view.location) == "log-dir" and CONSUMER_OFFSETS in view.topics()
 
 
 class KafkaGroups:
-    """The groups of a directory as of now: `now_ms`, ms since the epoch; what has expired by then is left out.
+    """The groups of a directory at `now_ms` (ms since the epoch), without offsets that have expired by then.
 
-    `failures`: what `lag` found damaged. `BadRequest` for the folder of one partition, `NotFound` where no
-    coordinator's topic lies, `Corrupt` if it is damaged.
+    `failures`: damage met by `lag`. `BadRequest` for the folder of one partition, `NotFound` without a coordinator's
+    topic, `Corrupt` if it is damaged.
     """
 
     def __init__(self, view: KafkaView, now_ms: int | None = None) -> None:
@@ -54,11 +54,11 @@ class KafkaGroups:
         self._groups = kafka_groups(view.location, env=SYSTEM, now_ms=self.now_ms, on_skipped=log_skipped)
 
     def names(self) -> list[str]:
-        """Names of all groups, sorted."""
+        """Return the names of all groups, sorted."""
         return sorted(self._groups)
 
     def descriptions(self, names: Iterable[str], failures: list[SparklogError] | None = None) -> list[GroupDescription]:
-        """What the directory says of groups themselves; their time is that of the newest offset."""
+        """Describe groups; their time is that of the newest offset."""
         return [self._description(name) for name in names]
 
     def _description(self, name: str) -> GroupDescription:
@@ -71,7 +71,7 @@ class KafkaGroups:
     def lag(
         self, names: Iterable[str] | None = None, *, topics: Collection[str] | None = None, seconds: bool = True
     ) -> list[Lag]:
-        """A row per committed offset whose partition lies here, in the order of groups, topics and partitions.
+        """Return a row per committed offset of the directory's partitions, ordered by group, topic and partition.
 
         `names`: None is all; a group that does not exist has no rows. `topics`: only these, as the view has them
         (None: all, and the view takes a new snapshot of them). `seconds` reads the first unread record of each
@@ -95,9 +95,9 @@ class KafkaGroups:
         return Lag(group, topic, partition, offset, limits.log_start, limits.log_end, lag, waited, None)
 
     def _waited(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
-        """Seconds since the first record from `offset` on was written; 0 if there is none.
+        """Return the seconds since the first record from `offset` on was written; 0 without such a record.
 
-        None if it has no time. None also if it is damaged, and the error is put into `failures`.
+        None if it has no time, or is damaged; the error goes into `failures`.
         """
         try:
             written = self._first_time(topic, partition, max(offset, limits.log_start), limits.log_end)
@@ -109,7 +109,7 @@ class KafkaGroups:
         return max(0, self.now_ms - written) / 1000 if written >= 0 else None
 
     def _first_time(self, topic: str, partition: int, start: int, end: int) -> int | None:
-        """Time of the first record in offsets `[start, end)`, ms; None if there is none."""
+        """Return the time (ms) of the first record in offsets `[start, end)`; None without one."""
         if start < end:
             for part in self._view.plan([OffsetRange(topic, partition, start, end)], READ_UNCOMMITTED):
                 for batch in part.read(("timestamp",)):

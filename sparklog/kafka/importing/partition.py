@@ -1,17 +1,16 @@
-"""Copying one partition folder of Kafka's into a root: segment boundaries kept, the last segment active (it is closed
-if it holds messages of formats v0 or v1).
+"""Copy one partition folder of Kafka's into a root, with its segment boundaries and an active last segment.
 
 Kafka's bounds hold (see `sparklog.kafka.in_place.view`): the log starts at `log-start-offset-checkpoint` or at the
-first segment and ends behind the last one's last batch. Segments of 0 bytes, which Kafka's cleaner leaves behind, and
-segments that lie wholly below the log start have no counterpart here.
+first segment, and ends behind the last batch of the last one. Segments of 0 bytes, which Kafka's cleaner leaves behind,
+and segments below the log start are not copied.
 
-A partition is taken in pieces, so that what was copied counts although the rest may take hours: a piece ends where a
-segment does. What the topic has already is not looked at again. The first segment above that may begin below it (it was
-active, or the cleaner has grouped segments since): its batches from there on go to an append file.
+A partition is copied in pieces, which are committed one by one, because a large one takes hours. A piece ends with a
+segment. Segments that the topic has already are not read again. The first new segment may begin below the end of the
+last import (it was active, or the cleaner has grouped segments since): its new batches go to an append file.
 
-A closed segment may become a link to Kafka's file: a broker replaces and deletes such files by their names and does not
-touch their bytes. It cuts one only to give up records, so those alone are linked that lie below the high watermark
-that the broker last wrote down.
+A closed segment may become a hard link to Kafka's file: a broker replaces and deletes such files by name, and does not
+change their bytes. It truncates one only to drop records above the high watermark, so only segments below the
+checkpointed high watermark are linked.
 """
 
 from __future__ import annotations
@@ -29,8 +28,10 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.importing.endings import Endings
 from sparklog.kafka.importing.segment import (
     CopiedSegment,
+    CopyHooks,
     OldMessages,
     Progress,
+    SegmentCopy,
     copy_segment,
     offset_index_of,
     silent,
@@ -56,7 +57,7 @@ PIECE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class PartitionSource:
-    """A partition folder and what the log dir's checkpoints say of it (None: nothing)."""
+    """A partition folder, and its entries in the log dir's checkpoints (None: no entry)."""
 
     number: int
     folder: str
@@ -67,7 +68,7 @@ class PartitionSource:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the root has of a partition: all below `imported.end`; `open`: Kafka's transactions that are open there."""
+    """The imported part of a partition: all below `imported.end`; `open`: Kafka's open transactions in it."""
 
     imported: ImportedEnd
     open: tuple[KafkaOpen, ...] = ()
@@ -82,10 +83,10 @@ FRESH = Known(ImportedEnd(0))
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorEntry:
-    """What Kafka's transaction coordinator knows of a producer id; fields that are not named here as in `KafkaOpen`.
+    """The transaction coordinator's entry for a producer id; fields that are not named here as in `KafkaOpen`.
 
     * `decided`: `commit`, `abort`, or None while it is not decided; `partitions`: those that are in the transaction
-    * `record`: partition and offset of the record in `__transaction_state` that says so
+    * `record`: partition and offset of its record in `__transaction_state`
     """
 
     transactional_id: str
@@ -98,13 +99,13 @@ class CoordinatorEntry:
 
 @dataclass(slots=True)
 class Target:
-    """Where copies go: the folder of `topic` in `store`. `read_version`: of the topic, for the names of new files.
+    """The folder of `topic` in `store` that copies go to. `read_version`: of the topic, for the names of new files.
 
     * `index_interval`: the topic's `index.interval.bytes`
     * `written`: keys of all files that were begun, which are deleted if the import fails
-    * `policy`: what damage does (see `sparklog.kafka.in_place.damage`); `on_skipped` is told what it cost
-    * `link`: closed segments become links where that can be
-    * `coordinator`: producer id -> what is known of its transaction
+    * `policy`: what to do with damage (see `sparklog.kafka.in_place.damage`); `on_skipped` gets what was left out
+    * `link`: closed segments become hard links where possible
+    * `coordinator`: producer id -> entry of the transaction coordinator
     * `copied`, `linked`: bytes of segments so far; `records` in them
     """
 
@@ -129,7 +130,7 @@ class Target:
         return self.store.writer(key)
 
     def linked_writer(self, file: SegmentFile, path: str) -> ObjectWriter | None:
-        """The file as an object under a second name, None where that cannot be."""
+        """Hard-link the file as an object; None if that is not possible."""
         link = getattr(self.store, "link", None)
         key = file_key(self.topic, path)
         if not self.link or link is None or not link(file.path, file.inode, key):
@@ -144,28 +145,27 @@ class Target:
 
 
 class _Linked:
-    """Takes the place of a writer where the object is there already, as a link to the file that is being read."""
+    """A writer of an object that exists already, as a hard link to the file that is being read."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store = store
         self._key = key
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """It holds these bytes."""
+        """Do nothing: the object has these bytes."""
 
     def close(self) -> None:
-        """It is there."""
+        """Do nothing: the object exists."""
 
     def discard(self) -> None:
         self._store.delete(self._key)
 
 
 def copy_partition(source: PartitionSource, target: Target, known: Known = FRESH) -> Iterator[ImportedPartition]:
-    """Copy all segments of a partition behind what is `known`, piece by piece; nothing names the files of a piece
-    before it is yielded. There is at least one piece.
+    """Copy the segments of a partition after the `known` part; yield at least one piece, with its files, to commit.
 
     `Corrupt` with file, position and offset for damage in front of the log's end that is not left out, `Unavailable` if
-    a broker replaces the folder's files meanwhile, `Conflict` if a batch lies across the end of what is known.
+    a broker replaces the folder's files meanwhile, `Conflict` if a batch lies across the end of the known part.
     """
     names = settled_segments(source.folder, env=target.env)
     log_start = max(names[0].base if names else 0, source.log_start or 0)
@@ -191,7 +191,7 @@ class _Copies:
         self.leader_epoch = -1
         self.truncated = False
         self.nbytes = 0
-        """Of the piece that is being put together, as its files."""
+        """Bytes of the current piece."""
         self._source = source
         self._partition = source.number
         self._target = target
@@ -201,7 +201,7 @@ class _Copies:
         self._last = known.imported
         self._files: list[FileSlices] = []
         self._run = target.env.new_id()
-        # What was open is as gone as its records where the log starts above all that was taken.
+        # If the log now starts above the imported part, its open transactions are gone with their records.
         self._reported = known.open if log_start <= known.end else ()
         self._transactions = TransactionState({each.producer: each.first for each in self._reported})
         self._markers: dict[int, int] = {}
@@ -209,13 +209,13 @@ class _Copies:
         self._epochs = {each.producer: each.epoch for each in self._reported}
 
     def piece(self, log_end: int, cleaned_through: int | None, leader_epoch: int = -1) -> ImportedPartition:
-        """What was copied since the last one, which ends the log at `log_end`."""
+        """End the current piece, and with it the log, at `log_end`."""
         was = {each.producer: each.first for each in self._reported}
         now = self._transactions.open
         ended = tuple(KafkaEnded(self._partition, each) for each in sorted(was) if now.get(each) != was[each])
         opened = self._open(log_end)
         self._last = replace(self._last, end=log_end)
-        found = ImportedPartition(
+        piece = ImportedPartition(
             partition=self._partition,
             log_start=min(self._log_start, log_end),
             log_end=log_end,
@@ -228,14 +228,14 @@ class _Copies:
             imported=self._last,
         )
         self._files, self.nbytes, self._since, self._reported = [], 0, log_end, opened
-        return found
+        return piece
 
     def _open(self, log_end: int) -> tuple[KafkaOpen, ...]:
-        """The transactions that nothing has ended so far."""
-        found = sorted(self._transactions.open.items(), key=lambda item: (item[1], item[0]))
+        """Return the transactions that are open so far."""
+        open_now = sorted(self._transactions.open.items(), key=lambda item: (item[1], item[0]))
         before = {(each.producer, each.first): each for each in self._reported}
         opened = []
-        for producer, first in found:
+        for producer, first in open_now:
             each = KafkaOpen(self._partition, producer, self._epochs[producer], first, log_end)
             entry = self._target.coordinator.get(producer)
             known = before.get((producer, first))
@@ -254,8 +254,9 @@ class _Copies:
         return tuple(opened)
 
     def add(self, name: SegmentName, after: SegmentName | None) -> None:
-        """Copy the next segment; `after` comes behind it, None: it is the active one. Where damage truncates the log,
-        a damaged segment becomes that.
+        """Copy the next segment, which `after` follows; None: it is the active one.
+
+        Where damage truncates the log, the damaged segment becomes the active one.
         """
         try:
             copied = self._copy(name, after)
@@ -297,84 +298,86 @@ class _Copies:
         return self._copy_to(sealed_path(self._partition, target.read_version, self._run, base), name, after)
 
     def _since_in(self, name: SegmentName) -> int | None:
-        """Where what is new of a segment begins; None: all of it is."""
+        """Return the offset where the new part of a segment begins; None: all of it is new."""
         return self._known_end if name.base < self._known_end else None
 
     def _copy_to(self, path: str, name: SegmentName, after: SegmentName | None) -> CopiedSegment:
         target = self._target
-        told: list[_LeftOut] = []
+        left_out: list[_LeftOut] = []
         try:
             with SegmentFile(name.path) as file:
                 linked = target.linked_writer(file, path) if self._may_link(name, after, path) else None
-                copied = copy_segment(
-                    file,
-                    name.base,
+                copy = SegmentCopy(
                     path,
-                    linked or target.writer(path),
-                    partition=self._partition,
+                    name.base,
+                    self._partition,
                     last=after is None or self.truncated,
                     log_start=self._log_start,
-                    aborted_by=lambda events: self._aborted(name, events),
                     since=self._since_in(name),
                     limit=None if after is None else after.base,
                     policy=target.policy,
-                    left_out=lambda *what: told.append(what),
-                    endings=self._endings(told) if target.policy == SKIP else None,
+                )
+                hooks = CopyHooks(
+                    aborted_by=lambda events: self._aborted(name, events),
+                    left_out=lambda *damage: left_out.append(damage),
+                    endings=self._endings(left_out) if target.policy == SKIP else None,
                     progress=target.progress,
                 )
+                copied = copy_segment(file, linked or target.writer(path), copy, hooks)
         except FileNotFoundError:
             raise Unavailable(
-                f"{name.path} is gone: expected a log that nobody cleans or expires while it is imported; try again,"
+                f"{name.path} is gone: expected a log that no broker cleans or expires during the import; try again,"
                 " or stop the broker first"
             ) from None
         except OldMessages:
-            told.clear()  # What is copied again is told then.
+            left_out.clear()  # The second copy reports damage again.
             raise
         finally:
-            for what in told:
-                self.leave_out(name, *what)
+            for damage in left_out:
+                self.leave_out(name, *damage)
         if copied.file is not None:
             target.copied += 0 if linked else copied.nbytes
             target.linked += copied.nbytes if linked else 0
         return copied
 
-    def _endings(self, told: list[_LeftOut]) -> Endings:
+    def _endings(self, left_out: list[_LeftOut]) -> Endings:
         def open_after(events: TransactionEvents) -> dict[int, int]:
             state = TransactionState(dict(self._transactions.open))
             state.apply(events.triples)
             return state.open
 
-        def tell(first: int, end: int, reason: str) -> None:
-            told.append((None, 0, first, end, reason))
+        def undecided(first: int, end: int, reason: str) -> None:
+            left_out.append((None, 0, first, end, reason))
 
-        return Endings(open_after, self._epochs, self.leader_epoch, tell)
+        return Endings(open_after, self._epochs, self.leader_epoch, undecided)
 
     def _may_link(self, name: SegmentName, after: SegmentName | None, path: str) -> bool:
-        """Whether the whole segment is taken as it is, and no broker will cut it off again."""
+        """Return True if the whole segment is copied as it is, and no broker will truncate it."""
         whole = is_sealed(path) and self._since_in(name) is None and not self.truncated
         if after is None or not whole or self._target.policy == SKIP:
             return False
         return self._source.high_watermark is None or after.base <= self._source.high_watermark
 
     def _aborted(self, name: SegmentName, events: TransactionEvents) -> AbortedTransactions:
-        """The transactions that the next segment's ABORT markers end: as Kafka's own `.txnindex` says, where that can
-        be right, and as the log says. (Kafka's also knows where those began whose first data the cleaner removed.)
+        """Return the transactions that the segment's ABORT markers end, by the log and by `.txnindex` where it fits.
+
+        Kafka's index also has the beginning of those whose first data the cleaner removed.
         """
         markers = self._abort_markers(events)
         raw = file_bytes(companion(name.path, "txnindex")) if markers else None
         indexed = []
         if raw is not None:
             try:
-                found = transaction_index.parse(raw, name.base)
+                index = transaction_index.parse(raw, name.base)
             except Corrupt:
-                found = transaction_index.none()
-            found = found.select(found.last_offsets >= self._known_end)
-            indexed = [found] if fits(found, markers) else []
+                index = transaction_index.none()
+            index = index.select(index.last_offsets >= self._known_end)
+            indexed = [index] if fits(index, markers) else []
         return united(indexed, markers)
 
     def _abort_markers(self, events: TransactionEvents) -> list[AbortMarker]:
-        """Those of a segment with these events; the state goes on behind it."""
-        state, found = self._transactions, []
+        """Return the ABORT markers of a segment with these events, and advance the state behind it."""
+        state, markers = self._transactions, []
         for at in range(0, len(events.triples), 3):
             kind, producer, offset = events.triples[at : at + 3]
             first = state.open.get(producer, -1)
@@ -382,29 +385,29 @@ class _Copies:
             if kind == ABORT:
                 stable = state.first_open()
                 after = self._markers.get(producer, -1)
-                found.append(AbortMarker(producer, first, offset, offset + 1 if stable is None else stable, after))
+                markers.append(AbortMarker(producer, first, offset, offset + 1 if stable is None else stable, after))
             if kind in (ABORT, COMMIT):
                 self._markers[producer] = offset
-        return found
+        return markers
 
     def _add_indexes(self, name: SegmentName, copied: CopiedSegment, path: str) -> int:
-        """Write the index files beside a sealed segment; their `index_crc`."""
+        """Write the index files beside a sealed segment; return their `index_crc`."""
         interval, batches = self._target.index_interval, copied.batches
         made: tuple[tuple[str, Callable[[bytes | None], bytes]], ...] = (
             ("index", lambda raw: offset_index_of(raw, copied.base, batches, interval)),
             ("timeindex", lambda raw: time_index_of(raw, copied.base, batches, interval)),
             ("txnindex", lambda _: copied.aborted.to_bytes()),
         )
-        found = []
+        indexes = []
         for suffix, make in made:
             data = make(file_bytes(companion(name.path, suffix)) if copied.base == name.base else None)
-            found.append(data)
+            indexes.append(data)
             if data or suffix != "txnindex":
                 self._target.create(f"{path.removesuffix('log')}{suffix}", data)
-        return index_crc(*found)
+        return index_crc(*indexes)
 
 
 def _last_epoch(folder: str) -> int:
-    """The newest epoch of `leader-epoch-checkpoint`, -1 if the file says none: the batches have theirs as well."""
+    """Return the newest epoch of `leader-epoch-checkpoint`, -1 without one: batches have epochs as well."""
     epochs = leader_epochs(folder)
     return epochs[-1].epoch if epochs else -1

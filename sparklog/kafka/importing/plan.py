@@ -1,17 +1,17 @@
-"""What an import is about to take: which topics of a log dir, and from which offset on.
+"""Plan an import: the topics of a log dir, and the offset from which on each partition is imported.
 
 A topic that the root has already goes on where its last import ended, if it is the same topic of Kafka's and nothing
 else was written to it since. It is the same if
 
-* the topic ids are, where both sides know one,
-* the log in Kafka reaches at least as far as what was taken: one that ends before it was cut, as after an unclean
-  leader election, and what was taken beyond is no longer Kafka's,
-* the last batch that was taken is still there with the same checksum and leader epoch (which lies outside of it: after
-  a change of leader producers send again what was not acknowledged, maybe in another order). Where the cleaner may
-  have removed or rewritten it (below its checkpoint) the leader epoch of that offset must be the same, by
-  `leader-epoch-checkpoint`; where retention has removed it the topic id alone decides.
+* the topic ids are equal, where both are known,
+* the log in Kafka reaches at least to the end of the last import. A shorter log was truncated, as after an unclean
+  leader election, and the imported records beyond its end are no longer Kafka's,
+* the last imported batch still exists with the same checksum and leader epoch. (The epoch is outside of the checksum:
+  after a change of leader, producers send unacknowledged records again, maybe in another order.) If the cleaner may
+  have removed or rewritten the batch (below its checkpoint), the leader epoch of that offset must be the same, by
+  `leader-epoch-checkpoint`. If retention has removed it, the topic id alone decides.
 
-All topics are looked at before anything is done for the first.
+All topics are checked before the first one is imported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sparklog.log.topic.root import Root
 
 @dataclass(frozen=True, slots=True)
 class TopicSource:
-    """A topic of a log dir: `topic_id` by `partition.metadata`, empty where there is none."""
+    """A topic of a log dir: `topic_id` by `partition.metadata`, empty without one."""
 
     name: str
     topic_id: str
@@ -53,7 +53,7 @@ class TopicSource:
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """What to import of a topic. `known`: per partition, what the root has already; `exists`: the root has the topic.
+    """The import of a topic. `known`: per partition, the part in the root already; `exists`: the root has the topic.
 
     `finished`: the root has all of it and has ended Kafka's open transactions since, so there is nothing to import.
     """
@@ -67,12 +67,12 @@ class TopicPlan:
 def plan_import(
     root: Root | None, sources: Sequence[TopicSource], policy: str, *, last: bool = False
 ) -> list[TopicPlan]:
-    """What to import of each source, checked against the root (None: there is none yet). Changes nothing.
+    """Plan the import of each source, checked against the root (None: it does not exist yet). Changes nothing.
 
-    `last`: this import will end Kafka's open transactions, after which no other can go on. If one was killed while it
-    ended them, its topics have been written to; they count as `finished` if the log dir has nothing new for them.
+    `last`: this import will end Kafka's open transactions, after which no other import can go on. If one was killed
+    while it ended them, its topics have been written to; they count as `finished` if the log dir has nothing new.
 
-    `BadRequest` for a name that no topic may have; `Conflict` if a topic of that name exists and cannot go on.
+    `BadRequest` for an invalid topic name; `Conflict` if a topic of that name exists and cannot go on.
     """
     plans = []
     for source in sources:
@@ -96,9 +96,9 @@ def _known(head: Head, partition: int) -> Known:
 
 
 def _check_topic(root: Root, source: TopicSource, head: Head, last: bool) -> bool:
-    """`Conflict` unless the topic was imported from this topic of Kafka's and was not written to since.
+    """Raise `Conflict` unless the topic was imported from this topic of Kafka's and was not written to since.
 
-    With `last` one that was written to is accepted if there is nothing new to import; True then, else False.
+    With `last` a topic that was written to is accepted if there is nothing new to import: return True then.
     """
     name, before = source.name, head.kafka_source
     if before is None:
@@ -134,20 +134,20 @@ def _is_taken(part: PartitionSource, before: KafkaSource, env: Env) -> bool:
 
 
 def _bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
-    """Log start and log end, the latter as far as a walk over the last segment gets."""
+    """Return log start and log end, the latter by a walk over the last segment."""
     log_start = max(names[0].base if names else 0, part.log_start or 0)
     return log_start, max(log_start, next_offset_of(names[-1]) if names else 0)
 
 
 def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEnd, policy: str, env: Env) -> None:
-    """`Conflict` unless the partition still has the log that was imported, up to `taken`."""
+    """Raise `Conflict` unless the partition still has the log that was imported, up to `taken`."""
     if taken.end == 0:
         return
     where = f"{source.name}-{part.number}"
     names = settled_segments(part.folder, env=env)
     try:
         log_start, log_end = _bounds(part, names)
-        # Where damage is skipped, the log goes on behind what looks like its end.
+        # If damage is skipped, the log may go on behind its apparent end.
         if log_end < taken.end and policy != SKIP:
             raise Conflict(
                 f"{where} ends at {log_end}, below {taken.end}, up to where it was imported: its log was cut, as after"
@@ -155,10 +155,10 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
             )
         if taken.last < 0 or (taken.last < log_start and source.topic_id):
             return
-        found = _batch_at(names, taken.last) if taken.last >= log_start else None
+        last_batch = _batch_at(names, taken.last) if taken.last >= log_start else None
     except FileNotFoundError:
-        found = None
-    if found == (taken.crc, taken.epoch):
+        last_batch = None
+    if last_batch == (taken.crc, taken.epoch):
         return
     if part.cleaned_through is not None and taken.last < part.cleaned_through:
         epoch = _epoch_of(part.folder, taken.last)
@@ -184,7 +184,7 @@ def expected_size(part: PartitionSource, known: Known, env: Env) -> tuple[int, i
 
 
 def _batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
-    """Checksum and leader epoch of the batch that ends with offset `last`; None if there is no such batch."""
+    """Return checksum and leader epoch of the batch that ends with offset `last`; None without such a batch."""
     name = next((each for each in reversed(names) if each.base <= last), None)
     if name is None:
         return None
@@ -200,14 +200,14 @@ def _batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None
 
 
 def _epoch_of(folder: str, offset: int) -> int | None:
-    """The leader epoch of an offset by `leader-epoch-checkpoint`; None if it does not tell."""
+    """Return the leader epoch of an offset by `leader-epoch-checkpoint`; None if it has no entry."""
     return next((each.epoch for each in reversed(leader_epochs(folder)) if each.start_offset <= offset), None)
 
 
 def topic_sources(path: str, topics: Sequence[str] | None) -> list[TopicSource]:
-    """Topics of the log dir at `path` (None: all but Kafka's internal ones), by name.
+    """List topics of the log dir at `path` (None: all but Kafka's internal ones), by name.
 
-    `NotFound` if there is no log dir or no such topic; `BadRequest` for partitions that are missing in it.
+    `NotFound` without a log dir or such a topic; `BadRequest` for missing partitions.
     """
     layout = directory.kafka_layout(path)
     if layout is None:
@@ -231,12 +231,12 @@ def topic_sources(path: str, topics: Sequence[str] | None) -> list[TopicSource]:
 
 
 def _watermarks(path: str, folders: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
-    """High watermark of each partition: 0 where the checkpoint is damaged or lacks it. Empty without a checkpoint."""
+    """Return the high watermarks: 0 where the checkpoint is damaged or lacks one. Empty without a checkpoint."""
     try:
-        found = directory.offset_checkpoint(path, HIGH_WATERMARKS_FILE)
+        checkpoint = directory.offset_checkpoint(path, HIGH_WATERMARKS_FILE)
     except Corrupt:
         return dict.fromkeys(folders, 0)
-    return {key: found.get(key, 0) for key in folders} if found else {}
+    return {key: checkpoint.get(key, 0) for key in folders} if checkpoint else {}
 
 
 def _topic_source(
@@ -257,7 +257,7 @@ def _topic_source(
         )
     if len(numbers) > MAX_PARTITIONS:
         raise BadRequest(f"a topic has at most {MAX_PARTITIONS} partitions, found {len(numbers)} of {name} in {path}")
-    ids = {found for number in numbers if (found := _topic_id(mine[number]))}
+    ids = {_topic_id(mine[number]) for number in numbers} - {""}
     if len(ids) > 1:
         raise BadRequest(
             f"the folders of {name} in {path} belong to topics of different ids, {' and '.join(sorted(ids))}: bring"

@@ -1,21 +1,21 @@
-"""Copying one Kafka segment into a root: every batch checked, its bytes kept, and what a commit says of it.
+"""Copy one Kafka segment into a root: every batch checked, its bytes kept.
 
-A closed segment becomes a sealed one: the `.log` byte for byte, and the index files that lie beside it where they are
-right. They have no checksum, so each entry is held against the batches; an index that is missing, cut off or wrong is
-built anew, as Kafka's recovery does. (The entries of a follower name several batches at once. Kafka reads them, its
-own tools call them mismatches; they are built anew, too. An index with fewer entries than there could be stays: the
-cleaner goes by the size of indexes.)
+A closed segment becomes a sealed one: the `.log` byte for byte, and its index files where they are right. Indexes have
+no checksum, so each entry is compared with the batches. An index that is missing, cut off or wrong is built anew, as
+Kafka's recovery does. (Entries that a follower wrote name several batches at once. Kafka reads them, its tools call
+them mismatches; they are built anew, too. An index with fewer entries than possible stays: the cleaner goes by the size
+of indexes.)
 
 The active segment becomes the one slice of an append file: its batches, whose base offsets are those of the log
-(`shift` 0), and our footer, which takes in what a `.txnindex` would say. Only its whole, valid batches count, as where
-it is read in place. If messages of formats v0 or v1 are in it, it is closed: merging moves batches to other offsets,
-which such messages do not survive.
+(`shift` 0), and a footer with the entries of a `.txnindex`. Only whole, valid batches count, as in reads in place. With
+messages of formats v0 or v1 in it, it is closed instead: merging moves batches to other offsets, and such messages
+cannot be moved.
 
-Of a segment whose beginning was taken before, only the batches behind that are copied, to an append file as well:
-sealing puts the two together.
+Of a segment whose beginning was imported before, only the later batches are copied, to an append file as well. Sealing
+puts the two together.
 
-Where damage is skipped, the copy is the batches that are sound, back to back, and markers for transactions whose own
-were lost (`sparklog.kafka.importing.endings`); its indexes then are new ones.
+With damage that is skipped, the copy has the sound batches, back to back, and markers for transactions whose markers
+were lost (`sparklog.kafka.importing.endings`); its indexes are new.
 """
 
 from __future__ import annotations
@@ -45,27 +45,58 @@ Int64s = npt.NDArray[np.int64]
 
 GO_ON = "restore the file, or import what is whole with corrupt_records skip or truncate"
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told what was done since it was told last: records, bytes."""
+"""Called with the progress since the last call: records, bytes."""
 
 WINDOW_BYTES = 1 << 20
-"""Read and decoded at once: whatever a window of this size is decompressed to, decoding has room for it."""
+"""Bytes read and decoded at once: decoding has room for whatever a window of this size decompresses to."""
 
 
 class OldMessages(Exception):  # noqa: N818
-    """Messages of formats v0 or v1 were found where only batches may be: copy the segment as a closed one."""
+    """Messages of formats v0 or v1 in a copy that may hold batches only: copy the segment as a closed one."""
 
 
 def silent(records: int, nbytes: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress."""
 
 
-def _nobody(position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
-    """Where the report goes if nobody asks for it."""
+@dataclass(frozen=True, slots=True)
+class SegmentCopy:
+    """The part of one segment to copy, and its target.
+
+    * `path`: of the copy, a sealed segment or an append file; `base`: the base offset in the segment's name
+    * `last`: it is the active segment, or becomes that; `limit`: the base of the next one, None without one
+    * `log_start`: batches below it alone are not copied; `since`: the offset where the copy begins, None: at the base
+    * `policy`: what to do with damage, see `sparklog.kafka.in_place.damage`
+    """
+
+    path: str
+    base: int
+    partition: int
+    last: bool
+    log_start: int
+    since: int | None = None
+    limit: int | None = None
+    policy: str = FAIL
+
+
+@dataclass(frozen=True, slots=True)
+class CopyHooks:
+    """Functions that a copy calls.
+
+    * `aborted_by`: returns, from the segment's events, the transactions with their ABORT marker in it
+    * `left_out`: gets damage that is not copied; `progress`: gets records and bytes
+    * `endings`: ends the transactions whose markers were lost; None: they stay open
+    """
+
+    aborted_by: Callable[[TransactionEvents], AbortedTransactions]
+    left_out: LeftOut
+    endings: Endings | None = None
+    progress: Progress = silent
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedSegment:
-    """One segment as it was copied: `file` is None if it holds no batch above the log start, then nothing was written.
+    """One copied segment: `file` is None if it holds no batch above the log start, then nothing was written.
 
     `next_offset`: the offset after its last batch, or the base; `leader_epoch`: its batches' greatest, -1 without.
     `aborted`: transactions with their ABORT marker in it; `epochs`: of each transactional producer, in its last batch;
@@ -84,39 +115,18 @@ class CopiedSegment:
     nbytes: int
 
 
-def copy_segment(
-    file: SegmentFile,
-    base: int,
-    path: str,
-    writer: ObjectWriter,
-    *,
-    partition: int,
-    last: bool,
-    log_start: int,
-    aborted_by: Callable[[TransactionEvents], AbortedTransactions],
-    since: int | None = None,
-    limit: int | None = None,
-    policy: str = FAIL,
-    left_out: LeftOut = _nobody,
-    endings: Endings | None = None,
-    progress: Progress = silent,
-) -> CopiedSegment:
-    """Copy the segment that starts at offset `base` to `path`, a sealed segment or an append file; closes `writer`.
+def copy_segment(file: SegmentFile, writer: ObjectWriter, copy: SegmentCopy, hooks: CopyHooks) -> CopiedSegment:
+    """Copy a segment with `writer`, which is closed.
 
-    `last`: it is the active one, or becomes that; `limit`: the base of the next, None without one. What it holds below
-    `log_start` alone is not copied, nor what lies below `since` (None: all is new), where the copy begins.
-    `aborted_by`: from the segment's events, the transactions with their ABORT marker in it. `Corrupt` with file,
-    position and offset for damage, unless `policy` is to skip it, or to truncate and this is the last segment: then
-    `left_out` is told, and `endings` ends the transactions whose markers were lost (None: they stay open).
-    `OldMessages` for such messages where `path` is an append file; `Conflict` if a batch lies across `since`. Nothing
-    is written then.
+    `Corrupt` with file, position and offset for damage, unless the policy is to skip it, or to truncate and this is the
+    last segment. `OldMessages` for such messages if the copy is an append file; `Conflict` if a batch lies across
+    `since`. Nothing is written then.
     """
-    begin = base if since is None else since
+    since, endings = copy.since, hooks.endings
+    begin = copy.base if since is None else since
     totals = SegmentTotals(begin)
-    closed = is_sealed(path)
-    start = 0 if since is None else seek(file, base, since)
-    noted = left_out if endings is None else endings.noting(left_out)
-    windows = _windows(file, base, start=start, last=last, limit=limit, policy=policy, left_out=noted)
+    closed = is_sealed(copy.path)
+    windows = _windows(file, copy, hooks.left_out if endings is None else endings.noting(hooks.left_out))
     windows = windows if since is None else _since(windows, since, file)
     try:
         for window in windows if endings is None else endings.around(windows, totals, file):
@@ -124,17 +134,17 @@ def copy_segment(
                 raise OldMessages
             before = totals.records
             writer.write(totals.add(window, file))
-            progress(totals.records - before, int(window.headers.size.sum()))
-        kept = totals.nbytes > 0 and totals.next_offset > log_start
+            hooks.progress(totals.records - before, int(window.headers.size.sum()))
+        kept = totals.nbytes > 0 and totals.next_offset > copy.log_start
         batches = totals.batches()
-        aborted = aborted_by(totals.events)
+        aborted = hooks.aborted_by(totals.events)
         if len(aborted):
             totals.flags |= SliceFlag.KAFKA_ABORTED
         if kept:
-            footer = b"" if closed else _footer(totals, batches, partition, aborted)
+            footer = b"" if closed else _footer(totals, batches, copy.partition, aborted)
             writer.write(footer)
             writer.close()
-            described = _described(totals, path, begin, partition, len(footer), file.modified // 1_000_000)
+            described = _described(totals, copy, len(footer), file.modified // 1_000_000)
         else:
             writer.discard()
             described = None
@@ -156,7 +166,7 @@ def copy_segment(
 
 
 def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator[Window]:
-    """The batches from offset `since` on."""
+    """Yield the batches from offset `since` on."""
     for window in windows:
         headers = window.headers
         row = int(np.searchsorted(headers.next_offset, since, "right"))
@@ -173,13 +183,13 @@ def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator
         yield Window(window.data[cut:], window.start + cut, shifted)
 
 
-def _windows(
-    file: SegmentFile, base: int, *, start: int, last: bool, limit: int | None, policy: str, left_out: LeftOut
-) -> Iterator[Window]:
-    """The segment's sound batches from position `start`; of the last segment those that are written."""
+def _windows(file: SegmentFile, copy: SegmentCopy, left_out: LeftOut) -> Iterator[Window]:
+    """Yield the segment's sound batches; of the last segment those that are written whole."""
+    base, last, limit, policy = copy.base, copy.last, copy.limit, copy.policy
+    start = 0 if copy.since is None else seek(file, base, copy.since)
 
     def decide(damage: Damage) -> bool:
-        # A broker that is writing, or was killed while it did, leaves a last batch that is not whole.
+        # A broker that is writing, or was killed while writing, leaves a partial last batch.
         unwritten = damage.structural or (damage.final and damage.wrong_crc)
         if policy == SKIP and not (last and damage.stop == "zeros"):
             return True
@@ -209,7 +219,7 @@ def _windows(
 
 
 def _footer(totals: SegmentTotals, batches: Batches, partition: int, aborted: AbortedTransactions) -> bytes:
-    """Offsets in the file are those of the log, so for the footer the slice's offsets go from 0 to its end."""
+    """Encode the footer. Offsets in the file are those of the log, so the slice's offsets go from 0 to its end."""
     index = build_index(batches.position, batches.base_offset, batches.max_timestamp, totals.nbytes)
     return encode_footer(
         partition=[partition],
@@ -225,14 +235,13 @@ def _footer(totals: SegmentTotals, batches: Batches, partition: int, aborted: Ab
     )
 
 
-def _described(
-    totals: SegmentTotals, path: str, base: int, partition: int, footer_length: int, modified_ms: int
-) -> FileSlices:
+def _described(totals: SegmentTotals, copy: SegmentCopy, footer_length: int, modified_ms: int) -> FileSlices:
+    base = copy.base if copy.since is None else copy.since
     return FileSlices(
-        path=path,
+        path=copy.path,
         size=totals.nbytes + footer_length,
         footer_length=footer_length,
-        partition=(partition,),
+        partition=(copy.partition,),
         nbytes=(totals.nbytes,),
         offsets=(totals.next_offset - base,),
         records=(totals.records,),
@@ -250,40 +259,40 @@ def _described(
 
 
 def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:
-    """The bytes of an `.index` for these batches: `raw` without unused slots if it is right, else a new one.
+    """Return the bytes of an `.index` for these batches: `raw` without unused slots if it is right, else a new one.
 
-    `raw` None: there is none. `interval`: `index.interval.bytes`.
+    `raw` None: the file is missing. `interval`: `index.interval.bytes`.
     """
-    found = None
+    index = None
     if raw is not None:
         try:
-            found = offset_index.parse(raw, base)
+            index = offset_index.parse(raw, base)
         except Corrupt:
-            found = None
-    if found is not None and len(found):
-        rows = np.minimum(np.searchsorted(batches.position, found.positions), len(batches.position) - 1)
-        named = (batches.position[rows] == found.positions) & (batches.last_offset[rows] == found.offsets)
-        found = found if named.all() else None
-    if found is None:
-        found = offset_index.build(base, batches.position, batches.last_offset, interval)
-    return found.to_bytes()
+            index = None
+    if index is not None and len(index):
+        rows = np.minimum(np.searchsorted(batches.position, index.positions), len(batches.position) - 1)
+        named = (batches.position[rows] == index.positions) & (batches.last_offset[rows] == index.offsets)
+        index = index if named.all() else None
+    if index is None:
+        index = offset_index.build(base, batches.position, batches.last_offset, interval)
+    return index.to_bytes()
 
 
 def time_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:
-    """The bytes of a `.timeindex`, as `offset_index_of`; its last entry must be the segment's greatest timestamp."""
-    found = None
+    """Return the bytes of a `.timeindex`; its last entry must be the segment's greatest timestamp."""
+    index = None
     if raw is not None:
         try:
-            found = time_index.parse(raw, base)
+            index = time_index.parse(raw, base)
         except Corrupt:
-            found = None
+            index = None
     running = np.maximum.accumulate(batches.max_timestamp)
-    if found is not None:
-        greatest = int(found.timestamps[-1]) if len(found) else -1
-        rows = np.minimum(np.searchsorted(batches.last_offset, found.offsets), len(batches.last_offset) - 1)
-        named = (batches.last_offset[rows] == found.offsets) & (running[rows] == found.timestamps)
-        named &= batches.max_timestamp[rows] == found.timestamps
-        found = found if named.all() and greatest == int(running[-1]) else None
-    if found is None:
-        found = time_index.build(base, batches.position, batches.last_offset, batches.max_timestamp, interval)
-    return found.to_bytes()
+    if index is not None:
+        greatest = int(index.timestamps[-1]) if len(index) else -1
+        rows = np.minimum(np.searchsorted(batches.last_offset, index.offsets), len(batches.last_offset) - 1)
+        named = (batches.last_offset[rows] == index.offsets) & (running[rows] == index.timestamps)
+        named &= batches.max_timestamp[rows] == index.timestamps
+        index = index if named.all() and greatest == int(running[-1]) else None
+    if index is None:
+        index = time_index.build(base, batches.position, batches.last_offset, batches.max_timestamp, interval)
+    return index.to_bytes()

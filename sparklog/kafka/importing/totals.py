@@ -1,4 +1,4 @@
-"""What a copy counts of a segment, window by window: sizes, times, flags, what its indexes and its state need."""
+"""Totals of a segment, counted window by window during a copy: sizes, times, flags, columns of its indexes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Ending(Window):
-    """Markers that are not in the file; `start` is where damage was left out there."""
+    """Markers that are not in the file; `start` is the position of the damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What indexes need of a segment's batches, in file order; int64[n] each, offsets absolute, times in ms."""
+    """The batches of a segment for its indexes, in file order; int64[n] each, offsets absolute, times in ms."""
 
     position: Int64s
     base_offset: Int64s
@@ -31,7 +31,7 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class LastBatch:
-    """What tells a batch from another: its last offset, the checksum in its header, its leader epoch."""
+    """The identity of a batch: its last offset, the checksum in its header, its leader epoch."""
 
     last: int
     crc: int
@@ -40,7 +40,7 @@ class LastBatch:
 
 @dataclass
 class SegmentTotals:
-    """What is known of a segment after the batches seen so far."""
+    """The totals of a segment after the batches added so far."""
 
     next_offset: int
     nbytes: int = 0
@@ -60,7 +60,7 @@ class SegmentTotals:
         return Batches(*(np.concatenate(part) for part in parts))
 
     def add(self, window: Window, file: SegmentFile) -> memoryview:
-        """Check the batches of a window and count them in; their bytes."""
+        """Check the batches of a window and add them; return their bytes."""
         from crc32c import crc32c
 
         headers = window.headers
@@ -68,7 +68,7 @@ class SegmentTotals:
         data = memoryview(window.data)[:nbytes]
         self.events.add(window)
         self._add_records(window, file)
-        # Where the batches lie in the copy: what was left out of the source is not in it.
+        # Positions in the copy, which has not the damaged parts of the source.
         position = headers.position + self.nbytes
         self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
         self.next_offset = int(headers.next_offset[-1])
@@ -96,7 +96,7 @@ class SegmentTotals:
 
         headers = window.headers
         holds = ~headers.is_control & (headers.count > 0)
-        found = decode(
+        records = decode(
             window.data,
             headers,
             columns=("offset", "timestamp", "key"),
@@ -105,11 +105,11 @@ class SegmentTotals:
             file=file.path,
             file_position=window.start,
         )
-        self.records += len(found)
-        if found.key is not None and found.key.null_count:
+        self.records += len(records)
+        if records.key is not None and records.key.null_count:
             self.flags |= SliceFlag.HAS_NULL_KEYS
         # A marker has one record; of a batch that the cleaner emptied only the greatest time is left.
-        times = np.concatenate((found.timestamp, headers.max_timestamp[~holds]))
+        times = np.concatenate((records.timestamp, headers.max_timestamp[~holds]))
         times = times[times >= 0]
         if len(times):
             least = int(times.min())
