@@ -1,14 +1,14 @@
-"""What is left out where a Kafka log is damaged: the policies a reader chooses from, and the report of what it cost.
+"""Policies for damage in a Kafka log, and the report of records that were left out.
 
-| policy     | what a damaged batch in front of the log's end does                                              |
-|------------|--------------------------------------------------------------------------------------------------|
+| policy     | effect of a damaged batch in front of the log's end                                               |
+|------------|---------------------------------------------------------------------------------------------------|
 | `fail`     | reading its offsets is `Corrupt`, naming file, position and offset; all other offsets can be read |
-| `skip`     | it is left out and said; reading goes on with the next batch that is whole                        |
+| `skip`     | it is left out and reported; reading goes on with the next whole batch                            |
 | `truncate` | the log ends in front of it, as after Kafka's recovery from an unclean shutdown (recovery point 0) |
 
-The log's end is the same for `fail` and for Kafka's recovery of the last segment: behind the last whole batch. What
-lies there (half a batch, zeros, garbage) is not written yet or never will be, and is no damage. `skip` goes on behind
-it if whole batches follow.
+The log's end is the same for `fail` and for Kafka's recovery of the last segment: behind the last whole batch. Bytes
+behind it (half a batch, zeros, garbage) are not written yet or never will be, and are no damage. `skip` goes on behind
+them if whole batches follow.
 """
 
 from __future__ import annotations

@@ -1,29 +1,25 @@
-"""Files that a log cleaner left behind when its broker died, read as Kafka's next start-up would leave them.
-
-The cleaner writes `<base>.log.cleaned`, renames it to `.swap` when it is whole and durable, then renames what it
-replaces to `.deleted`, then the `.swap` to its name. (Splitting an overflowing segment does the same with several new
-segments, from the last to the first.) Kafka's rules (LogLoader), in this order:
-
-1. `.deleted` and `.cleaned` do not count.
-2. A `.swap` at or above the lowest `.cleaned` does not count: what it belongs to was not whole.
-3. Segments from the lowest base of the `.log.swap` files up to their greatest next offset are replaced by them.
-4. Every other `.swap` takes its name.
-
-At every moment of a swap this reads the records that were there before or those that the cleaner kept.
-
-What lies in a Kafka log dir or partition folder: names, listings that can be trusted, checkpoints, topic ids.
+"""List a Kafka log dir or partition folder: segments, checkpoints, topic ids.
 
 A log dir holds one folder `<topic>-<partition>` for each partition (split at the last dash) and small text files. A
-partition folder holds segments: `<base offset, 20 digits>.log` with `.index`, `.timeindex` and, where transactions were
-aborted, `.txnindex`. Suffixes behind the extension say what a file is while it changes: `.cleaned` (the log cleaner is
-writing it), `.swap` (about to take its name), `.deleted` (replaced or expired, removed later). Folders that end in
-`-delete`, `-future` or `-stray` are no partitions.
+partition folder holds segments: `<base offset, 20 digits>.log` with `.index`, `.timeindex` and, if transactions were
+aborted, `.txnindex`. A suffix behind the extension marks a file that changes: `.cleaned` (the log cleaner is writing
+it), `.swap` (about to be renamed), `.deleted` (replaced or expired, removed later). Folders that end in `-delete`,
+`-future` or `-stray` are no partitions.
 
-Between "rename the old segment to .deleted" and "rename the new one from .swap" a listing shows a hole. So a listing
-counts when two in a row agree and show no `.swap`. Swaps last milliseconds; where one stays, the broker died in it,
-and the listing is read as its next start-up would leave it (`sparklog.kafka.in_place.directory`). (`.cleaned` files
-alone do no harm: all that they are made from is still in place until the first of them becomes a `.swap`. A cleaner
-writes them for minutes, and one that crashed leaves them behind; a tail that waited for them would stand still.)
+The cleaner writes `<base>.log.cleaned`, renames it to `.swap` when it is whole and durable, renames the old segments to
+`.deleted`, then the `.swap` to its name. (The split of an overflowing segment does the same with several new segments,
+from the last to the first.) Between the renames a listing shows a hole. So a listing counts only if two in a row agree
+and show no `.swap`. A swap lasts milliseconds. If one stays, the broker died in it, and the folder is read as Kafka's
+next start-up (LogLoader) would leave it:
+
+1. `.deleted` and `.cleaned` do not count.
+2. A `.swap` at or above the lowest `.cleaned` does not count: its group was not complete.
+3. The `.log.swap` files replace the segments from their lowest base up to their greatest next offset.
+4. Every other `.swap` takes its name.
+
+So at every moment of a swap a reader sees the old records, or those that the cleaner kept. (`.cleaned` files alone do
+no harm: their origins are in place until the first of them becomes a `.swap`. A cleaner writes them for minutes, and a
+crashed one leaves them behind, so a tail must not wait for them.)
 """
 
 from __future__ import annotations
@@ -79,12 +75,12 @@ def _base(segment: _Named) -> int:
 
 
 def next_offset_of(segment: _Named) -> int:
-    """The offset after a segment's last batch, its base without one. `FileNotFoundError` if it is gone."""
-    found = segment.base
+    """Return the offset after a segment's last batch, its base without one. `FileNotFoundError` if it is gone."""
+    next_offset = segment.base
     with SegmentFile(segment.path) as file:
         for window in BatchWalk(file, seek(file, segment.base, _ANY_OFFSET)):
-            found = max(found, int(window.headers.next_offset[-1]))
-    return found
+            next_offset = max(next_offset, int(window.headers.next_offset[-1]))
+    return next_offset
 
 
 INTERNAL_TOPICS = frozenset(
@@ -121,14 +117,12 @@ class SegmentName:
 
 
 def is_internal(topic: str) -> bool:
-    """Is this one of Kafka's own topics, which nobody means by "all topics"?"""
+    """Return True for one of Kafka's internal topics, which "all topics" leaves out."""
     return topic in INTERNAL_TOPICS
 
 
 def kafka_layout(path: str | os.PathLike[str]) -> Literal["log-dir", "partition"] | None:
-    """What a local folder is: one partition (it holds 20-digit `.log` files), a log dir (it holds such folders), or
-    neither.
-    """
+    """Return the kind of a folder: a partition (with 20-digit `.log` files), a log dir (with such folders), None."""
     folder = os.fspath(path)
     if not os.path.isdir(folder):
         return None
@@ -138,17 +132,17 @@ def kafka_layout(path: str | os.PathLike[str]) -> Literal["log-dir", "partition"
 
 
 def partition_folders(log_dir: str, known: Container[str] = ()) -> dict[TopicPartition, str]:
-    """`(topic, partition) -> folder` of all partition folders of a log dir; those `known` are not looked into again."""
-    found: dict[TopicPartition, str] = {}
+    """List the partition folders of a log dir: (topic, partition) -> folder. `known` ones are not opened again."""
+    folders: dict[TopicPartition, str] = {}
     try:
         with os.scandir(log_dir) as entries:
             for entry in entries:
                 match = _PARTITION.match(entry.name)
                 if match and (entry.path in known or _holds_segments(entry.path)):
-                    found[match[1], int(match[2])] = entry.path
+                    folders[match[1], int(match[2])] = entry.path
     except FileNotFoundError:
         raise NotFound(f"there is no folder {log_dir}: check the path") from None
-    return found
+    return folders
 
 
 def split_folder_name(folder: str) -> TopicPartition:
@@ -182,11 +176,11 @@ def settled_segments(folder: str, *, env: Env = SYSTEM) -> tuple[SegmentName, ..
             return listing.segments
         if listing is not None and (not tries_left or _abandoned(folder, env)):
             try:
-                found = after_start_up(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
+                segments = after_start_up(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
             except FileNotFoundError:
-                listing = None  # Somebody is at it after all.
+                listing = None  # A broker is at work after all.
             else:
-                return tuple(found)
+                return tuple(segments)
         env.sleep(SETTLE_PAUSE_SECONDS)
     raise Unavailable(f"{folder} keeps changing: expected two listings in a row that agree; try again")
 
@@ -198,7 +192,7 @@ def settled_now(folder: str) -> tuple[SegmentName, ...] | None:
 
 
 def never_there(error: FileNotFoundError) -> Unavailable:
-    """Of a segment that every listing shows, and that is gone whenever it is opened."""
+    """Make the error for a segment that every listing shows, and that is gone at each open."""
     path = str(error.filename).removesuffix(".deleted")
     return Unavailable(f"expected to open {path}, which its folder lists, found it gone each time: try again")
 

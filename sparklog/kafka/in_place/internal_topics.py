@@ -42,14 +42,14 @@ def newest_values(path: str, topic: str, *, env: Env, policy: str, on_skipped: O
     `policy`, `on_skipped`: what damage does, see `sparklog.kafka.in_place.damage`; `Corrupt` with file, position and
     offset.
     """
-    found: dict[bytes, Kept] = {}
+    newest: dict[bytes, Kept] = {}
     folders = directory.partition_folders(path)
     for (name, number), folder in sorted(folders.items()):
         if name == topic:
             loading = _Loading(topic, number, policy, on_skipped)
             loading.load(settled_segments(folder, env=env))
-            found |= loading.values()
-    return found
+            newest |= loading.values()
+    return newest
 
 
 class _Loading:

@@ -78,7 +78,7 @@ class PartitionState:
 
     @property
     def first_base(self) -> int:
-        """Where the log starts as far as its files say."""
+        """The base offset of the first segment, 0 without one."""
         return self.segments[0].name.base if self.segments else 0
 
     @property
@@ -209,44 +209,44 @@ class PartitionState:
         if self._aborted is None:
             indexed = [self._transaction_index(state.name) for state in self.segments]
             self._aborted = merged(self.transactions, indexed)
-        found = self._aborted.overlapping(start, end)
-        return found if not unknown else _with_unknown(found, unknown)
+        aborted = self._aborted.overlapping(start, end)
+        return aborted if not unknown else _with_unknown(aborted, unknown)
 
     def unknown(self, start: int, end: int) -> list[Unknown]:
-        """Transactions with offsets in `[start, end)` whose outcome neither a marker nor a `.txnindex` tells."""
-        found = [entry for entry in self.transactions.unknown if entry[1] < end and entry[2] >= start]
-        if not found:
+        """Return transactions with offsets in `[start, end)` whose outcome is in no marker and no `.txnindex`."""
+        entries = [entry for entry in self.transactions.unknown if entry[1] < end and entry[2] >= start]
+        if not entries:
             return []
         indexed = [self._transaction_index(state.name) for state in self.segments]
         return [
             Unknown(producer, first, last, self._path_at(last))
-            for producer, first, last in found
+            for producer, first, last in entries
             if not any(((index.producer_ids == producer) & (index.first_offsets <= first)).any() for index in indexed)
         ]
 
     def _transaction_index(self, name: SegmentName) -> AbortedTransactions:
-        """The `.txnindex` of a segment, empty where it is missing or wrong. That of the last segment still grows."""
-        found = self._indexed.get(name)
-        if found is None:
+        """Return the `.txnindex` of a segment, empty if missing or wrong. That of the last segment still grows."""
+        index = self._indexed.get(name)
+        if index is None:
             path = companion(name.path, "txnindex")
             try:
                 with open(path, "rb") as source:
-                    found = transaction_index.parse(source.read(), name.base, file=path)
+                    index = transaction_index.parse(source.read(), name.base, file=path)
             except (FileNotFoundError, Corrupt):
-                found = transaction_index.none()
+                index = transaction_index.none()
             if self.segments and name != self.segments[-1].name:
-                self._indexed[name] = found
-        return found
+                self._indexed[name] = index
+        return index
 
     def _path_at(self, offset: int) -> str:
         paths = [state.name.path for state in self.segments if state.name.base <= offset]
         return paths[-1] if paths else self.folder
 
     def stored(self, start: int, end: int, *, detailed: int = DETAILED_BLOCKS) -> Stored:
-        """What these offsets hold: a run for each block of the segments that they lie in.
+        """Return the stored size of these offsets: a run for each block of their segments.
 
-        Behind the first `detailed` blocks a segment is one run, so that a stream with rate limits need not go through
-        a terabyte of blocks for each micro-batch.
+        After the first `detailed` blocks a segment is one run, so that a stream with rate limits does not walk all
+        blocks of a terabyte for each micro-batch.
         """
         low = max(bisect_right(self.segments, start, key=_base) - 1, 0)
         names = ("block_offset", "block_end", "block_records", "block_position", "block_batches")

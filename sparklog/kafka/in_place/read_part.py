@@ -211,7 +211,7 @@ class KafkaReadPart:
 
 
 class WindowBudget:
-    """How many stored bytes to read at once so that decoding gives about `target` bytes."""
+    """The stored bytes to read at once so that they decode to about `target` bytes."""
 
     def __init__(self, target: int) -> None:
         self.target = max(target, 1)
@@ -223,19 +223,19 @@ class WindowBudget:
         return self._walk
 
     def learn(self, stored: int, decoded: int) -> None:
-        """A window of `stored` bytes became `decoded` bytes."""
+        """Adapt to a window of `stored` bytes that decoded to `decoded` bytes."""
         growth = max(decoded, 1) / max(stored, 1)
         most = max(min(self.target, self.window * 4), MIN_WINDOW_BYTES)
         self.window = int(min(max(self.target / growth, MIN_WINDOW_BYTES), most))
 
     def apply(self) -> None:
-        """Use what was learnt for the current walk's next window."""
+        """Use the adapted size for the current walk's next window."""
         if self._walk is not None:
             self._walk.window = self.window
 
 
 def _segment_for(names: Sequence[SegmentName], position: int, after: int) -> SegmentName | None:
-    """The next segment to read: the one that can hold `position`, or the first behind the one read last."""
+    """Return the next segment to read: the one that can hold `position`, or the first behind the last one read."""
     later = [name for name in names if name.base > after]
     if after >= 0:
         return later[0] if later else None
@@ -244,18 +244,18 @@ def _segment_for(names: Sequence[SegmentName], position: int, after: int) -> Seg
 
 
 def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -> int | None:
-    """The base of the segment behind `name`, which no offset of it reaches; None if it is the last one.
+    """Return the base of the segment behind `name`, which no offset of it reaches; None if it is the last one.
 
-    None, too, if the file is not the one that was listed: the cleaner may have merged others into it since.
+    None, too, if the file is not the listed one: the cleaner may have merged others into it since.
     """
     later = [other.base for other in names if other.base > name.base]
     return later[0] if later and file.inode == name.inode else None
 
 
 def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: int | None, *, skipping: bool) -> int:
-    """Where the first batch stands that ends at or behind `offset`, or the damage that may have held it.
+    """Return the position of the first batch that ends at or behind `offset`, or of the damage that may hold it.
 
-    Headers alone are looked at. With `skipping`, also behind damage; else behind a batch of an unknown format alone.
+    Reads headers only. With `skipping` also behind damage, else only behind a batch of an unknown format.
     """
     start = seek(file, name.base, offset)
     while True:

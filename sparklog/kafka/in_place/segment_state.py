@@ -1,7 +1,7 @@
-"""What a planner remembers of one segment: enough to plan, estimate and look up times without reading it again.
+"""Planner's state of one segment: enough to plan, estimate and look up times without reading it again.
 
-The headers of every batch are walked once (from there on, only of what is appended). Of a gigabyte of batches about a
-megabyte is kept: one block for each 64 KiB or more, and the transaction events.
+The headers of every batch are walked once, later those of appended batches only. About a megabyte is kept of a gigabyte
+of batches: one block for each 64 KiB or more, and the transaction events.
 """
 
 from __future__ import annotations

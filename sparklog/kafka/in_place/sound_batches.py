@@ -1,18 +1,16 @@
-"""The order of batches by their offsets, which no checksum covers, and which of two batches out of order is wrong.
+"""Sound batches of a segment, and the next sound batch after damage.
+
+A batch is sound if its checksum is right, its header is one that a writer writes, and its offsets lie behind those of
+the batch before it and below the next segment. The last matters because base offset and length are outside of the
+checksum: a flipped bit there would move records to other offsets, or hide all that follow.
 
 Two batches are out of order if the second begins below the end of the first. Either the offset of one was damaged, or
-one is stale: bytes of an older batch. Kafka looks at neither and takes the last batch of a log for its end.
+one is stale: bytes of an older batch. Kafka checks neither, and takes the last batch of a log as its end. Here one of
+the two is chosen as the wrong one (`first_is_wrong`).
 
-The batches of a segment that are what their writer wrote, and where the next one begins behind damage.
-
-A batch is sound if its checksum holds, its header is one that a writer writes, and its offsets lie behind those of the
-batch before it and below the next segment. The last matters because base offset and length lie outside the checksum:
-a flipped bit there would move records to other offsets, or hide all that follow. Of two batches out of order one is
-blamed (`sparklog.kafka.in_place.sound_batches`).
-
-Behind damage the next sound batch is where the damaged one's length says, or else the first place where one of magic 2
-can be read: a possible header, fitting offsets, a checksum that holds. Messages of formats v0 and v1 are so small and
-loosely made that they are not searched for.
+After damage the next sound batch is at the position that the damaged one's length gives, or else the first position
+where a batch of magic 2 can be read: a possible header, fitting offsets, a right checksum. Messages of formats v0 and
+v1 are too small and too loose in structure to be searched for.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class Span:
     end: int
 
     def flips_into(self, low: int, high: int | None) -> int:
-        """How well one flipped bit of its offset explains that it belongs between `low` and `high` (None: anywhere).
+        """Rate how well one flipped bit of its offset explains a place between `low` and `high` (None: anywhere).
 
         3: it touches a neighbour there, 2: it fits, 0: it does not.
         """
@@ -140,10 +138,10 @@ _SEARCH_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Where a walk met something that is no sound batch.
+    """A position where a walk met no sound batch.
 
-    * `position`; `size`: of the batch there, 0 if nothing there can be framed
-    * `offset`: the first offset that is missing as far as can be told
+    * `position`; `size`: of the batch at it, 0 if no batch can be framed
+    * `offset`: the first missing offset, as far as it can be known
     * `final`: nothing that looks like a batch follows
     * `stop`: why the walk stopped (see `BatchWalk`), empty for a batch that is framed; `wrong_crc`: it is its checksum
     """
@@ -158,20 +156,20 @@ class Damage:
 
     @property
     def structural(self) -> bool:
-        """Is it no batch at all, in contrast to one with wrong contents?"""
+        """True if it is no batch at all, in contrast to one with wrong contents."""
         return not self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where reading goes on behind damage: position and base offset of the next sound batch."""
+    """Position and base offset of the next sound batch after damage."""
 
     position: int
     offset: int
 
 
 Decide: TypeAlias = Callable[[Damage], bool]
-"""What to do about damage: True to go on behind it, False to end there, or raise."""
+"""Decides about damage: return True to go on behind it, False to end in front of it, or raise."""
 
 
 def sound_windows(
@@ -185,11 +183,11 @@ def sound_windows(
     end: int | None = None,
     limit: int | None = None,
 ) -> Iterator[Window]:
-    """Windows of sound batches from position `start`, in file order, up to the first that begins at offset `end`.
+    """Yield windows of sound batches from position `start`, in file order, up to the first that begins at offset `end`.
 
-    `expected`: no offset lies below it; `limit`: none reaches it (the next segment's base), None if nobody knows;
-    `walk` makes a walk with bodies from a position. A window without batches comes last if the next batch begins at or
-    behind `end`. `resumed` is told where reading goes on, None: nowhere.
+    `expected`: the least offset; `limit`: the next segment's base, which no offset reaches, None if unknown; `walk`
+    makes a walk with bodies from a position. A window without batches comes last if the next batch begins at or behind
+    `end`. `resumed` is called with the damage and the next sound batch, or None.
     """
     position, offset = start, expected
     while True:
@@ -227,7 +225,7 @@ def sound_windows(
 
 
 def _no_batch(file: SegmentFile, walking: BatchWalk, offset: int) -> Damage:
-    """Where a walk stopped in front of what is no batch that is known."""
+    """Describe the bytes in front of which a walk stopped."""
     headers = file.unknown_format_at(walking.end)
     if headers is None:
         return Damage(walking.end, 0, offset, walking.reason, True, walking.stop)
@@ -251,7 +249,7 @@ def _first(window: Window, count: int) -> Window:
 def _sound(
     window: Window, file: SegmentFile, expected: int, end: int | None, limit: int | None
 ) -> tuple[int, Damage | None]:
-    """How many of a window's batches to take: all that begin below `end`, or those in front of the damage."""
+    """Count the batches of a window to take: all that begin below `end`, or those in front of the damage."""
     headers = window.headers
     row, reason = _disordered(window, file, expected, limit)
     inside = len(headers)
@@ -383,7 +381,7 @@ def _candidates(data: bytes, left: int, expected: int, limit: int | None) -> lis
     records = rows["count"].astype(np.int64)
     possible = (size >= HEADER_BYTES) & (size <= left - likely) & (base >= expected) & (delta >= 0)
     possible &= (records >= 0) & (records <= delta + 1) & ((rows["attributes"].astype(np.int64) & 7) < len(CODECS))
-    # Without a sum, which could overflow: what stands there may be no batch.
+    # Without a sum, which could overflow: these bytes may be no batch.
     possible &= base <= (MAX_OFFSET if limit is None else limit - 1) - np.maximum(delta, 0)
-    found: list[int] = likely[possible].tolist()
-    return found
+    positions: list[int] = likely[possible].tolist()
+    return positions

@@ -1,18 +1,15 @@
-"""Whose end-of-transaction markers damage has taken.
+"""Open and aborted transactions of a partition, from the headers of its batches, and the markers lost to damage.
 
-A batch whose checksum is wrong may have been a marker if it says so, or if it is transactional and has no sequence,
-which data always has. Whose it was its header does not tell, for the producer id may be what is damaged; but most
-damage is a single flipped bit, and where one explains the checksum it can be flipped back to look. What is no batch at
-all may have held anybody's markers.
-
-Which transactions of a partition are open and which were aborted, from the headers of its batches.
-
-Kafka keeps this in producer snapshots and `.txnindex` files. Headers and markers say the same and are always there:
+Kafka keeps this in producer snapshots and `.txnindex` files. Headers and markers hold the same and are always there:
 the first transactional batch of a producer after its last marker opens a transaction, its next marker ends it. (Under
 transaction.version 2 the marker's epoch is one above the data's, so only the producer id counts.) A marker whose
-record the cleaner has removed ends nothing.
+record the cleaner has removed ends nothing. Events are kept per segment, so that only a segment which the cleaner
+replaces is read again.
 
-What a segment contributes is kept as events, so that a segment which the cleaner replaces is read again alone.
+A batch with a wrong checksum may have been a marker: if its header says so, or if it is transactional and has no
+sequence, which data always has. Its producer id may be the damaged part. But most damage is a single flipped bit, and
+one that explains the checksum can be flipped back to read the id. Bytes that are no batch may have held markers of any
+producer (`ANYBODY`).
 """
 
 from __future__ import annotations
@@ -47,21 +44,21 @@ class LostMarker:
 
 
 def may_be_markers(headers: BatchHeaders) -> npt.NDArray[np.bool_]:
-    """Which batches are markers, or were before they were damaged."""
+    """Return bool[n]: True for batches that are markers, or may have been before damage."""
     bare = headers.is_transactional & (headers.base_sequence == NO_SEQUENCE)
     maybe: npt.NDArray[np.bool_] = (headers.is_control | bare) & (headers.producer_id != NO_PRODUCER_ID)
     return maybe
 
 
 def lost_producer(batch: bytes) -> int | None:
-    """Whose marker this batch was, whose checksum or record is wrong: a producer id or `ANYBODY`; None: it was none."""
+    """Return the producer id of a damaged marker, `ANYBODY` if unknown; None if the batch was no marker."""
     header = single_header(batch)
     size, expected = int(header.size[0]), int(header.crc[0])
     if len(batch) < size or size > MOST_BYTES:
         return ANYBODY
-    found = crc32c(memoryview(batch)[CRC_START:size])
-    if (found ^ expected).bit_count() > 1:
-        place = flipped_bit(size - CRC_START, found, expected)
+    actual = crc32c(memoryview(batch)[CRC_START:size])
+    if (actual ^ expected).bit_count() > 1:
+        place = flipped_bit(size - CRC_START, actual, expected)
         if place is None:
             return ANYBODY
         repaired = bytearray(batch[:size])
@@ -71,21 +68,19 @@ def lost_producer(batch: bytes) -> int | None:
 
 
 def lost_markers(file: SegmentFile, position: int, until: int) -> list[LostMarker]:
-    """The markers that bytes `[position, until)` of a file held, as far as can be told: anybody's where something in
-    them is no batch.
-    """
-    found: list[LostMarker] = []
+    """Return the markers that bytes `[position, until)` of a file held; `ANYBODY`'s if some bytes are no batch."""
+    lost_here: list[LostMarker] = []
     while position < until:
         header = file.header_at(position)
         if header is None or position + header.size > until:
-            return [*found, LostMarker(ANYBODY, None)]
+            return [*lost_here, LostMarker(ANYBODY, None)]
         if header.magic == MAGIC:
             batch = file.read(position, min(header.size, MOST_BYTES))
             if may_be_markers(single_header(batch))[0]:
                 lost = _lost_marker(batch, header.size)
-                found += [] if lost is None else [lost]
+                lost_here += [] if lost is None else [lost]
         position += header.size
-    return found
+    return lost_here
 
 
 def _lost_marker(batch: bytes, size: int) -> LostMarker | None:
@@ -143,7 +138,7 @@ class TransactionEvents:
                 self.triples.extend((kind, producer, offset))
 
     def lost(self, offset: int, producer: int = ANYBODY) -> None:
-        """What the marker at `offset`, or all that follows it in the segment, said cannot be known."""
+        """Add the loss of the marker at `offset`, or of all markers from it on in the segment."""
         if producer == ANYBODY:
             self._writing.clear()
         else:
@@ -178,7 +173,7 @@ class TransactionState:
                     self.aborted.append((producer, first, offset))
 
     def first_open(self) -> int | None:
-        """Where the earliest open transaction begins: no read_committed reader gets past it."""
+        """Return the first offset of the earliest open transaction, the last stable offset; None without one."""
         return min(self.open.values(), default=None)
 
 

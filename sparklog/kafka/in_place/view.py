@@ -1,21 +1,18 @@
-"""The first record at or after a time.
+"""A Kafka log dir, or one partition folder of it, as a `LogView`: read in place, also under a live broker.
 
-The rule: the first record in offset order, at or above the log start, whose timestamp is >= the target; markers and
-aborted records count. Batches are skipped by the maxTimestamp in their headers, so that only the batch with the
-answer is decoded (and one whose late records lie below the log start). Kafka looks only into the first segment that
-can hold an answer and so sometimes has none where this rule has one.
+Nothing is written. Batch readers see whole batches up to the end of the log. A tail (`tailing=True`) stops at the
+broker's last high watermark in `replication-offset-checkpoint`, because records above it can still be replaced.
 
-A Kafka log dir, or one partition folder of it, as a `LogView`: read where it lies, also under a live broker.
+A damaged log is read as Kafka's start-up would leave it after an unclean shutdown with the recovery point in the last
+segment: the log ends behind its last whole batch, and damage before that is an error for its reader. Unlike Kafka,
+indexes are never trusted, and a wrong checksum in the middle of the last segment is an error that hides no later batch.
+`corrupt_records` (see `sparklog.kafka.in_place.damage`) has the other two policies: go on behind damage, or end the log
+in front of it as with recovery point 0.
 
-Nothing is written. Batch readers see whole batches up to the end of the log; a tail (`tailing=True`) goes no further
-than the broker's last high watermark in `replication-offset-checkpoint`, because what lies above it can still be
-replaced.
-
-What is damaged is read as Kafka's start-up would leave it after an unclean shutdown with the recovery point in the
-last segment: the log ends behind its last whole batch, damage before that is an error for its reader. Two things are
-better than there: indexes are never believed, and a wrong checksum in the middle of the last segment is an error and
-does not cut off what follows. `corrupt_records` (see `sparklog.kafka.in_place.damage`) gives the other two ways: on
-past damage, or the log cut in front of it as with recovery point 0.
+A lookup by time returns the first record in offset order, at or above the log start, whose timestamp is >= the target;
+markers and aborted records count. Batches are skipped by the maxTimestamp in their headers, so that only the batch with
+the answer is decoded. Kafka reads only the first segment that can hold an answer, and so sometimes has none where this
+rule has one.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ from sparklog.log.state.view import (
 
 
 def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> TimestampOffset | None:
-    """By the rule above, anywhere below the log's end; timestamps in ms.
+    """Look up a time (ms) below the log's end, by the rule above.
 
     `Corrupt` if the batch that may hold the answer is damaged, unless damage is skipped.
     """
@@ -58,9 +55,9 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
         if segment.max_timestamp < timestamp or segment.next_offset <= log_start:
             continue
         with SegmentFile(segment.name.path) as file:
-            found = _in_segment(segment, file, timestamp, log_start, skipping=state.policy == SKIP)
-        if found is not None:
-            return found
+            record = _in_segment(segment, file, timestamp, log_start, skipping=state.policy == SKIP)
+        if record is not None:
+            return record
     return None
 
 
@@ -69,9 +66,9 @@ def _in_segment(
 ) -> TimestampOffset | None:
     for start, end in segment.blocks_with(timestamp):
         for window in _windows(segment, file, start, end, skipping):
-            found = _in_window(file, window, end, timestamp, log_start, skipping)
-            if found is not None:
-                return found
+            record = _in_window(file, window, end, timestamp, log_start, skipping)
+            if record is not None:
+                return record
             if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
                 break
     return None
@@ -210,47 +207,47 @@ class KafkaView:
             after: dict[int, _Partition] = {}
             for number, folder in sorted(self._of_topic(folders, topic).items()):
                 key = (topic, number)
-                found = self._refreshed(before.get(number), folder, starts.get(key), watermarks.get(key))
-                for cut in found.state.cut:
+                partition = self._refreshed(before.get(number), folder, starts.get(key), watermarks.get(key))
+                for cut in partition.state.cut:
                     self._say(Skipped(topic, number, cut.file, cut.position, cut.nbytes, cut.start, None, cut.reason))
-                if found.state.segments:
-                    after[number] = found
+                if partition.state.segments:
+                    after[number] = partition
             self._partitions[topic] = after
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """Of every partition that has a folder here, from the snapshot."""
+        """Return the bounds of every partition with a folder here, from the snapshot."""
         return {number: partition.bounds for number, partition in self._snapshot(topic).items()}
 
     def earlier_partitions(self, topic: str) -> Sequence[int]:
-        """Nothing in a directory tells."""
+        """Return nothing: a directory has no earlier states."""
         return ()
 
     def partition_states(self, topic: str) -> dict[int, PartitionState]:
-        """What the snapshot knows of each partition's files: for who looks into them."""
+        """Return the state of each partition's files, from the snapshot, for tools that inspect them."""
         return {number: partition.state for number, partition in self._snapshot(topic).items()}
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
-        """Per partition the first record with timestamp >= target (ms) below the isolation bound, None without one."""
-        found: dict[int, TimestampOffset | None] = {}
+        """Look up, per partition, the first record with timestamp >= target (ms) below the isolation bound."""
+        records: dict[int, TimestampOffset | None] = {}
         for number, target in targets.items():
             partition = self._partition(topic, number)
             answer = first_at_or_after(partition.state, target, partition.bounds.log_start)
             below = answer is not None and answer.offset < partition.bounds.end(isolation)
-            found[number] = answer if below else None
-        return found
+            records[number] = answer if below else None
+        return records
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        """What each range holds: in memory since the headers were walked."""
+        """Return the stored size of each range, from memory."""
         return [self._partition(part.topic, part.partition).state.stored(part.start, part.end) for part in ranges]
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
-        """Of every partition that has a folder here, from the snapshot: what its segments hold in whole batches."""
-        found = []
+        """Return the size of every partition with a folder here: whole batches, from the snapshot."""
+        sizes = []
         for number, partition in self._snapshot(topic).items():
             segments = partition.state.segments
-            found.append(
+            sizes.append(
                 PartitionSize(
                     topic=topic,
                     partition=number,
@@ -260,7 +257,7 @@ class KafkaView:
                     slices=len(segments),
                 )
             )
-        return found
+        return sizes
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
         """One part per non-empty range, in the order given.
