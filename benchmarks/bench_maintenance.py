@@ -1,8 +1,9 @@
 """Maintenance: compaction, sealing, merging. Records a second of a task, MB/s of a core, memory, two tasks against one.
 
 Run: `python benchmarks/bench_maintenance.py [--records N] [--rounds N] [--big-map N] [--no-spark]`. The data is that of
-Kafka's cleaner in docs/performance.md: 16-byte keys, 100-byte values, so that figures compare. Wall seconds of the work
-itself (read, filter, write, fsync), local disk, page cache warm; a run prepares its topic anew, the median counts.
+Kafka's cleaner in docs/design/performance.md: 16-byte keys, 100-byte values, so that figures compare. Wall seconds of
+the work itself (read, filter, write, fsync), local disk, page cache warm; a run prepares its topic anew, the median
+counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""sparklog: Kafka's partitioned log as Kafka-format files on a disk or an object store, with Spark as the engine.
+"""sparklog: Kafka's partitioned log as Kafka-format files on a disk, with Spark as the engine.
 
     import sparklog
     topic = sparklog.open("/data/log").topic("orders")      # plain Python over Arrow, no Spark, no Java

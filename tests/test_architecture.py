@@ -1,6 +1,6 @@
 """The house holds: imports go downwards only, in packages too, and what Spark's planner imports stays light.
 
-The layers are those of docs/architecture.md. Imports are read from the source with `ast`, those inside functions
+The layers are those of docs/design/architecture.md. Imports are read from the source with `ast`, those inside functions
 included: a lazy import is still a dependency.
 """
 

@@ -1,4 +1,4 @@
-"""Judge whole batches in a cleaning pass, before their records are read: kafka-format.md, 7.6 and 7.7.
+"""Judge whole batches in a cleaning pass, before their records are read (docs/reference/kafka-format.md).
 
 Aborted data goes in the first pass that reads it. A marker stays while the same pass reads a batch of its transaction,
 even an emptied one. The first pass without such a batch stamps a delete horizon on the marker, and a pass after that

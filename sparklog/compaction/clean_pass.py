@@ -1,4 +1,4 @@
-"""One cleaning pass over one partition, record by record: Kafka's `Cleaner` (kafka-format.md, 7.3 to 7.7).
+"""One cleaning pass over one partition, record by record: Kafka's `Cleaner` (docs/reference/kafka-format.md).
 
 A pass reads the dirty part to learn each key's highest offset (`fill_map`), then everything from the first segment on
 to copy what stays (`Cleaner`):

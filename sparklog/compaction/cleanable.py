@@ -1,6 +1,6 @@
 """Bounds of a cleaning pass over a partition, and the decision if one is due: Kafka's LogCleanerManager.
 
-The log falls into three parts (kafka-format.md, 7.1 and 7.2):
+The log falls into three parts (docs/reference/kafka-format.md, the range of a pass):
 
     clean | dirty, cleanable | not cleanable yet
           first dirty        first uncleanable

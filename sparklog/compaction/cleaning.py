@@ -45,7 +45,7 @@ def group_segments(
 
     `segments`: those with a base below the pass's end offset, in offset order; `index_sizes`: bytes of each one's
     `.index` and `.timeindex`. A group ends where the next segment would make the log larger than `segment.bytes`, an
-    index larger than `segment.index.bytes`, or a relative offset larger than 31 bits (kafka-format.md, 7.4). Sizes are
+    index larger than `segment.index.bytes`, or a relative offset larger than 31 bits (docs/reference/kafka-format.md). Sizes are
     those before the pass, so a group that loses most of its records becomes a small segment.
     """
     most_bytes = configs.segment_bytes

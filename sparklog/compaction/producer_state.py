@@ -1,9 +1,10 @@
 """Producer state of a partition: which transactions are open or were aborted, and each producer's last batch.
 
-Kafka keeps this in `.snapshot` and `.txnindex` files. Headers and markers say the same (kafka-format.md, 8.1, 8.3), so
-it is found by a replay of the partition's log, of which only slices that Kafka's producers wrote count: sparklog's own
-batches carry no producer ids. That the replay of a cleaned log ends in the same state as Kafka's snapshots is the
-cleaner's doing: it keeps each live producer's last batch, if need be an empty one. Two rules of its own follow:
+Kafka keeps this in `.snapshot` and `.txnindex` files. Headers and markers say the same (docs/reference/kafka-format.md,
+producers and markers), so it is found by a replay of the partition's log, of which only slices that Kafka's producers
+wrote count: sparklog's own batches carry no producer ids. That the replay of a cleaned log ends in the same state as
+Kafka's snapshots is the cleaner's doing: it keeps each live producer's last batch, if need be an empty one. Two rules
+of its own follow:
 
 * An emptied marker (a control batch without records) is no marker for Kafka, which knows its producer from a snapshot.
   Here it keeps the producer known, with its epoch, or the next pass would take the batch for nobody's last.

@@ -4,8 +4,8 @@
     spark-submit jobs/compact.py --root /data/log --topic orders,clicks --properties conf/sparklog.properties
     spark-submit jobs/compact.py --root /data/log --dry-run
 
-For every topic, whatever its cleanup.policy; docs/operations.md says how often and what it costs. Appends, scans and
-streams go on meanwhile, and two runs at once do no harm. Each piece of work is one Spark task and is committed as it
+For every topic and cleanup.policy; docs/guides/compaction.md has schedule and cost. Appends, scans and streams go on
+meanwhile, and two runs at once do no harm. Each piece of work is one Spark task and is committed as it
 is finished: a run that is killed has done what it has done.
 
 Spark is started when there is something to do; where there is no pyspark the job works in its own process.

@@ -1,4 +1,4 @@
-"""All that can be configured in one list: topic configs, and the names of a properties file. Also as docs/configs.md.
+"""One list of topic configs and names of a properties file; docs/reference/configs.md is made from it.
 
 The texts are those of the definitions (`sparklog.log.state.config_table`, `sparklog.maintenance.properties`).
 """
@@ -83,7 +83,7 @@ def one_config_doc(name: str) -> ConfigDoc:
 
 
 def markdown() -> str:
-    """docs/configs.md."""
+    """docs/reference/configs.md."""
     docs = config_docs()
     topics = _rows([each for each in docs if each.scope == TOPIC], kafka=True)
     properties = _rows([each for each in docs if each.scope == MAINTENANCE], kafka=False)

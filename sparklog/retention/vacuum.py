@@ -37,7 +37,7 @@ from sparklog.retention.vacuum_plan import DataFile, Victim, delete_delay_ms, gi
 from sparklog.storage.store import Store
 
 CHUNK = 1000
-"""Objects of one work item: some seconds on an object store, far more than a task costs."""
+"""Objects of one work item: some seconds on a network file system, far more than a task costs."""
 LOCAL_CHUNKS = 20
 """Up to this many chunks are deleted without Spark: two seconds on a local disk."""
 

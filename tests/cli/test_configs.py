@@ -120,6 +120,6 @@ def test_docs_say_what_each_config_means_and_name_the_nearest_one(sparklog: Spar
 
 def test_the_page_of_the_docs_is_this_table(sparklog: Sparklog) -> None:
     made = sparklog("configs", "docs", "--markdown").out
-    assert (REPOSITORY / "docs" / "configs.md").read_text() == made, (
-        "sparklog configs docs --markdown > docs/configs.md"
+    assert (REPOSITORY / "docs" / "reference" / "configs.md").read_text() == made, (
+        "sparklog configs docs --markdown > docs/reference/configs.md"
     )

@@ -1,4 +1,4 @@
-"""A plain model of Kafka's log cleaner: kafka-format.md 7.1 to 7.7 word by word, with lists and dictionaries.
+"""A plain model of Kafka's log cleaner: the rules of docs/reference/kafka-format.md, with lists and dictionaries.
 
 It shares no code with sparklog.compaction (nor with the decoder: only codecs and the CRC-32C are not written out), is
 slow, and is meant to be read beside the rules. Tests hold it against Kafka's own passes (test_plain_cleaner.py), and

@@ -58,7 +58,7 @@ def rows(found: PartitionProducers) -> list[Entry]:
 
 
 def snapshot(path: Path) -> dict[int, Producer]:
-    """A `.snapshot` file, by its byte table (kafka-format.md, 3.7)."""
+    """A `.snapshot` file, by its byte table (docs/reference/kafka-format.md)."""
     data = path.read_bytes()
     (entries,) = struct.unpack_from(">i", data, 6)
     found = {}

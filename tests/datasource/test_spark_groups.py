@@ -162,7 +162,7 @@ def test_reads_begin_where_the_group_stands(spark: SparkSession, root: str, tmp_
     assert values(root, "out") == list(range(4, 10))
     assert committed(root) == {("in", 0): 10, ("in", 1): 0}
     assert batch() == []
-    # A batch publishes nothing by itself; this is what docs/operations.md shows.
+    # A batch publishes nothing by itself; this is what docs/guides/consumer-groups.md shows.
     feed(root, "in", range(10, 12))
     options = {"startingOffsets": "group"} | GROUP
     df = spark.read.format("sparklog").options(**options).load(f"{root}/in")

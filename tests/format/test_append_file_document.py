@@ -1,4 +1,4 @@
-"""docs/format.md says of append files what the code does."""
+"""docs/reference/format-append-files.md describes append files as the code writes them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,12 @@ import numpy as np
 from sparklog.format import append_file
 from sparklog.log.state.slices import SliceFlag
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
-
-
-def section() -> str:
-    """The text between the heading of append files and the next of its level."""
-    found = re.search(r"^## Append files\n(.*?)(?=^## |\Z)", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found.group(1)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "format-append-files.md"
 
 
 def rows(heading: str) -> list[list[str]]:
     """The cells of the first table after a line that begins with `heading`."""
-    text = section().split("\n" + heading, 1)[1]
+    text = DOCUMENT.read_text().split("\n" + heading, 1)[1]
     lines = text[text.index("|") :].split("\n\n", 1)[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
@@ -47,7 +40,7 @@ def test_the_aborted_transaction_is_as_described() -> None:
 
 
 def test_parts_sizes_and_magic_are_as_described() -> None:
-    sizes = {name: size for name, size, _ in rows("### Footer")}
+    sizes = {name: size for name, size, _ in rows("## Footer")}
     assert sizes == {
         "head": str(append_file.HEAD_BYTES),
         "aborted count": str(append_file.ABORTED_COUNT.size),
@@ -56,7 +49,7 @@ def test_parts_sizes_and_magic_are_as_described() -> None:
         "aborted": f"{append_file.ABORTED_BYTES} each",
         "tail": str(append_file.TAIL_BYTES),
     }
-    text = section()
+    text = DOCUMENT.read_text()
     assert text.count(f"`{append_file.MAGIC.decode()}`") == 2
     assert f"up to {append_file.INDEX_MIN_BYTES} bytes has no entries" in text
     assert f"{append_file.INDEX_INTERVAL_BYTES} bytes or more" in text

@@ -1,4 +1,4 @@
-"""What docs/transactions.md shows is run, and what it says of errors is so."""
+"""What docs/guides/transactions.md shows is run, and what it says of errors is so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import sparklog
 from sparklog.datasource.option_names import canonical
 
-GUIDE = Path(__file__).parents[2] / "docs" / "transactions.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "transactions.md"
 
 
 def snippets() -> list[str]:

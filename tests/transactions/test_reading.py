@@ -141,7 +141,7 @@ def test_what_another_transaction_hides_in_one_topic_is_shown_in_none() -> None:
 
 
 def test_a_plain_write_is_held_back_by_partition_and_a_transaction_as_a_whole() -> None:
-    """What docs/differences.md says of a commit behind somebody's open transaction; nothing of it is skipped later."""
+    """A commit behind an open transaction (docs/design/differences.md); nothing of it is skipped later."""
     world = TopicsWorld(partitions=2)
     both = pa.table({"value": [b"p0", b"p1"], "partition": pa.array([0, 1], pa.int32())})
     view = RootView(world.root())

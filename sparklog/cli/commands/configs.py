@@ -119,7 +119,7 @@ def alter(
 @app.command(epilog=example("sparklog configs docs retention.ms"))
 def docs(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="docs/configs.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="docs/reference/configs.md.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what configs mean: those of topics, and the properties of the jobs."""

@@ -16,7 +16,7 @@ from typing import Any
 from sparklog.format.kernels.kernel_memory import Kind, Signature
 
 LOADING_IS_WORTH = 50_000
-"""Records that cost about as much CPU interpreted as loading numba and the kernels does (docs/performance.md)."""
+"""Records that cost about as much CPU interpreted as loading numba and kernels does (docs/design/performance.md)."""
 
 
 class Choice:

@@ -1,8 +1,8 @@
 """Entering sealed segments by the index files that lie beside them, as Kafka does, but without trusting them.
 
-An `.index` or `.timeindex` has no checksum, and a stale one would silently hide records (kafka-format.md 3.3). So what
-it says is proven by the log before it is believed: an entry's position must hold a batch whose CRC is right and whose
-last offset is the entry's, and the batch that a time entry names must have the entry's time. Otherwise, and where an
+An `.index` or `.timeindex` has no checksum, and a stale one would silently hide records
+(docs/reference/kafka-format.md, index files). So what it says is proven by the log before it is believed: an entry's
+position must hold a batch whose CRC is right and whose last offset is the entry's, and the batch that a time entry names must have the entry's time. Otherwise, and where an
 index is missing or out of order, the segment is read from its start. Where to stop reading is only a guess at how much
 to ask for at once: a wrong one costs a request.
 

@@ -1,4 +1,6 @@
-"""A commit: one numbered JSON object, all that ever happens to a topic. The fields, in this order (see docs/format.md):
+"""A commit: one numbered JSON object, all that ever happens to a topic.
+
+The fields, in this order (see docs/reference/format-commits.md):
 
 | field                        | what it is                                                                       |
 |------------------------------|----------------------------------------------------------------------------------|

@@ -7,7 +7,7 @@ Every topic config: its type, default, range, unit, what it does here and who go
 All of the topic configs of Kafka 3 and 4 are known, so that a dump of a broker's configs can be given as it is; those
 that have no meaning without brokers (`min.insync.replicas`, tiering, throttles) are checked and kept, and change
 nothing. Where a default or a range is not that of Kafka 4.1's `LogConfig`, `kafka` says what it is there and why.
-`sparklog configs docs` and docs/configs.md show this table.
+`sparklog configs docs` and docs/reference/configs.md show this table.
 """
 
 from __future__ import annotations

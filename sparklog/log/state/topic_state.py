@@ -290,7 +290,7 @@ def _created(head: Head, commit: Commit) -> Head:
 
 
 def _applied(head: Head, commit: Commit) -> Head:
-    """All fields of a commit but its number, in the order of docs/format.md."""
+    """All fields of a commit but its number, in the order of docs/reference/format-commits.md."""
     changes: dict[str, object] = {"leader_epoch": commit.leader_epoch}
     partitions = head.partitions if commit.partitions is None else commit.partitions
     start, end = _grown(head.log_start, partitions), _grown(head.log_end, partitions)

@@ -247,7 +247,7 @@ class LogView(TakenView, Protocol):
 
     @property
     def poll_interval_ms(self) -> int:
-        """How often an idle tail may look: 10 locally, 250 on an object store."""
+        """How often an idle tail may look (ms)."""
         ...
 
     def topics(self) -> list[str]:

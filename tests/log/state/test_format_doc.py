@@ -1,4 +1,4 @@
-"""docs/format.md says what the code writes: its tables hold the code's names, in the code's order."""
+"""The tables of docs/reference/format*.md hold the code's names, in the code's order."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ from sparklog.log.state.topic_state import HEAD_FIELDS, OPEN_FIELDS
 from sparklog.tools.backup.manifest import ENTRIES_FIELDS, LEFT_OUT_FIELDS, MANIFEST_FIELDS, PLACE_FIELDS, TOPIC_FIELDS
 from sparklog.tools.backup.restoring import RESTORE_FIELDS
 
-DOC = Path(__file__).parents[3] / "docs" / "format.md"
+PAGES = sorted((Path(__file__).parents[3] / "docs" / "reference").glob("format*.md"))
+TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
 def tables() -> dict[str, list[list[str]]]:
     """Tables by their heading (and first column): the rows' cells."""
     found: dict[str, list[list[str]]] = {}
     heading, rows = "", None
-    for line in DOC.read_text().splitlines():
+    for line in TEXT.splitlines():
         if line.startswith("#"):
             heading, rows = line.lstrip("# "), None
         elif line.startswith("|"):
@@ -127,7 +128,7 @@ def test_ops_flags_statuses_and_format() -> None:
     assert [int(number) for number in re.findall(r"(\d+): ", flags)] == [flag.value for flag in SliceFlag if flag]
     status = {re.sub("`", "", row[0]): row[-1] for row in tables()["The slice table: column"]}["status"]
     assert status == ", ".join(f"{number} {name}" for number, name in enumerate(STATUS_NAMES))
-    assert ("No features exist so far." in DOC.read_text()) == (not KNOWN_READ_FEATURES and not KNOWN_WRITE_FEATURES)
+    assert ("No features exist so far." in TEXT) == (not KNOWN_READ_FEATURES and not KNOWN_WRITE_FEATURES)
 
 
 def test_decisions_and_groups() -> None:
@@ -136,6 +137,4 @@ def test_decisions_and_groups() -> None:
     assert tuple(re.findall(r"`([a-z-]+)`", rows["reason"])) == REASONS
     rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Offsets of consumer groups: member of an entry"]}
     assert tuple(re.findall(r"`([a-z-]+)`", rows["op"])) == GROUP_OPS
-    assert (
-        f"when {CHECKPOINT_ENTRIES} have come since the last copy, or {CHECKPOINT_BYTES >> 20} MiB" in DOC.read_text()
-    )
+    assert f"when {CHECKPOINT_ENTRIES} have come since the last copy, or {CHECKPOINT_BYTES >> 20} MiB" in TEXT
