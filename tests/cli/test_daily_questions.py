@@ -1,4 +1,4 @@
-"""The table "Daily questions" of the guide names commands and options that exist, and says rightly where they work."""
+"""The table "Daily questions" of docs/reference/command-line.md: its commands and options exist, and work as marked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import REPOSITORY, Sparklog
 
-GUIDE = (REPOSITORY / "docs" / "operations.md").read_text()
+GUIDE = (REPOSITORY / "docs" / "reference" / "command-line.md").read_text()
 TABLE = GUIDE.partition("## Daily questions")[2].partition("\n## ")[0]
 COMMANDS = re.findall(r"`(sparklog [^`]+)`( \*)?", TABLE)
 

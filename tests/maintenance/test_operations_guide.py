@@ -1,4 +1,4 @@
-"""What conf/crontab and docs/operations.md tell an operator to type is what the jobs take, and what they say is so."""
+"""The jobs take the commands and options that conf/crontab and docs/guides show, and figures there are the code's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparklog.maintenance.work import Settings
 
 REPOSITORY = Path(__file__).parents[2]
 CRONTAB = REPOSITORY / "conf" / "crontab"
-GUIDE = REPOSITORY / "docs" / "operations.md"
+GUIDES = "\n".join(page.read_text() for page in sorted((REPOSITORY / "docs" / "guides").glob("*.md")))
 JOBS: dict[str, Callable[[list[str]], object]] = {
     "jobs/compact.py": compact.arguments,
     "jobs/retain.py": retain.arguments,
@@ -62,22 +62,21 @@ def test_the_crontab_runs_both_jobs_with_options_they_take() -> None:
 
 
 def test_the_commands_of_the_guide_are_taken_too() -> None:
-    fences = re.findall(r"^```sh\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    fences = re.findall(r"^```sh\n(.*?)^```$", GUIDES, re.MULTILINE | re.DOTALL)
     assert {check(line) for text in fences for line in commands(text)} == set(JOBS)
 
 
 def test_every_option_of_the_jobs_is_in_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
-    text = GUIDE.read_text()
     for arguments in JOBS.values():
         with pytest.raises(SystemExit):
             arguments(["--help"])
         options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
         assert options
-        assert {option for option in options if option not in text} == set()
+        assert {option for option in options if option not in GUIDES} == set()
 
 
 def test_the_sizes_of_the_buffer_hold_the_keys_they_are_said_to() -> None:
-    rows = re.findall(r"^\| ([\d.]+) million \| ([\d,]+) ", GUIDE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| ([\d.]+) million \| ([\d,]+) ", GUIDES, re.MULTILINE)
     assert len(rows) == 4
     for millions, nbytes in rows:
         keys = int(slots_of(int(nbytes.replace(",", ""))) * Settings(0).dedupe_load_factor)
@@ -86,4 +85,4 @@ def test_the_sizes_of_the_buffer_hold_the_keys_they_are_said_to() -> None:
 
 
 def test_the_warning_is_where_the_guide_says() -> None:
-    assert f"From {MANY_UNSEALED:,} unsealed slices" in GUIDE.read_text()
+    assert f"From {MANY_UNSEALED:,} unsealed slices" in GUIDES

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 import sparklog
 from sparklog.datasource.option_names import canonical
 
@@ -31,11 +29,3 @@ def test_options_are_spelled_as_they_are_taken() -> None:
     names = re.findall(r'\.option\("([\w.]+)"', "\n".join(snippets()))
     assert names
     assert [canonical(name) for name in names] == names
-
-
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)]+)\)", GUIDE.read_text()))
-def test_links_lead_somewhere(target: str) -> None:
-    file, _, section = target.partition("#")
-    text = (GUIDE.parent / file).read_text()
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    assert not section or section in [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
