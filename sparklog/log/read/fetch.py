@@ -2,9 +2,9 @@
 
 An `.index` or `.timeindex` has no checksum, and a stale one would silently hide records
 (docs/reference/kafka-format.md, index files). So what it says is proven by the log before it is believed: an entry's
-position must hold a batch whose CRC is right and whose last offset is the entry's, and the batch that a time entry names must have the entry's time. Otherwise, and where an
-index is missing or out of order, the segment is read from its start. Where to stop reading is only a guess at how much
-to ask for at once: a wrong one costs a request.
+position must hold a batch whose CRC is right and whose last offset is the entry's, and the batch that a time entry
+names must have the entry's time. Otherwise, and where an index is missing or out of order, the segment is read from its
+start. Where to stop reading is only a guess at how much to ask for at once: a wrong one costs a request.
 
 From a plan to bytes: what a task fetches, in which requests, and what it does when a planned file is gone.
 
