@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import sparklog
 from sparklog.log.state.config_table import CONFIGS
 from tests.datasource.spark_session import has_java
 
@@ -76,6 +77,7 @@ def test_the_python_snippets_run_in_order(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     assert "|anna| book|" in done.stdout.replace("|  ben|", "| ben|")
     assert done.stdout.splitlines()[-1].endswith("'timestampType', 'headers']")
+    assert sparklog.open(tmp_path / "log").topic("clicks-copy").scan().to_table().num_rows == 2
 
 
 def test_the_command_line_prints_what_it_is_said_to(tmp_path: Path) -> None:
