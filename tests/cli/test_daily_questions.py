@@ -1,4 +1,4 @@
-"""The table "Daily questions" of docs/reference/command-line.md: its commands and options exist, and work as marked."""
+"""Commands that the pages show exist and have the options shown; those of "Daily questions" work as marked."""
 
 from __future__ import annotations
 
@@ -9,22 +9,37 @@ import pytest
 
 from tests.cli.conftest import REPOSITORY, Sparklog
 
-GUIDE = (REPOSITORY / "docs" / "reference" / "command-line.md").read_text()
-TABLE = GUIDE.partition("## Daily questions")[2].partition("\n## ")[0]
-COMMANDS = re.findall(r"`(sparklog [^`]+)`( \*)?", TABLE)
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+COMMAND_LINES = (REPOSITORY / "docs" / "reference" / "command-line.md").read_text()
+TABLE = COMMAND_LINES.partition("## Daily questions")[2].partition("\n## ")[0]
+QUESTIONS = re.findall(r"`(sparklog [^`]+)`( \*)?", TABLE)
+SHOWN = re.compile(r"`(sparklog [a-z][^`\n]*)`|^(?:    |\$ )?(sparklog [a-z].*)$", re.MULTILINE)
+COMMANDS = sorted({inline or line for page in PAGES for inline, line in SHOWN.findall(page.read_text())})
+
+
+def help_of(sparklog: Sparklog, command: str) -> tuple[list[str], list[str], str]:
+    """The words of a command's name, the options that are given, and the command's help."""
+    words = shlex.split(command.partition(" | ")[0], comments=True)[1:]
+    # Of a group of commands the second word is one, too.
+    grouped = len(words) > 1 and "COMMAND [ARGS]" in sparklog(words[0], "--help").out
+    path = words[:2] if grouped else words[:1]
+    return path, [word for word in words if word.startswith("--")], sparklog(*path, "--help").out
 
 
 def test_the_table_is_there() -> None:
-    assert len(COMMANDS) >= 12
+    assert len(QUESTIONS) >= 12
+    assert len(COMMANDS) >= 50
 
 
-@pytest.mark.parametrize(("command", "anywhere"), COMMANDS, ids=[command for command, _ in COMMANDS])
-def test_the_command_takes_these_options(sparklog: Sparklog, command: str, anywhere: str) -> None:
-    words = shlex.split(command)[1:]
-    # Of a group of commands the second word is one, too.
-    path = words[:2] if "COMMAND [ARGS]" in sparklog(words[0], "--help").out else words[:1]
-    shown = sparklog(*path, "--help").out
-    for option in (word for word in words if word.startswith("--")):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_takes_these_options(sparklog: Sparklog, command: str) -> None:
+    path, options, shown = help_of(sparklog, command)
+    for option in options:
         assert re.search(rf"{option}\b", shown), f"{' '.join(path)} has no {option}"
+
+
+@pytest.mark.parametrize(("command", "anywhere"), QUESTIONS, ids=[command for command, _ in QUESTIONS])
+def test_the_question_is_answered_where_it_is_marked(sparklog: Sparklog, command: str, anywhere: str) -> None:
+    path, _, shown = help_of(sparklog, command)
     assert not anywhere or "Kafka" in shown
     assert ("--json" in shown) == (path != ["metrics"])
