@@ -25,8 +25,8 @@ GENERATED = {"configs.md", "python.md"}
 
 PAGE_LINES = 300
 README_LINES = 70
-SENTENCE_WORDS = 40
-"""No sentence is longer; most have at most 30 words."""
+SENTENCE_WORDS = 30
+"""Words between two stops (a colon and a semicolon count as stops)."""
 
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
