@@ -10,18 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.datasource.option_names import ALL, READ, WRITE
-from sparklog.datasource.options import parse_options
 from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.record_batch import HEADER_BYTES
-from sparklog.log.topic.root_view import LOCAL_POLL_MS
 from tests.test_architecture import ROOMS
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
 PARTS = ("start", "guides", "reference", "design")
-GENERATED = {"configs.md", "python.md", "python-maintenance.md"}
+GENERATED = {"configs.md", "python.md", "python-maintenance.md", "spark-options.md"}
 
 PAGE_LINES = 300
 README_LINES = 70
@@ -176,41 +173,6 @@ def test_no_page_promises_object_stores() -> None:
 def test_the_architecture_page_has_every_room() -> None:
     cells = " ".join(first_cells(DOCS / "design" / "architecture.md"))
     assert {room for room in ROOMS if not re.search(rf"`sparklog/{room.replace('.', '/')}(\.py)?`", cells)} == set()
-
-
-def test_the_page_of_options_has_every_option() -> None:
-    text = (DOCS / "reference" / "spark-options.md").read_text()
-    cells = [cell.strip("`") for cell in first_cells(DOCS / "reference" / "spark-options.md") if cell.startswith("`")]
-    assert sorted(cells) == sorted(ALL)
-    reads, writes = text.split("\n## Reads\n")[1].split("\n## Writes\n")
-    assert re.findall(r"^\| `([\w.]+)`", reads, re.MULTILINE) == list(READ)
-    assert re.findall(r"^\| `([\w.]+)`", writes, re.MULTILINE) == list(WRITE)
-
-
-def test_defaults_on_the_page_of_options_are_the_codes() -> None:
-    text = (DOCS / "reference" / "spark-options.md").read_text()
-    shown = dict(re.findall(r"^\| `([\w.]+)` \| `?([^|`]+)`? \|", text, re.MULTILINE))
-    options = parse_options({})
-    read, write = options.read, options.write
-    minutes = {
-        "maxTriggerDelay": (read.max_trigger_delay_ms, "15m"),
-        "metadata.max.age.ms": (read.metadata_max_age_ms, "5 minutes"),
-        "kafka.session.timeout.ms": (read.session_timeout_ms, "5 minutes"),
-        "transaction.timeout.ms": (write.transaction_timeout_ms, "1 minute"),
-    }
-    for name, (milliseconds, words) in minutes.items():
-        assert milliseconds == int(re.match(r"\d+", words)[0]) * 60_000  # type: ignore[index]
-        assert shown[name] == words
-    assert write.buffer_bytes == 64 << 20
-    assert shown["write.buffer.bytes"] == "64 MiB"
-    assert shown["poll.interval.ms"] == str(LOCAL_POLL_MS)
-    assert shown["num.partitions"] == str(write.partitions)
-    assert shown["kafka.isolation.level"] == read.isolation
-    assert shown["corruptRecords"] == read.corrupt_records
-    assert shown["replayMismatch"] == write.replay_mismatch
-    assert shown["failOnDataLoss"] == str(read.fail_on_data_loss).lower()
-    assert shown["includeHeaders"] == str(read.include_headers).lower()
-    assert shown["auto.create.topics.enable"] == str(write.auto_create).lower()
 
 
 def test_sizes_of_kafkas_files_are_the_codes() -> None:
