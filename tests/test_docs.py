@@ -6,13 +6,14 @@ Snippets of the README and of docs/start are run by test_readme.py, those of gui
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.record_batch import HEADER_BYTES
-from tests.test_architecture import ROOMS
+from tests.test_architecture import LAYERS, ROOMS
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
@@ -173,6 +174,18 @@ def test_no_page_promises_object_stores() -> None:
 def test_the_architecture_page_has_every_room() -> None:
     cells = " ".join(first_cells(DOCS / "design" / "architecture.md"))
     assert {room for room in ROOMS if not re.search(rf"`sparklog/{room.replace('.', '/')}(\.py)?`", cells)} == set()
+
+
+def test_the_picture_of_rooms_is_that_of_the_layers() -> None:
+    page = (DOCS / "design" / "architecture.md").read_text()
+    picture = [line[:80] for line in page.partition("## Rooms")[2].split("```")[1].split("\n")]  # without the remarks
+
+    def line_of(room: str) -> int:
+        shown = re.compile(rf"(^| ){room.removeprefix('log.')}( |$)")
+        return next(number for number, line in enumerate(picture) if shown.search(line))
+
+    for below, above in pairwise(LAYERS):
+        assert max(map(line_of, above)) < min(map(line_of, below))
 
 
 def test_sizes_of_kafkas_files_are_the_codes() -> None:
