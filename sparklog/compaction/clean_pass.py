@@ -33,7 +33,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge, Verdicts
-from sparklog.compaction.offset_map import OffsetMap
+from sparklog.compaction.offset_map import Hashes, Int64s, OffsetMap
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_checks import Place, check_crcs, check_headers
@@ -96,8 +96,9 @@ class Opened:
 class Reader:
     """Reads the sealed segments of one partition, each a slice, and opens their batches."""
 
-    def __init__(self, store: Store, topic: str, partition: int, progress: Progress) -> None:
+    def __init__(self, store: Store, topic: str, partition: int, hash_key: HashKey, progress: Progress) -> None:
         self._store = store
+        self._hash_key = hash_key
         self._topic = topic
         self._partition = partition
         self._progress = progress
@@ -161,6 +162,10 @@ class Reader:
             self._stored = min(fitting, _GROWTH * stored, _MOST_STORED)
             first = last
 
+    def hashes(self, opened: Opened, starts: Int64s, lengths: npt.NDArray[np.int32]) -> Hashes:
+        """Return the keyed hashes of these keys of opened batches: uint64[n, 2]."""
+        return key_hashes(opened.body.data, starts, lengths, self._hash_key)
+
     def _open(self, window: Window, headers: BatchHeaders, first: int) -> Iterator[Opened]:
         try:
             body = payloads(window.data, headers, check_crc=False, file=window.file, file_position=window.position)
@@ -194,8 +199,6 @@ def fill_map(
     dirty: Sequence[SourceSlice],
     reader: Reader,
     aborted: AbortedFilter,
-    hash_key: HashKey,
-    *,
     first_dirty: int,
     first_uncleanable: int,
 ) -> bool:
@@ -211,7 +214,7 @@ def fill_map(
             skipped = headers.is_control | aborted.aborted(window.data, headers)
             rows = np.flatnonzero(~skipped & (headers.last_offset >= first_dirty))
             for opened in reader.opened(window, headers if len(rows) == len(headers) else headers[rows]):
-                stopped = _put(offset_map, opened, hash_key, first_dirty)
+                stopped = _put(offset_map, opened, reader, first_dirty)
                 if stopped is not None:
                     # All batches before this one have been looked at, those without keys of their own as well.
                     before = int(rows[opened.first + stopped]) - 1
@@ -224,7 +227,7 @@ def fill_map(
     return False
 
 
-def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, first_dirty: int) -> int | None:
+def _put(offset_map: OffsetMap, opened: Opened, reader: Reader, first_dirty: int) -> int | None:
     """Put the records that have a key; return the batch in which the map became full, or None."""
     fields = opened.fields
     chosen = fields.has_key & (fields.offset >= first_dirty)
@@ -232,39 +235,38 @@ def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, first_dirty: 
     every = bool(chosen.all())
     if not every:
         starts, lengths, offsets = starts[chosen], lengths[chosen], offsets[chosen]
-    taken = offset_map.put(key_hashes(opened.body.data, starts, lengths, hash_key), offsets)
+    taken = offset_map.put(reader.hashes(opened, starts, lengths), offsets)
     if taken == len(offsets):
         return None
     return int((fields.batch if every else fields.batch[chosen])[taken])
+
+
+@dataclass(frozen=True, slots=True)
+class TombstoneRules:
+    """The clock of a pass (ms), `delete.retention.ms`, and the last segment that begins below the dirty part."""
+
+    now_ms: int
+    delete_retention_ms: int
+    last_clean: SourceSlice | None = None
+
+    @property
+    def horizon_ms(self) -> int:
+        """The delete horizon that a batch gets in this pass."""
+        return min(self.now_ms + self.delete_retention_ms, INT64_MAX)
 
 
 class Cleaner:
     """Copy the records that stay into new segments, by the map and the judge of whole batches. Call in log order."""
 
     def __init__(
-        self,
-        offset_map: OffsetMap,
-        judge: BatchJudge,
-        reader: Reader,
-        writer: SegmentWriter,
-        hash_key: HashKey,
-        counts: Counts,
-        *,
-        now_ms: int,
-        delete_retention_ms: int,
-        last_clean: SourceSlice | None = None,
+        self, offset_map: OffsetMap, judge: BatchJudge, reader: Reader, writer: SegmentWriter, rules: TombstoneRules
     ) -> None:
-        """`last_clean`: the last segment that begins below the dirty part."""
+        self.counts = Counts()
         self._map = offset_map
         self._judge = judge
         self._reader = reader
         self._writer = writer
-        self._hash_key = hash_key
-        self._counts = counts
-        self._now_ms = now_ms
-        self._horizon_ms = min(now_ms + delete_retention_ms, INT64_MAX)
-        self._delete_retention_ms = delete_retention_ms
-        self._last_clean = last_clean
+        self._rules = rules
         self._file_expired: tuple[str, bool] = ("", False)
 
     def group(self, segments: Sequence[SourceSlice]) -> None:
@@ -276,7 +278,7 @@ class Cleaner:
         self._writer.finish()
 
     def _window(self, window: Window, segment: SourceSlice) -> None:
-        counts, headers = self._counts, window.headers
+        counts, headers = self.counts, window.headers
         counts.bytes_read += len(window.data)
         counts.records_before += int(headers.count[~headers.is_control].sum())
         verdicts = self._judge.judge(window.data, headers, file=window.file, file_position=window.position)
@@ -307,12 +309,12 @@ class Cleaner:
             keep=keep,
             drop=drop,
             empty=verdicts.retain_empty[rows],
-            horizon=np.where(stamped, self._horizon_ms, -1),
+            horizon=np.where(stamped, self._rules.horizon_ms, -1),
         )
         control = headers.is_control
         tombstones = int(np.count_nonzero(no_value & ~control[batch])) if no_value.any() else 0
         kept_tombstones = int(np.count_nonzero(stays_without_value & ~control[batch])) if tombstones else 0
-        counts = self._counts
+        counts = self.counts
         counts.tombstones_kept += kept_tombstones
         counts.tombstones_dropped += tombstones - kept_tombstones
         counts.messages_read += int(headers.count[~drop].sum())
@@ -329,16 +331,16 @@ class Cleaner:
         mapped = int(np.searchsorted(fields.offset, self._map.latest_offset, "right"))
         if mapped:
             batch = fields.batch[:mapped]
-            hashes = key_hashes(opened.body.data, fields.key_start[:mapped], fields.key_length[:mapped], self._hash_key)
+            hashes = self._reader.hashes(opened, fields.key_start[:mapped], fields.key_length[:mapped])
             latest = fields.offset[:mapped] >= self._map.get(hashes)
             if not fields.has_key[:mapped].all():
                 keyless = ~fields.has_key[:mapped]
                 latest &= ~keyless
-                self._counts.keyless_dropped += int(np.count_nonzero(keyless & ~(control | gone)[batch]))
+                self.counts.keyless_dropped += int(np.count_nonzero(keyless & ~(control | gone)[batch]))
             if no_value[:mapped].any():
-                expired = headers.has_delete_horizon & (headers.base_timestamp <= self._now_ms)
-                if headers.magic is not None and self._last_clean is not None:
-                    expired |= headers.is_legacy & self._old_file(window.file, self._last_clean)
+                expired = headers.has_delete_horizon & (headers.base_timestamp <= self._rules.now_ms)
+                if headers.magic is not None and self._rules.last_clean is not None:
+                    expired |= headers.is_legacy & self._old_file(window.file, self._rules.last_clean)
                 latest &= ~(no_value[:mapped] & expired[batch])
             keep[:mapped] = latest
         if control.any():
@@ -348,19 +350,17 @@ class Cleaner:
         return keep
 
     def _old_file(self, file: str, last_clean: SourceSlice) -> bool:
-        """Whether tombstones of formats v0 and v1 in this file have expired: Kafka's rule for what has no horizon."""
+        """Return True if tombstones of formats v0 and v1 in this file have expired: Kafka's rule for no horizon."""
         if self._file_expired[0] != file:
-            horizon = self._reader.modified_ms(last_clean.file) - self._delete_retention_ms
+            horizon = self._reader.modified_ms(last_clean.file) - self._rules.delete_retention_ms
             self._file_expired = (file, self._reader.modified_ms(file) <= horizon)
         return self._file_expired[1]
 
     def _write(
         self, filtered: Filtered, keyless: Bools, segment: SourceSlice, entries: AbortedTransactions
     ) -> AbortedTransactions:
-        """Append the batches, going on in another segment where this one is full (which takes indexes that are smaller
-        than those of the sources); the entries whose markers come later.
-        """
-        counts, headers, writer, first = self._counts, filtered.headers, self._writer, 0
+        """Append the batches, in a new segment where this one is full; return entries whose markers come later."""
+        counts, headers, writer, first = self.counts, filtered.headers, self._writer, 0
         while first < len(headers):
             rest = headers[first:] if first else headers
             many = writer.fits(rest)

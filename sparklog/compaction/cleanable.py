@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
+from sparklog.log.state.topic_state import Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,30 @@ class Cleanable:
     segments: tuple[Segment, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CleanerOffsets:
+    """The offsets of one partition that bound a pass; `cleaned_through` is the cleaner checkpoint."""
+
+    partition: int
+    cleaned_through: int
+    log_start: int
+    log_end: int
+    last_stable: int
+
+    @classmethod
+    def of(cls, head: Head, partition: int) -> CleanerOffsets:
+        return cls(
+            partition,
+            cleaned_through=int(head.cleaned_through[partition]),
+            log_start=int(head.log_start[partition]),
+            log_end=int(head.log_end[partition]),
+            last_stable=int(head.last_stable()[partition]),
+        )
+
+
 def cleanable(
     segments: Sequence[Segment],
-    *,
-    partition: int,
-    cleaned_through: int,
-    log_start: int,
-    log_end: int,
-    last_stable: int,
+    offsets: CleanerOffsets,
     configs: TopicConfigs,
     now_ms: int,
     first_batch_ts: Callable[[Segment], int],
@@ -65,11 +82,12 @@ def cleanable(
     only for dirty segments of a topic that sets `max.compaction.lag.ms`.
     """
     closed = _sealed_prefix(segments)
-    active_base = segments[len(closed)].base if len(closed) < len(segments) else log_end
-    first_dirty = cleaned_through if log_start <= cleaned_through <= log_end else log_start
+    active_base = segments[len(closed)].base if len(closed) < len(segments) else offsets.log_end
+    in_log = offsets.log_start <= offsets.cleaned_through <= offsets.log_end
+    first_dirty = offsets.cleaned_through if in_log else offsets.log_start
     dirty = _from_offset(closed, first_dirty)
 
-    limits = [last_stable, active_base]
+    limits = [offsets.last_stable, active_base]
     min_lag = configs.min_compaction_lag_ms
     if min_lag > 0:
         limits += [each.base for each in dirty if each.max_ts > now_ms - min_lag][:1]
@@ -83,7 +101,7 @@ def cleanable(
     overdue = _overdue(dirty, configs, now_ms, first_batch_ts)
     min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
     return Cleanable(
-        partition=partition,
+        partition=offsets.partition,
         first_dirty=first_dirty,
         first_uncleanable=first_uncleanable,
         clean_bytes=clean_bytes,

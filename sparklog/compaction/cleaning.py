@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparklog.compaction.cleanable import Cleanable, cleanable
+from sparklog.compaction.cleanable import Cleanable, CleanerOffsets, cleanable
 from sparklog.errors import Conflict, NotFound
 from sparklog.format.batch_scan import begins_with_header, single_header
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
@@ -45,8 +45,8 @@ def group_segments(
 
     `segments`: those with a base below the pass's end offset, in offset order; `index_sizes`: bytes of each one's
     `.index` and `.timeindex`. A group ends where the next segment would make the log larger than `segment.bytes`, an
-    index larger than `segment.index.bytes`, or a relative offset larger than 31 bits (docs/reference/kafka-format.md). Sizes are
-    those before the pass, so a group that loses most of its records becomes a small segment.
+    index larger than `segment.index.bytes`, or a relative offset larger than 31 bits (docs/reference/kafka-format.md).
+    Sizes are those before the pass, so a group that loses most of its records becomes a small segment.
     """
     most_bytes = configs.segment_bytes
     most_index = configs.integer("segment.index.bytes")
@@ -114,10 +114,7 @@ class CleanWork:
     settings: Settings
     sources: SourceSlices
     segments: tuple[Segment, ...]
-    log_start: int
-    log_end: int
-    last_stable: int
-    cleaned_through: int
+    offsets: CleanerOffsets
     ratio: float
     slots: int | None = None
     env: Env = SYSTEM
@@ -174,49 +171,38 @@ class CleanWork:
         from sparklog.compaction.producer_state import replay
 
         try:
-            return replay(self.store, self.topic, self.sources, self.log_end)
+            return replay(self.store, self.topic, self.sources, self.offsets.log_end)
         except NotFound as error:
             raise Conflict(f"a file was replaced since this pass was planned; plan again: {error}") from None
 
     def plan(self, state: PartitionProducers | None = None) -> Cleanable:
         """Plan the pass; without `state` as if no transaction of Kafka's producers were open."""
-        return cleanable(
-            self.segments,
-            partition=self.partition,
-            cleaned_through=self.cleaned_through,
-            log_start=self.log_start,
-            log_end=self.log_end,
-            last_stable=self.last_stable if state is None else min(self.last_stable, state.last_stable),
-            configs=self.configs,
-            now_ms=self.settings.now_ms,
-            first_batch_ts=lambda segment: first_batch_timestamp(self.store, self.sources.row(segment.first_row)),
-        )
+        offsets = self.offsets
+        if state is not None:
+            offsets = replace(offsets, last_stable=min(offsets.last_stable, state.last_stable))
+
+        def first_batch_ts(segment: Segment) -> int:
+            return first_batch_timestamp(self.store, self.sources.row(segment.first_row))
+
+        return cleanable(self.segments, offsets, self.configs, self.settings.now_ms, first_batch_ts)
 
     def _pass(
         self, plan: Cleanable, state: PartitionProducers | None, progress: Progress
     ) -> tuple[tuple[FileSlices, ...], list[SourceSlice], Cleaned]:
         """Write the new segments; return them, the slices they replace, and the outcome."""
         from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge
-        from sparklog.compaction.clean_pass import Cleaner, Counts, Reader, fill_map
+        from sparklog.compaction.clean_pass import Cleaner, Reader, TombstoneRules, fill_map
         from sparklog.compaction.offset_map import OffsetMap, slots_of
         from sparklog.compaction.segment_writer import SegmentWriter
         from sparklog.format.key_hash import HashKey
 
-        settings, counts = self.settings, Counts()
-        reader = Reader(self.store, self.topic, self.partition, progress)
+        settings = self.settings
         hash_key = HashKey.of(self.env.random.getrandbits(128).to_bytes(16, "little"))
+        reader = Reader(self.store, self.topic, self.partition, hash_key, progress)
         dirty = [self.sources.row(each.first_row) for each in plan.segments if each.next_base > plan.first_dirty]
         slots = slots_of(settings.dedupe_buffer_bytes) if self.slots is None else self.slots
         offset_map = OffsetMap(slots, settings.dedupe_load_factor, expected=sum(each.records for each in dirty))
-        fill_map(
-            offset_map,
-            dirty,
-            reader,
-            AbortedFilter(state),
-            hash_key,
-            first_dirty=plan.first_dirty,
-            first_uncleanable=plan.first_uncleanable,
-        )
+        fill_map(offset_map, dirty, reader, AbortedFilter(state), plan.first_dirty, plan.first_uncleanable)
         end_offset = offset_map.latest_offset + 1
         segments = [each for each in plan.segments if each.base < end_offset]
         groups = group_segments(segments, self._index_sizes(segments), self.configs, plan.first_uncleanable)
@@ -229,17 +215,8 @@ class CleanWork:
             expiration_ms=settings.producer_expiration_ms,
             first_uncleanable=plan.first_uncleanable,
         )
-        cleaner = Cleaner(
-            offset_map,
-            judge,
-            reader,
-            writer,
-            hash_key,
-            counts,
-            now_ms=settings.now_ms,
-            delete_retention_ms=self.configs.integer("delete.retention.ms"),
-            last_clean=self._last_clean(plan),
-        )
+        rules = TombstoneRules(settings.now_ms, self.configs.integer("delete.retention.ms"), self._last_clean(plan))
+        cleaner = Cleaner(offset_map, judge, reader, writer, rules)
         try:
             for group in groups:
                 cleaner.group([self.sources.row(segment.first_row) for segment in group])
@@ -248,9 +225,9 @@ class CleanWork:
             writer.discard()
             raise
         # A segment that ends below the log start is not part of the log: delete-records may have cut it.
-        files = tuple(file for file in written if file.base[0] + file.offsets[0] > self.log_start)
+        files = tuple(file for file in written if file.base[0] + file.offsets[0] > self.offsets.log_start)
         inputs = [self.sources.row(segment.first_row) for segment in segments]
-        return files, inputs, Cleaned(plan, end_offset, offset_map.utilization, counts)
+        return files, inputs, Cleaned(plan, end_offset, offset_map.utilization, cleaner.counts)
 
     def _last_clean(self, plan: Cleanable) -> SourceSlice | None:
         """Return the last segment that begins below the dirty part."""
@@ -311,7 +288,6 @@ def plan_cleaning(
     if not configs.is_compacted:
         return []
     rule = RollRule.of(configs, head.topic_id)
-    stable = head.last_stable()
     works: list[CleanWork] = []
     for partition in range(head.partitions):
         slices = snapshot.slices.select(partition)
@@ -332,10 +308,7 @@ def plan_cleaning(
             settings=settings,
             sources=all_of_it if producers else all_of_it[: int(sealed[-1]) + 1],
             segments=segments,
-            log_start=int(head.log_start[partition]),
-            log_end=log_end,
-            last_stable=int(stable[partition]),
-            cleaned_through=int(head.cleaned_through[partition]),
+            offsets=CleanerOffsets.of(head, partition),
             ratio=0.0,
             slots=slots,
             env=env,

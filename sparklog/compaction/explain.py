@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparklog.compaction.cleanable import Cleanable, cleanable
+from sparklog.compaction.cleanable import Cleanable, CleanerOffsets, cleanable
 from sparklog.compaction.cleaning import first_batch_timestamp, keyless_by_default
 from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.sealing import plan_sealing
@@ -100,14 +100,10 @@ def _cleaning(snapshot: Snapshot, settings: Settings, configs: TopicConfigs, par
 
     state = cleanable(
         _as_sealed(segments, slices, taken.get(partition, set()), log_end),
-        partition=partition,
-        cleaned_through=int(head.cleaned_through[partition]),
-        log_start=int(head.log_start[partition]),
-        log_end=log_end,
-        last_stable=int(head.last_stable()[partition]),
-        configs=configs,
-        now_ms=settings.now_ms,
-        first_batch_ts=first_batch_ts,
+        CleanerOffsets.of(head, partition),
+        configs,
+        settings.now_ms,
+        first_batch_ts,
     )
     return Planned(
         snapshot.topic, partition, COMPACT, state.cleanable_bytes if state.chosen else 0, _why(state, configs)

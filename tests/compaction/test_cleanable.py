@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparklog.compaction.cleanable import Cleanable, cleanable
+from sparklog.compaction.cleanable import Cleanable, CleanerOffsets, cleanable
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 from tests.compaction.fixture_stages import Pass, all_passes
@@ -17,14 +17,10 @@ def found(one: Pass, segments: Sequence[Segment]) -> Cleanable:
     before = one.before
     return cleanable(
         segments,
-        partition=0,
-        cleaned_through=before.cleaned_through,
-        log_start=before.log_start,
-        log_end=before.log_end,
-        last_stable=before.last_stable,
-        configs=before.configs,
-        now_ms=one.now_ms,
-        first_batch_ts=before.first_batch_ts,
+        CleanerOffsets(0, before.cleaned_through, before.log_start, before.log_end, before.last_stable),
+        before.configs,
+        one.now_ms,
+        before.first_batch_ts,
     )
 
 
@@ -72,14 +68,10 @@ def plan(
     named = {name.replace("_", "."): value for name, value in configs.items()}
     return cleanable(
         segments,
-        partition=3,
-        cleaned_through=cleaned_through,
-        log_start=log_start,
-        log_end=log_end,
-        last_stable=last_stable,
-        configs=TopicConfigs.of({"cleanup.policy": "compact", **named}),
-        now_ms=now_ms,
-        first_batch_ts=first_batch_ts,
+        CleanerOffsets(3, cleaned_through, log_start, log_end, last_stable),
+        TopicConfigs.of({"cleanup.policy": "compact", **named}),
+        now_ms,
+        first_batch_ts,
     )
 
 
