@@ -12,7 +12,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.history import History
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
@@ -25,17 +25,16 @@ from tests.retention.vacuum_world import VacuumWorld
 from tests.support.world import DAY_MS, HOUR_MS, World
 
 
-class Place:
-    """A root in memory with real records, and a clock."""
+class RecordsWorld(World):
+    """A world with real records; `opened` is the root of the process that writes and retains."""
 
     def __init__(self) -> None:
-        self.world = World()
-        self.store = self.world.store
-        self.root: Root = open_root(self.store, create=True, env=self.world.env())
+        super().__init__()
+        self.opened = self.root()
 
     def topic(self, name: str = "t", partitions: int = 1, **configs: object) -> Topic:
         named = {key.replace("_", "."): value for key, value in configs.items()}
-        return self.root.create_topic(name, partitions=partitions, configs=named)
+        return self.opened.create_topic(name, partitions=partitions, configs=named)
 
     def hours(self, topic: Topic, count: int, records: int = 10, partition: int = 0) -> None:
         """One append an hour, stamped with it."""
@@ -44,15 +43,15 @@ class Place:
                 {
                     "key": pa.array([b"key"] * records),
                     "value": pa.array([bytes(100)] * records),
-                    "timestamp": np.full(records, self.world.now_ms, np.int64),
+                    "timestamp": np.full(records, self.now_ms, np.int64),
                     "partition": pa.array([partition] * records, pa.int32()),
                 }
             )
             topic.append(table)
-            self.world.now_ms += HOUR_MS
+            self.now_ms += HOUR_MS
 
     def settings(self, text: str = "") -> Settings:
-        return settings_of(text, "test.properties", now_ms=self.world.now_ms)
+        return settings_of(text, "test.properties", now_ms=self.now_ms)
 
     def retain(self, topic: Topic, text: str = "", **how: object) -> RetainReport:
         return retain_topic(topic, self.settings(text), **how)  # type: ignore[arg-type]
@@ -60,10 +59,10 @@ class Place:
 
 def test_old_records_go_where_nobody_seals() -> None:
     """The roll rule cuts what was appended: an hour a segment, and five hours are kept."""
-    place = Place()
-    topic = place.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
-    place.hours(topic, 24)
-    report = place.retain(topic)
+    world = RecordsWorld()
+    topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
+    world.hours(topic, 24)
+    report = world.retain(topic)
     head = topic.head()
     assert head.log_start.tolist() == [190]
     assert head.log_end.tolist() == [240]
@@ -71,58 +70,58 @@ def test_old_records_go_where_nobody_seals() -> None:
     assert (item.log_start_before, item.log_start, item.segments, item.segments_gone) == (0, 190, 24, 19)
     assert [reason for reason, _, _ in item.reasons] == [TIME]
     assert 0 < item.nbytes_gone < item.nbytes
-    assert History(place.store, "t").commit(head.version).op == RETAIN
+    assert History(world.store, "t").commit(head.version).op == RETAIN
     assert topic.scan().to_table().num_rows == 50
 
 
 def test_an_active_segment_stays_until_all_of_it_is_old() -> None:
-    place = Place()
-    topic = place.topic(retention_ms=5 * HOUR_MS)
-    place.hours(topic, 24)
-    assert place.retain(topic).expired == ()
-    place.world.now_ms += 4 * HOUR_MS + 1
-    assert place.retain(topic).expired[0].log_start == 240
+    world = RecordsWorld()
+    topic = world.topic(retention_ms=5 * HOUR_MS)
+    world.hours(topic, 24)
+    assert world.retain(topic).expired == ()
+    world.now_ms += 4 * HOUR_MS + 1
+    assert world.retain(topic).expired[0].log_start == 240
     assert topic.scan().to_table().num_rows == 0
-    place.hours(topic, 1)
+    world.hours(topic, 1)
     assert topic.head().log_start.tolist() == [240]
     assert topic.scan().to_table().num_rows == 10
 
 
 def test_size_by_segments_of_unsealed_slices() -> None:
-    place = Place()
-    topic = place.topic(retention_ms=-1, compression_type="uncompressed")
-    place.hours(topic, 10)
+    world = RecordsWorld()
+    topic = world.topic(retention_ms=-1, compression_type="uncompressed")
+    world.hours(topic, 10)
     one = topic.snapshot().slices.all().size[0]
     topic.alter(configs={"segment.bytes": int(2 * one), "retention.bytes": int(5 * one)})
-    (item,) = place.retain(topic).expired
+    (item,) = world.retain(topic).expired
     assert [reason for reason, _, _ in item.reasons] == [SIZE]
     assert (item.segments, item.segments_gone, item.log_start) == (5, 2, 40)
     assert item.nbytes - item.nbytes_gone >= 5 * one
 
 
 def test_partitions_go_in_one_commit_each_by_its_own_records() -> None:
-    place = Place()
-    topic = place.topic(partitions=3, retention_ms=5 * HOUR_MS, segment_ms=1)
-    place.hours(topic, 6, partition=0)
-    place.hours(topic, 6, partition=2)
+    world = RecordsWorld()
+    topic = world.topic(partitions=3, retention_ms=5 * HOUR_MS, segment_ms=1)
+    world.hours(topic, 6, partition=0)
+    world.hours(topic, 6, partition=2)
     version = topic.head().version
-    report = place.retain(topic)
+    report = world.retain(topic)
     assert [(item.partition, item.log_start) for item in report.expired] == [(0, 60), (2, 10)]
     assert topic.head().log_start.tolist() == [60, 0, 10]
     assert topic.head().version == version + 1
-    assert place.retain(topic).expired == ()
+    assert world.retain(topic).expired == ()
     assert topic.head().version == version + 1
 
 
 def test_compacted_topics_keep_their_records_and_those_also_deleting_do_not() -> None:
-    place = Place()
-    compacted = place.topic("compacted", cleanup_policy="delete", retention_ms=HOUR_MS, segment_ms=1)
-    both = place.topic("both", cleanup_policy="delete", retention_ms=HOUR_MS, segment_ms=1)
+    world = RecordsWorld()
+    compacted = world.topic("compacted", cleanup_policy="delete", retention_ms=HOUR_MS, segment_ms=1)
+    both = world.topic("both", cleanup_policy="delete", retention_ms=HOUR_MS, segment_ms=1)
     for topic in (compacted, both):
-        place.hours(topic, 3)
+        world.hours(topic, 3)
     compacted.alter(configs={"cleanup.policy": "compact"})
     both.alter(configs={"cleanup.policy": "compact,delete"})
-    reports = retain_root(place.root, place.settings())
+    reports = retain_root(world.opened, world.settings())
     assert {report.topic: len(report.expired) for report in reports} == {"both": 1, "compacted": 0}
 
 
@@ -137,18 +136,18 @@ def test_compacted_topics_keep_their_records_and_those_also_deleting_do_not() ->
     ],
 )
 def test_a_properties_file_ranks_as_in_kafka(text: str, log_start: int) -> None:
-    place = Place()
-    topic = place.topic(segment_ms=1)
-    place.hours(topic, 24)
-    place.retain(topic, text)
+    world = RecordsWorld()
+    topic = world.topic(segment_ms=1)
+    world.hours(topic, 24)
+    world.retain(topic, text)
     assert topic.head().log_start.tolist() == [log_start]
 
 
 def test_what_a_topic_sets_beats_the_properties() -> None:
-    place = Place()
-    topic = place.topic(segment_ms=1, retention_ms=-1)
-    place.hours(topic, 24)
-    place.retain(topic, "log.retention.ms=1")
+    world = RecordsWorld()
+    topic = world.topic(segment_ms=1, retention_ms=-1)
+    world.hours(topic, 24)
+    world.retain(topic, "log.retention.ms=1")
     assert topic.head().log_start.tolist() == [0]
 
 
@@ -159,8 +158,8 @@ def test_wrong_properties(text: str) -> None:
 
 
 def test_a_negative_retention_is_refused_where_it_is_set() -> None:
-    place = Place()
-    topic = place.topic()
+    world = RecordsWorld()
+    topic = world.topic()
     with pytest.raises(BadRequest, match=r"retention\.ms must be a whole number of at least -1, found '-2'"):
         topic.alter(configs={"retention.ms": -2})
     with pytest.raises(BadRequest, match="unknown topic config"):
@@ -168,22 +167,22 @@ def test_a_negative_retention_is_refused_where_it_is_set() -> None:
 
 
 def test_delete_records_first_then_retention() -> None:
-    place = Place()
-    topic = place.topic(retention_ms=20 * HOUR_MS, segment_ms=1)
-    place.hours(topic, 24)
+    world = RecordsWorld()
+    topic = world.topic(retention_ms=20 * HOUR_MS, segment_ms=1)
+    world.hours(topic, 24)
     topic.delete_records({0: 35})
-    assert place.retain(topic).expired[0].log_start_before == 35
+    assert world.retain(topic).expired[0].log_start_before == 35
     assert topic.head().log_start.tolist() == [40]
 
 
 def test_a_dry_run_moves_nothing_and_says_the_same() -> None:
-    place = Place()
-    topic = place.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
-    place.hours(topic, 24)
-    before = place.store.snapshot()
-    told = place.retain(topic, dry_run=True)
-    assert place.store.snapshot() == before
-    assert told.expired == place.retain(topic).expired
+    world = RecordsWorld()
+    topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
+    world.hours(topic, 24)
+    before = world.store.snapshot()
+    told = world.retain(topic, dry_run=True)
+    assert world.store.snapshot() == before
+    assert told.expired == world.retain(topic).expired
     text = summary([told], dry_run=True)
     assert "WOULD EXPIRE BY" in text
     assert "t-0" in text
@@ -193,17 +192,17 @@ def test_a_dry_run_moves_nothing_and_says_the_same() -> None:
 
 
 def test_the_files_go_a_day_after_their_records() -> None:
-    place = Place()
-    topic = place.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
-    place.hours(topic, 24)
-    place.retain(topic)
-    count = len(list(place.store.list("t/append/")))
-    place.world.now_ms += DAY_MS + 1
+    world = RecordsWorld()
+    topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
+    world.hours(topic, 24)
+    world.retain(topic)
+    count = len(list(world.store.list("t/append/")))
+    world.now_ms += DAY_MS + 1
     topic.alter(configs={"retention.ms": -1})
-    report = place.retain(topic)
+    report = world.retain(topic)
     assert report.vacuum is not None
     assert report.vacuum.objects == 19
-    assert len(list(place.store.list("t/append/"))) == count - 19
+    assert len(list(world.store.list("t/append/"))) == count - 19
     assert topic.scan().to_table().num_rows == 50
     text = summary([report])
     assert "GONE" in text
@@ -212,12 +211,12 @@ def test_the_files_go_a_day_after_their_records() -> None:
 
 
 def test_a_reader_that_planned_before_reads_on() -> None:
-    place = Place()
-    topic = place.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
-    place.hours(topic, 24)
+    world = RecordsWorld()
+    topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
+    world.hours(topic, 24)
     reader = iter(topic.scan(batch_bytes=1))
     first = next(reader).num_rows
-    place.retain(topic)
+    world.retain(topic)
     assert first + sum(batch.num_rows for batch in reader) == 240
 
 
@@ -237,58 +236,58 @@ def test_segments_without_times_go_by_their_files() -> None:
 
 class TestRoots:
     def test_all_topics_deleted_ones_too(self) -> None:
-        place = Place()
-        topics = [place.topic(name, retention_ms=5 * HOUR_MS, segment_ms=1) for name in ("a", "b", "c")]
+        world = RecordsWorld()
+        topics = [world.topic(name, retention_ms=5 * HOUR_MS, segment_ms=1) for name in ("a", "b", "c")]
         for topic in topics:
-            place.hours(topic, 8)
+            world.hours(topic, 8)
         topics[1].delete()
-        place.world.now_ms += DAY_MS + 1
+        world.now_ms += DAY_MS + 1
         done: list[str] = []
-        reports = retain_root(place.root, place.settings(), on_done=lambda report: done.append(report.topic))
+        reports = retain_root(world.opened, world.settings(), on_done=lambda report: done.append(report.topic))
         assert [(report.topic, report.deleted, len(report.expired)) for report in reports] == [
             ("a", False, 1),
             ("b", True, 0),
             ("c", False, 1),
         ]
         assert done == ["a", "b", "c"]
-        assert list(place.store.list("b/append/")) == []
+        assert list(world.store.list("b/append/")) == []
         assert "8" in summary(reports)
         assert document(reports, root="r", now_ms=5, dry_run=False)["topics"][1]["deleted"] is True  # type: ignore[index]
 
     def test_only_the_topics_asked_for(self) -> None:
-        place = Place()
+        world = RecordsWorld()
         for name in ("a", "b"):
-            place.hours(place.topic(name, retention_ms=1, segment_ms=1), 2)
-        retain_root(place.root, place.settings(), topics=("b",))
-        assert place.root.topic("a").head().log_start.tolist() == [0]
-        assert place.root.topic("b").head().log_start.tolist() == [20]
+            world.hours(world.topic(name, retention_ms=1, segment_ms=1), 2)
+        retain_root(world.opened, world.settings(), topics=("b",))
+        assert world.opened.topic("a").head().log_start.tolist() == [0]
+        assert world.opened.topic("b").head().log_start.tolist() == [20]
 
     def test_a_deleted_topic_by_name(self) -> None:
-        place = Place()
-        topic = place.topic("gone")
-        place.hours(topic, 2)
+        world = RecordsWorld()
+        topic = world.topic("gone")
+        world.hours(topic, 2)
         topic.delete()
-        place.world.now_ms += 2 * DAY_MS
-        (report,) = retain_root(place.root, place.settings(), topics=("gone",))
+        world.now_ms += 2 * DAY_MS
+        (report,) = retain_root(world.opened, world.settings(), topics=("gone",))
         assert report.vacuum is not None
         assert report.vacuum.objects == 2
 
     def test_a_topic_that_does_not_exist(self) -> None:
-        place = Place()
-        place.topic("orders", retention_ms=1)
+        world = RecordsWorld()
+        world.topic("orders", retention_ms=1)
         with pytest.raises(NotFound, match=r"topic 'order' does not exist.*did you mean 'orders'"):
-            retain_root(place.root, place.settings(), topics=("orders", "order"))
+            retain_root(world.opened, world.settings(), topics=("orders", "order"))
 
     def test_a_root_without_topics(self) -> None:
-        place = Place()
-        assert retain_root(place.root, place.settings()) == []
+        world = RecordsWorld()
+        assert retain_root(world.opened, world.settings()) == []
 
     def test_a_topic_that_fails_is_reported_and_the_others_are_done(self) -> None:
-        place = Place()
+        world = RecordsWorld()
         for name in ("a", "b", "c"):
-            place.hours(place.topic(name, retention_ms=5 * HOUR_MS, segment_ms=1), 8)
-        place.store.replace("b/_log/00000000000000000008.json", b"{}")
-        reports = retain_root(open_root(place.store, env=place.world.env()), place.settings())
+            world.hours(world.topic(name, retention_ms=5 * HOUR_MS, segment_ms=1), 8)
+        world.store.replace("b/_log/00000000000000000008.json", b"{}")
+        reports = retain_root(open_root(world.store, env=world.env()), world.settings())
         assert [report.topic for report in reports] == ["a", "b", "c"]
         assert [report.failed for report in reports] == [False, True, False]
         assert [len(report.expired) for report in reports] == [1, 0, 1]
@@ -296,10 +295,10 @@ class TestRoots:
         assert "b/_log/00000000000000000008.json" in failure.line()
 
     def test_a_topic_deleted_while_its_commit_is_made_is_no_failure(self) -> None:
-        place = Place()
-        place.hours(place.topic(retention_ms=5 * HOUR_MS, segment_ms=1), 8)
-        through = FaultyStore(place.store, lambda call: None)
-        root = open_root(through, env=place.world.env())
+        world = RecordsWorld()
+        world.hours(world.topic(retention_ms=5 * HOUR_MS, segment_ms=1), 8)
+        through = FaultyStore(world.store, lambda call: None)
+        root = open_root(through, env=world.env())
         topic = root.topic("t")
 
         struck = [False]
@@ -307,33 +306,33 @@ class TestRoots:
         def at_create(call: Call) -> Fault | None:
             if call.label == "create:commit" and not struck[0]:
                 struck[0] = True
-                open_root(place.store, env=place.world.env()).topic("t").delete()
+                open_root(world.store, env=world.env()).topic("t").delete()
             return None
 
         through.decide = at_create
-        report = retain_topic(topic, place.settings())
+        report = retain_topic(topic, world.settings())
         assert struck[0]
         assert not report.failed
         assert report.vacuum is not None
         assert topic.log.refresh().head.deleted
 
     def test_a_store_that_refuses_to_delete(self) -> None:
-        place = Place()
-        topic = place.topic(retention_ms=1, segment_ms=1)
-        place.hours(topic, 5)
-        place.retain(topic)
-        place.world.now_ms += 2 * DAY_MS
-        broken = FaultyStore(place.store, Script({"delete:append": Fault(FaultKind.ERROR_BEFORE)}))
-        report = retain_topic(open_root(broken, env=place.world.env()).topic("t"), place.settings())
+        world = RecordsWorld()
+        topic = world.topic(retention_ms=1, segment_ms=1)
+        world.hours(topic, 5)
+        world.retain(topic)
+        world.now_ms += 2 * DAY_MS
+        broken = FaultyStore(world.store, Script({"delete:append": Fault(FaultKind.ERROR_BEFORE)}))
+        report = retain_topic(open_root(broken, env=world.env()).topic("t"), world.settings())
         assert report.failed
         assert report.vacuum is not None
         assert report.vacuum.objects == 0
-        assert place.retain(topic).vacuum.objects == 5  # type: ignore[union-attr]
+        assert world.retain(topic).vacuum.objects == 5  # type: ignore[union-attr]
 
 
 def test_nothing_to_do_says_so() -> None:
-    place = Place()
-    report = place.retain(place.topic())
+    world = RecordsWorld()
+    report = world.retain(world.topic())
     assert summary([report]) == "1 topic: nothing went"
     assert summary([report], dry_run=True) == "1 topic: nothing would go"
 
@@ -352,11 +351,11 @@ def test_imported_fixtures_keep_the_segments_that_kafka_keeps(fixtures: Path) ->
     ):
         folder = fixtures / "retention" / name
         configs, stages = fixture(folder)
-        place = Place()
+        world = RecordsWorld()
         (topic_name,) = import_log_dir(
-            place.root, folder / before, ImportOptions(configs=dict(configs.explicit), force=True)
+            world.opened, folder / before, ImportOptions(configs=dict(configs.explicit), force=True)
         ).names
-        topic = place.root.topic(topic_name)
+        topic = world.opened.topic(topic_name)
         assert topic.head().log_start.tolist() == [stages[before]["logStartOffset"]]
         retain_topic(topic, Settings(stages[after]["clockMs"]))
         head = topic.head()
