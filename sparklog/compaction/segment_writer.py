@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format.append_file import WrittenSlice
 from sparklog.format.batch_checks import MAX_OFFSET
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
@@ -249,23 +250,17 @@ class _Segment:
         if self.aborted:
             flags |= SliceFlag.KAFKA_ABORTED
         greatest = self.indexes.max_timestamp
-        return FileSlices(
-            path=self.path,
-            size=self.size,
-            footer_length=0,
-            partition=(partition,),
-            nbytes=(self.size,),
-            offsets=(self.next_offset - self.base,),
-            records=(self.records,),
-            min_ts=(self.min_ts,),
-            max_ts=(self.modified_ms if greatest == NO_TIMESTAMP else greatest,),
-            crc=(self.crc,),
-            flags=(int(flags),),
-            base=(self.base,),
-            shift=(0,),
-            append_time=(-1,),
-            leader_epoch=(-1,),
+        written = WrittenSlice(
+            partition=partition,
+            nbytes=self.size,
+            offsets=self.next_offset - self.base,
+            records=self.records,
+            min_ts=self.min_ts,
+            max_ts=self.modified_ms if greatest == NO_TIMESTAMP else greatest,
+            crc=self.crc,
+            flags=int(flags),
         )
+        return FileSlices.of(self.path, [written], 0).in_log(self.base)
 
 
 class _Indexes:

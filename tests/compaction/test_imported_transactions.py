@@ -489,12 +489,12 @@ def rewritten(topic: Topic) -> RewriteIntent:
     from sparklog.compaction.segment_writer import SegmentWriter
     from sparklog.format.batch_scan import scan_headers
     from sparklog.format.transaction_index import concatenate, parse
-    from sparklog.log.read.read_plan import source_slices
+    from sparklog.log.read.read_plan import planned_slices
     from sparklog.log.state.commit import COMPACT, Edit
     from sparklog.log.state.intents import Rewrite
 
     snapshot = topic.snapshot()
-    head, sources = snapshot.head, source_slices("t", 0, snapshot.slices.select(0))
+    head, sources = snapshot.head, planned_slices("t", 0, snapshot.slices.select(0))
     writer = SegmentWriter(topic.store, "t", 0, head.version, "run", head.configs)
     writer.begin(0)
     indexes = []

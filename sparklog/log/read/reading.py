@@ -314,10 +314,10 @@ def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:
 def _taken_back(pieces: list[Piece], headers: BatchHeaders, piece_of: Int64s, shift: Int64s) -> npt.NDArray[np.bool_]:
     """bool[m]: the batches of Kafka's aborted transactions, as far as the reader is not to see them."""
     found = np.zeros(len(headers), np.bool_)
-    hidden = {id(piece.slice.aborted): piece.slice.aborted for piece in pieces if piece.slice.aborted is not None}
+    hidden = {id(piece.slice.hidden): piece.slice.hidden for piece in pieces if piece.slice.hidden is not None}
     if not hidden:
         return found
-    owner = np.array([0 if piece.slice.aborted is None else id(piece.slice.aborted) for piece in pieces], np.int64)
+    owner = np.array([0 if piece.slice.hidden is None else id(piece.slice.hidden) for piece in pieces], np.int64)
     transactional = headers.is_transactional & ~headers.is_control
     for key, aborted in hidden.items():
         rows = np.flatnonzero(transactional & (owner[piece_of] == key))

@@ -20,7 +20,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.decisions.decision_log import reader_of
 from sparklog.log.read.aborted import aborted_ranges, has_aborted
-from sparklog.log.read.read_plan import Int64s, PlannedSlices, planned_slices
+from sparklog.log.read.read_plan import PlannedSlices, planned_slices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
 from sparklog.log.state.view import (
     READ_COMMITTED,
@@ -75,15 +75,18 @@ class NativeReadPart:
     @property
     def records(self) -> int:
         """Estimated from the slices' counts."""
-        return int(self._within(self.slices.records))
+        return self._share("records")
 
     @property
     def nbytes(self) -> int:
         """Estimated stored bytes."""
-        return int(self._within(self.slices.size))
+        return self._share("size")
 
-    def _within(self, amounts: Int64s) -> float:
-        return _interpolated(self.slices.base, self.slices.end, amounts, self.range.start, self.range.end)
+    def _share(self, column: str) -> int:
+        """The sum of a column over the range, each slice's amount spread evenly over its offsets."""
+        base, end = self.slices.base, self.slices.end
+        covered = np.clip(np.minimum(end, self.range.end) - np.maximum(base, self.range.start), 0, None)
+        return int((self.slices.columns[column] * (covered / np.maximum(end - base, 1))).sum())
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
         """The records in offset order, as batches of about `batch_bytes` with exactly `columns`."""
@@ -180,7 +183,7 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
         aborted = hidden.get(wanted.partition)
         own = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
         planned = planned_slices(snapshot.topic, wanted.partition, slices)
-        found.append(replace(planned, aborted=own) if own is not None and len(own) else planned)
+        found.append(replace(planned, hidden=own) if own is not None and len(own) else planned)
     return found
 
 
@@ -248,9 +251,3 @@ def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:
             )
         )
     return found
-
-
-def _interpolated(base: Int64s, end: Int64s, amounts: Int64s, start: int, stop: int) -> float:
-    """The share of `amounts` that lies in offsets `[start, stop)`, spread evenly over each slice."""
-    covered = np.clip(np.minimum(end, stop) - np.maximum(base, start), 0, None)
-    return float((amounts * (covered / np.maximum(end - base, 1))).sum())

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt
+from sparklog.format.slice_columns import COLUMN_TYPES, SLICE_COLUMNS
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT
 from sparklog.log.journal.names import is_checkpoint_table_name
-from sparklog.log.state.slice_table import COLUMN_TYPES, Slices, SliceTable, Texts
+from sparklog.log.state.slice_table import Slices, SliceTable, Texts
 from sparklog.log.state.topic_state import Head
 
 if TYPE_CHECKING:
@@ -29,30 +30,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_FIELDS = ("format", "readFeatures", "writeFeatures", "head", "table", "crc")
 TABLE_REF_FIELDS = ("name", "size", "crc", "rows", "unsealed")
-COLUMN_NAMES = {
-    "file": "file",
-    "file_size": "fileSize",
-    "footer_length": "footerLength",
-    "read_version": "readVersion",
-    "position": "position",
-    "size": "size",
-    "partition": "partition",
-    "base": "base",
-    "end": "end",
-    "shift": "shift",
-    "records": "records",
-    "min_ts": "minTs",
-    "max_ts": "maxTs",
-    "crc": "crc",
-    "flags": "flags",
-    "append_time": "appendTime",
-    "leader_epoch": "leaderEpoch",
-    "index_crc": "indexCrc",
-    "status": "status",
-    "txn": "txn",
-    "txn_n": "txnN",
-    "prepare_version": "prepareVersion",
-}
+COLUMN_NAMES = {column.name: column.checkpoint for column in SLICE_COLUMNS}
 """Columns of the table's file, by the name they have in memory; `file` and `txn` are dictionaries of text."""
 
 

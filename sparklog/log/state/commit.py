@@ -43,10 +43,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import add, gt
+from typing import Any
 
 import crc32c
 
 from sparklog.errors import Corrupt
+from sparklog.format.slice_columns import COMMIT_LISTS
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT, INT64_MAX, Fields, by_text
 from sparklog.log.journal.names import MAX_VERSION, is_sealed, path_read_version
@@ -78,11 +80,8 @@ COMMIT_FIELDS = (
 )
 WRITER_FIELDS = ("kind", "id", "batch", "run", "count")
 WRITER_OPTIONAL_FIELDS = ("epoch", "bytes", "layout")
-FILE_FIELDS = (
-    *("path", "size", "footerLength", "partition", "base", "bytes", "offsets", "records", "minTs", "maxTs", "crc"),
-    "flags",
-)
-FILE_OPTIONAL_FIELDS = ("position", "shift", "appendTime", "leaderEpoch", "indexCrc")
+FILE_FIELDS = ("path", "size", "footerLength", *(each.name for each in COMMIT_LISTS if not each.optional))
+FILE_OPTIONAL_FIELDS = tuple(each.name for each in COMMIT_LISTS if each.optional)
 REMOVE_FIELDS = ("path", "partition", "base", "position")
 EDIT_FIELDS = ("partition", "start", "end", "cleanedThrough")
 TXN_FIELDS = ("id", "n", "siblings", "timeoutMs")
@@ -294,26 +293,13 @@ def hold_document(hold: Hold | None) -> dict[str, object] | None:
 
 
 def _file_document(file: FileSlices) -> dict[str, object]:
-    document: dict[str, object] = {
+    lists = ((each, getattr(file, each.attribute)) for each in COMMIT_LISTS)
+    return {
         "path": file.path,
         "size": file.size,
         "footerLength": file.footer_length,
-        "partition": file.partition,
-        "base": file.base,
-        "bytes": file.nbytes,
-        "offsets": file.offsets,
-        "records": file.records,
-        "minTs": file.min_ts,
-        "maxTs": file.max_ts,
-        "crc": file.crc,
-        "flags": file.flags,
+        **{each.name: values for each, values in lists if values or not each.optional},
     }
-    extra = (
-        *(("position", file.position), ("shift", file.shift), ("appendTime", file.append_time)),
-        *(("leaderEpoch", file.leader_epoch), ("indexCrc", file.index_crc)),
-    )
-    document.update((name, values) for name, values in extra if values)
-    return document
 
 
 def decode_commit(data: bytes, key: str, version: int) -> Commit:
@@ -390,27 +376,14 @@ def _file(item: Fields) -> FileSlices:
     if path_read_version(path) is None:
         raise item.bad("path", "a path of a data file")
     size = item.integer("size", 0)
-    partition = item.integers("partition", None, 0, MAX_PARTITIONS - 1)
-    n = len(partition)
-    file = FileSlices(
-        path=path,
-        size=size,
-        footer_length=item.integer("footerLength", 0, min(size, 2**31 - 1)),
-        partition=partition,
-        nbytes=item.integers("bytes", n, 1, size),
-        offsets=item.integers("offsets", n, 1),
-        records=item.integers("records", n, 0),
-        min_ts=item.integers("minTs", n, -1),
-        max_ts=item.integers("maxTs", n, -1),
-        crc=item.integers("crc", n, 0, 2**32 - 1),
-        flags=item.integers("flags", n, 0, 2**31 - 1),
-        base=item.integers("base", n, 0),
-        position=item.integers("position", n, 0, size) if item.has("position") else (),
-        shift=item.integers("shift", n, 0) if item.has("shift") else (),
-        append_time=item.integers("appendTime", n, -1) if item.has("appendTime") else (),
-        leader_epoch=item.integers("leaderEpoch", n, -1, 2**31 - 1) if item.has("leaderEpoch") else (),
-        index_crc=item.integers("indexCrc", n, 0, 2**32 - 1) if item.has("indexCrc") else (),
-    )
+    n = len(item.integers("partition", None, 0, MAX_PARTITIONS - 1))
+    footer_length = item.integer("footerLength", 0, min(size, 2**31 - 1))
+    lists: dict[str, Any] = {
+        each.attribute: item.integers(each.name, n, each.low, size if each.high is None else each.high)
+        for each in COMMIT_LISTS
+        if not each.optional or item.has(each.name)
+    }
+    file = FileSlices(path, size, footer_length, **lists)
     if (file.footer_length == 0) != is_sealed(path):
         raise item.bad("footerLength", "0 in a sealed segment and more in any other file")
     if not file.position and sum(file.nbytes) + file.footer_length > size:

@@ -49,7 +49,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.invariants import Outputs
 from sparklog.log.state.kafka_source import KafkaSource
 from sparklog.log.state.registry import WriterKey, decide
-from sparklog.log.state.slice_table import SliceTable, positions
+from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
 
@@ -291,7 +291,7 @@ def _standing(rewrite: Rewrite, base: Head, table: SliceTable) -> list[Removal] 
 
 def _landed(outputs: Sequence[FileSlices], table: SliceTable) -> bool:
     """Whether these very outputs lie in the log: an attempt whose answer was lost in a stall had succeeded."""
-    named = [Removal(file.path, file.partition, file.base, tuple(file.position or positions(file))) for file in outputs]
+    named = [Removal(file.path, file.partition, file.base, file.starts) for file in outputs]
     return bool(named) and all((table.find(item) >= 0).all() for item in named)
 
 

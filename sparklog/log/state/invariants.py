@@ -21,16 +21,12 @@ from typing import Any
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.slice_columns import COMMIT_LISTS
 from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.log.state.commit import CREATE, FILLING, IMPORT, Commit, Edit
-from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable, positions
+from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head
-
-_COLUMNS = (
-    *("partition", "nbytes", "offsets", "records", "min_ts", "max_ts", "crc", "flags", "base"),
-    *("shift", "append_time", "leader_epoch", "index_crc"),
-)
 
 
 class Outputs:
@@ -38,7 +34,6 @@ class Outputs:
 
     def __init__(self, files: Sequence[FileSlices]) -> None:
         self._files = files
-        self._positions = [file.position or positions(file) for file in files]
         places: dict[int, list[tuple[int, int, int]]] = {}
         for number, file in enumerate(files):
             for row, (partition, base) in enumerate(zip(file.partition, file.base, strict=True)):
@@ -74,8 +69,7 @@ class Outputs:
         file = self._files[number]
         if len(rows) == len(file):
             return file
-        columns: dict[str, Sequence[int]] = {name: getattr(file, name) for name in _COLUMNS}
-        columns["position"] = self._positions[number]
+        columns = {each.attribute: getattr(file, each.attribute) for each in COMMIT_LISTS} | {"position": file.starts}
         taken: dict[str, Any] = {name: tuple(values[row] for row in rows) for name, values in columns.items() if values}
         return replace(file, **taken)
 

@@ -1,46 +1,48 @@
-"""The slices of a topic at a version, columnar: what reading plans from.
+"""The slices of a topic at a version, columnar: the start of every read plan.
 
 One row per slice that some commit names and that does not lie wholly below the log start. There is no Python object
 per slice: columns are numpy arrays, in a few parts that are sorted by (partition, base). Commits are appended as
 small parts, and parts of like size are joined (like the digits of a binary counter), so a commit costs little however
 large the table is.
 
-| column          | dtype  | meaning                                                                                  |
-|-----------------|--------|------------------------------------------------------------------------------------------|
-| file            | int32  | code of the path; `path(code)` gives the text                                             |
-| file_size       | int64  | bytes of the whole file                                                                   |
-| footer_length   | int32  | bytes of its footer, at its end; 0 in sealed segments                                     |
-| read_version    | int64  | version its writer had read                                                               |
-| position, size  | int64  | the slice's bytes in the file                                                             |
-| partition       | int32  |                                                                                           |
-| base, end       | int64  | offsets `[base, end)`                                                                     |
-| shift           | int64  | base offset in a batch header + shift = offset in the log; 0 in sealed segments           |
-| records         | int64  |                                                                                           |
-| min_ts, max_ts  | int64  | ms, -1: none; the append time where that is the records' time                             |
-| crc             | uint32 | CRC-32C of the slice's bytes as written                                                   |
-| flags           | int32  | `SliceFlag`                                                                               |
-| append_time     | int64  | ms; the LogAppendTime of the slice's records, -1 where batches carry their own times      |
-| leader_epoch    | int32  | -1: the batches carry it                                                                  |
-| index_crc       | uint32 | of the index files beside a sealed segment; 0 in other files                              |
-| status          | int8   | PLAIN, OPEN, COMMITTED, ABORTED                                                           |
-| txn             | int32  | code of the transactional id, `txn_id(code)`; -1: none                                    |
-| txn_n           | int64  | number of the transaction, -1: none                                                       |
-| prepare_version | int64  | version of the commit that prepared it, -1: none                                          |
+Columns and their types: `sparklog.format.slice_columns`. They mean:
+
+| column          | meaning                                                                                  |
+|-----------------|------------------------------------------------------------------------------------------|
+| file            | code of the path; `path(row)` gives the text                                             |
+| file_size       | bytes of the whole file                                                                  |
+| footer_length   | bytes of its footer, at its end; 0 in sealed segments                                    |
+| read_version    | version its writer had read                                                              |
+| position, size  | the slice's bytes in the file                                                            |
+| base, end       | offsets `[base, end)`                                                                    |
+| shift           | base offset in a batch header + shift = offset in the log; 0 in sealed segments          |
+| min_ts, max_ts  | ms, -1: none; the append time where that is the records' time                            |
+| crc             | CRC-32C of the slice's bytes as written                                                  |
+| flags           | `SliceFlag`                                                                              |
+| append_time     | ms; the LogAppendTime of the slice's records, -1 where batches carry their own times     |
+| leader_epoch    | -1: the batches carry it                                                                 |
+| index_crc       | of the index files beside a sealed segment; 0 in other files                             |
+| status          | PLAIN, OPEN, COMMITTED, ABORTED                                                          |
+| txn             | code of the transactional id, `txn_id(row)`; -1: none                                    |
+| txn_n           | number of the transaction, -1: none                                                      |
+| prepare_version | version of the commit that prepared it, -1: none                                         |
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Conflict
-from sparklog.log.journal.names import is_sealed, path_read_version
+from sparklog.format.slice_columns import COLUMN_TYPES
+from sparklog.log.journal.names import path_read_version
 from sparklog.log.state.commit import Commit, Removal, Resolved
-from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head, Offsets
 from sparklog.storage.locks import ForkLock
 
@@ -49,34 +51,8 @@ if TYPE_CHECKING:
 
 PLAIN, OPEN, COMMITTED, ABORTED = 0, 1, 2, 3
 STATUS_NAMES = ("plain", "open", "committed", "aborted")
-COLUMN_TYPES: dict[str, str] = {
-    "file": "int32",
-    "file_size": "int64",
-    "footer_length": "int32",
-    "read_version": "int64",
-    "position": "int64",
-    "size": "int64",
-    "partition": "int32",
-    "base": "int64",
-    "end": "int64",
-    "shift": "int64",
-    "records": "int64",
-    "min_ts": "int64",
-    "max_ts": "int64",
-    "crc": "uint32",
-    "flags": "int32",
-    "append_time": "int64",
-    "leader_epoch": "int32",
-    "index_crc": "uint32",
-    "status": "int8",
-    "txn": "int32",
-    "txn_n": "int64",
-    "prepare_version": "int64",
-}
 PENDING_COMMITS = 256
 SPARE_TEXTS = 4096
-_LOG_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
-_TIME_FLAGS = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -129,13 +105,10 @@ class Texts:
         return [texts[code] for code in codes.tolist()]
 
 
-@dataclass(frozen=True, eq=False)
-class Slices:
-    """Some rows of a table, sorted by (partition, base); columns are attributes (see the module's table)."""
+class ColumnsByName:
+    """Columns of slices as attributes, one array each."""
 
     columns: Columns
-    paths: Texts
-    txn_ids: Texts
 
     def __len__(self) -> int:
         return len(self.columns["base"])
@@ -145,6 +118,15 @@ class Slices:
             return self.__dict__["columns"][name]  # type: ignore[no-any-return]
         except KeyError:
             raise AttributeError(name) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Slices(ColumnsByName):
+    """Some rows of a table, sorted by (partition, base); columns are attributes (see the module's table)."""
+
+    columns: Columns
+    paths: Texts
+    txn_ids: Texts
 
     def __getitem__(self, rows: slice | npt.NDArray[Any]) -> Slices:
         return Slices({name: column[rows] for name, column in self.columns.items()}, self.paths, self.txn_ids)
@@ -170,9 +152,9 @@ class Slices:
         return slice(rows.start + first, rows.start + max(first, last))
 
     def sealed(self) -> npt.NDArray[np.bool_]:
-        """Which rows lie in sealed segments: these have no footer, all other files do (`decode_commit` checks it)."""
-        found: npt.NDArray[np.bool_] = self.columns["footer_length"] == 0
-        return found
+        """True for rows in sealed segments: these have no footer, all other files do (`decode_commit` checks it)."""
+        sealed: npt.NDArray[np.bool_] = self.columns["footer_length"] == 0
+        return sealed
 
 
 class SliceTable:
@@ -376,52 +358,44 @@ def _part(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Slices:
     for commit in commits:
         for file in commit.files:
             _add_file(values, commit, file, paths.code(file.path))
-        if commit.txn is not None:
-            added = len(values["base"]) - len(values["txn"])
-            values["status"] += [OPEN] * added
-            values["txn"] += [txn_ids.code(commit.txn.id)] * added
-            values["txn_n"] += [commit.txn.n] * added
-            values["prepare_version"] += [commit.version] * added
+        if commit.txn is None:
+            marks = {"status": PLAIN, "txn": -1, "txn_n": -1, "prepare_version": -1}
         else:
-            added = len(values["base"]) - len(values["txn"])
-            values["status"] += [PLAIN] * added
-            for name in ("txn", "txn_n", "prepare_version"):
-                values[name] += [-1] * added
+            txn = txn_ids.code(commit.txn.id)
+            marks = {"status": OPEN, "txn": txn, "txn_n": commit.txn.n, "prepare_version": commit.version}
+        count = len(values["base"]) - len(values["txn"])
+        for name, value in marks.items():
+            values[name] += [value] * count
     return _sorted({name: np.array(values[name], dtype) for name, dtype in COLUMN_TYPES.items()}, paths, txn_ids)
 
 
 def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, code: int) -> None:
     n = len(file)
-    values["file"] += [code] * n
-    values["file_size"] += [file.size] * n
-    values["footer_length"] += [file.footer_length] * n
-    values["read_version"] += [path_read_version(file.path) or 0] * n
-    values["position"] += file.position or positions(file)
-    values["size"] += file.nbytes
-    values["partition"] += file.partition
-    values["base"] += file.base
-    values["end"] += [base + offsets for base, offsets in zip(file.base, file.offsets, strict=True)]
-    values["shift"] += file.shift or ([0] * n if is_sealed(file.path) else file.base)
-    values["records"] += file.records
-    values["crc"] += file.crc
-    values["flags"] += file.flags
-    values["leader_epoch"] += file.leader_epoch or [commit.leader_epoch] * n
-    values["index_crc"] += file.index_crc or [0] * n
-    times = file.append_time or append_times(file, commit.made_ms)
-    values["append_time"] += times
-    values["min_ts"] += [own if time < 0 else time for own, time in zip(file.min_ts, times, strict=True)]
-    values["max_ts"] += [own if time < 0 else time for own, time in zip(file.max_ts, times, strict=True)]
+    times = file.append_times(commit.made_ms)
+    rows: dict[str, Sequence[int]] = {
+        "file": (code,) * n,
+        "file_size": (file.size,) * n,
+        "footer_length": (file.footer_length,) * n,
+        "read_version": (path_read_version(file.path) or 0,) * n,
+        "position": file.starts,
+        "size": file.nbytes,
+        "partition": file.partition,
+        "base": file.base,
+        "end": tuple(map(add, file.base, file.offsets)),
+        "shift": file.shift or ((0,) * n if file.sealed else file.base),
+        "records": file.records,
+        "min_ts": _effective(file.min_ts, times),
+        "max_ts": _effective(file.max_ts, times),
+        "crc": file.crc,
+        "flags": file.flags,
+        "append_time": times,
+        "leader_epoch": file.leader_epoch or (commit.leader_epoch,) * n,
+        "index_crc": file.index_crc or (0,) * n,
+    }
+    for name, column in rows.items():
+        values[name] += column
 
 
-def positions(file: FileSlices) -> list[int]:
-    """Where each slice starts when slices lie back to back."""
-    found, at = [], 0
-    for nbytes in file.nbytes:
-        found.append(at)
-        at += nbytes
-    return found
-
-
-def append_times(file: FileSlices, time_ms: int) -> list[int]:
-    """Per slice the commit's time if that is its records' LogAppendTime, else -1."""
-    return [time_ms if flags & _TIME_FLAGS == _LOG_APPEND_TIME else -1 for flags in file.flags]
+def _effective(stamps: Sequence[int], times: Sequence[int]) -> Sequence[int]:
+    """Timestamps of slices, that of the append where it is the records' time."""
+    return tuple(stamp if time < 0 else time for stamp, time in zip(stamps, times, strict=True))

@@ -261,15 +261,17 @@ class AppendWriter:
             self._output = self._open()
         self._output.write(*encoded.buffers)
         self._output.end_slice(
-            partition=partition,
-            nbytes=encoded.nbytes,
-            offsets=encoded.offsets,
-            records=encoded.records,
-            min_ts=encoded.min_ts,
-            max_ts=encoded.max_ts,
-            crc=encoded.crc,
-            flags=int(_flags(encoded, self._encode)),
-            index=_index(encoded),
+            append_file.WrittenSlice(
+                partition=partition,
+                nbytes=encoded.nbytes,
+                offsets=encoded.offsets,
+                records=encoded.records,
+                min_ts=encoded.min_ts,
+                max_ts=encoded.max_ts,
+                crc=encoded.crc,
+                flags=int(_flags(encoded, self._encode)),
+                index=_index(encoded),
+            )
         )
 
     def _open(self) -> AppendOutput:

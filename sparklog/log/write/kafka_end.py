@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.errors import Conflict
+from sparklog.format.append_file import WrittenSlice
 from sparklog.format.control import end_txn_marker
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import append_path
@@ -104,16 +105,17 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
             flags = SliceFlag.KAFKA_PRODUCERS | (SliceFlag.KAFKA_ABORTED if len(aborted) else SliceFlag.NONE)
             output.write(data)
             output.end_slice(
-                partition=partition,
-                nbytes=len(data),
-                offsets=len(own),
-                records=0,
-                min_ts=now_ms,
-                max_ts=now_ms,
-                crc=crc32c(data),
-                flags=int(flags),
-                index=None,
-                aborted=aborted if len(aborted) else None,
+                WrittenSlice(
+                    partition=partition,
+                    nbytes=len(data),
+                    offsets=len(own),
+                    records=0,
+                    min_ts=now_ms,
+                    max_ts=now_ms,
+                    crc=crc32c(data),
+                    flags=int(flags),
+                    aborted=aborted,
+                )
             )
         return output.close()
     except BaseException:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.groups.offsets import OFFSETS_FIELDS
 from sparklog.groups.state import GROUP_FIELDS, GROUP_OPS, PENDING_FIELDS
 from sparklog.log.decisions.decision import (
@@ -41,7 +42,7 @@ from sparklog.log.state.kafka_source import (
     KAFKA_SOURCE_FIELDS,
 )
 from sparklog.log.state.registry import REGISTRY_FIELDS
-from sparklog.log.state.slice_table import COLUMN_TYPES, STATUS_NAMES
+from sparklog.log.state.slice_table import STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_FIELDS, OPEN_FIELDS
 from sparklog.tools.backup.manifest import ENTRIES_FIELDS, LEFT_OUT_FIELDS, MANIFEST_FIELDS, PLACE_FIELDS, TOPIC_FIELDS

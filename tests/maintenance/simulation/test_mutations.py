@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.compaction import cleaning, merge_work, sealing, segment_output
 from sparklog.errors import SparklogError
-from sparklog.log.read.read_plan import SourceSlice
+from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import COMPACT, Removal
 from sparklog.log.state.intents import Draft, RewriteIntent
@@ -115,8 +115,8 @@ def open_slices_are_sealed(patch: Patch) -> None:
 
 def aborted_slices_are_sealed(patch: Patch) -> None:
     """Sealing and merging take aborted slices for others."""
-    patch.setattr(SourceSlice, "aborted", property(lambda self: False))
-    assert segment_output.SourceSlice is merge_work.SourceSlice is SourceSlice
+    patch.setattr(PlannedSlice, "aborted", property(lambda self: False))
+    assert segment_output.PlannedSlice is merge_work.PlannedSlice is PlannedSlice
 
 
 def tombstones_go_too_early(patch: Patch) -> None:
