@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from sparklog.format.transaction_index import AbortedTransactions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PlannedSlice:
-    """One slice to read or rewrite; columns as in the slice table.
+    """One slice to read or rewrite; columns as in the slice table. Not frozen: a task makes thousands of them at once.
 
     `path`: below the topic's folder, as commits name it; `file`: its key in the store. `hidden`: Kafka's aborted
     transactions, whose records are not to be seen, whichever slice they are in.
@@ -100,8 +100,8 @@ class PlannedSlices(ColumnsByName):
 
     def inputs(self) -> tuple[Input, ...]:
         """All slices as an edit names them."""
-        columns = (self.columns[name].tolist() for name in ("file", "position", "base", "end"))
-        return tuple(Input(self.paths[code], *numbers) for code, *numbers in zip(*columns, strict=True))
+        rows = zip(*(self.columns[name].tolist() for name in ("file", "position", "base", "end")), strict=True)
+        return tuple([Input(self.paths[code], position, base, end) for code, position, base, end in rows])
 
 
 def planned_slices(topic: str, partition: int, rows: Slices) -> PlannedSlices:

@@ -40,7 +40,7 @@ import numpy.typing as npt
 
 from sparklog.errors import Conflict
 from sparklog.format.slice_columns import COLUMN_TYPES
-from sparklog.log.journal.names import path_read_version
+from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.log.state.commit import Commit, Removal, Resolved
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head, Offsets
@@ -371,31 +371,25 @@ def _part(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Slices:
 
 def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, code: int) -> None:
     n = len(file)
+    values["file"] += (code,) * n
+    values["file_size"] += (file.size,) * n
+    values["footer_length"] += (file.footer_length,) * n
+    values["read_version"] += (path_read_version(file.path) or 0,) * n
+    values["position"] += file.starts
+    values["size"] += file.nbytes
+    values["partition"] += file.partition
+    values["base"] += file.base
+    values["end"] += map(add, file.base, file.offsets)
+    values["shift"] += file.shift or ((0,) * n if is_sealed(file.path) else file.base)
+    values["records"] += file.records
+    values["crc"] += file.crc
+    values["flags"] += file.flags
+    values["leader_epoch"] += file.leader_epoch or (commit.leader_epoch,) * n
+    values["index_crc"] += file.index_crc or (0,) * n
     times = file.append_times(commit.made_ms)
-    rows: dict[str, Sequence[int]] = {
-        "file": (code,) * n,
-        "file_size": (file.size,) * n,
-        "footer_length": (file.footer_length,) * n,
-        "read_version": (path_read_version(file.path) or 0,) * n,
-        "position": file.starts,
-        "size": file.nbytes,
-        "partition": file.partition,
-        "base": file.base,
-        "end": tuple(map(add, file.base, file.offsets)),
-        "shift": file.shift or ((0,) * n if file.sealed else file.base),
-        "records": file.records,
-        "min_ts": _effective(file.min_ts, times),
-        "max_ts": _effective(file.max_ts, times),
-        "crc": file.crc,
-        "flags": file.flags,
-        "append_time": times,
-        "leader_epoch": file.leader_epoch or (commit.leader_epoch,) * n,
-        "index_crc": file.index_crc or (0,) * n,
-    }
-    for name, column in rows.items():
-        values[name] += column
-
-
-def _effective(stamps: Sequence[int], times: Sequence[int]) -> Sequence[int]:
-    """Timestamps of slices, that of the append where it is the records' time."""
-    return tuple(stamp if time < 0 else time for stamp, time in zip(stamps, times, strict=True))
+    values["append_time"] += times
+    for name, stamps in (("min_ts", file.min_ts), ("max_ts", file.max_ts)):
+        if max(times, default=-1) < 0:
+            values[name] += stamps
+        else:
+            values[name] += [stamp if time < 0 else time for stamp, time in zip(stamps, times, strict=True)]

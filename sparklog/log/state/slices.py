@@ -22,7 +22,6 @@ from typing import Any
 
 from sparklog.format.append_file import WrittenSlice
 from sparklog.format.slice_columns import WRITTEN
-from sparklog.log.journal.names import is_sealed
 
 ANYWHERE = -1
 """Stands for the partition of rows that have neither a key nor a partition."""
@@ -87,6 +86,7 @@ class SliceFlag(IntFlag):
     the footer."""
 
 
+_LOG_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 _TIME_FLAGS = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
 MERGE_TIER_SHIFT = 8
 MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
@@ -162,17 +162,12 @@ class FileSlices:
         return replace(self, base=(base,), shift=(0,), append_time=(-1,), leader_epoch=(-1,))
 
     @property
-    def sealed(self) -> bool:
-        """True if the file is a sealed segment."""
-        return is_sealed(self.path)
-
-    @property
     def starts(self) -> tuple[int, ...]:
         """Where each slice starts in the file."""
         return self.position or tuple(accumulate(self.nbytes[:-1], initial=0))[: len(self)]
 
-    def append_times(self, time_ms: int) -> tuple[int, ...]:
+    def append_times(self, time_ms: int) -> Sequence[int]:
         """LogAppendTime of each slice that a commit made at this time (ms) names, -1 where the batches have times."""
         if self.append_time:
             return self.append_time
-        return tuple(time_ms if flags & _TIME_FLAGS == SliceFlag.LOG_APPEND_TIME else -1 for flags in self.flags)
+        return [time_ms if flags & _TIME_FLAGS == _LOG_APPEND_TIME else -1 for flags in self.flags]
