@@ -25,14 +25,12 @@ from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.intents import Draft, Nothing, check_topic
 from sparklog.log.state.registry import WriterKey, decide, next_epoch
 from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.slices import FileSlices, content_of
+from sparklog.log.state.slices import content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
-from sparklog.log.write.append_writer import AppendTarget
+from sparklog.log.write.append_writer import TopicFiles
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
 from sparklog.transactions.producer import Committed, TransactionalProducer
-
-Written = tuple[AppendTarget, Sequence[FileSlices]]
 
 REUSED_MS = 3_600_000
 """How long after a write without an id the next one may use its id: far less than the week after which it goes."""
@@ -77,7 +75,7 @@ def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
 def publish(
     root: Root,
     transactional_id: str | None,
-    written: Sequence[Written],
+    written: Sequence[TopicFiles],
     *,
     key: WriterKey | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
@@ -91,7 +89,7 @@ def publish(
     if key is not None:
         key.check()
         key = replace(
-            key, content=content_of({target.topic: [file.counts for file in files] for target, files in written})
+            key, content=content_of({each.target.topic: [file.counts for file in each.files] for each in written})
         )
     if transactional_id is None:
         producer = _without_id(root, timeout_ms)
@@ -100,7 +98,7 @@ def publish(
         name = check_not_one_write(transactional_id)
         producer = TransactionalProducer(root, name, timeout_ms=timeout_ms, instance=run, epoch=epoch)
     if key is not None:
-        count = sum(sum(file.records) for _, files in written for file in files)
+        count = sum(each.records for each in written)
         now_ms = root.env.wall_ms()
         verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{producer.id}'", now_ms)
         if not verdict.write:
@@ -108,12 +106,12 @@ def publish(
                 run, epoch = key.run, key.epoch
                 producer.log.write(lambda base: init(base, run, epoch, now_ms))
             return Committed(None, skipped=True, note=verdict.note)
-    if not any(len(file) for _, files in written for file in files):
+    if not any(len(file) for each in written for file in each.files):
         return Committed(None)
     # With a key the decisions were looked at above, a moment ago.
     transaction = producer.begin() if key is None else producer.begin_at_known()
-    for target, files in written:
-        transaction.add(target, files)
+    for each in written:
+        transaction.add(each.target, each.files)
     done = transaction.commit(key=key)
     if transactional_id is None:
         _spares[root].append(Spare(producer.id, producer.instance, producer.epoch, root.env.now()))
