@@ -1,8 +1,6 @@
-"""Snapshots of topics as readers see them: where they begin and end, what ranges of them take, and the parts to read.
+"""Views and scans of snapshots: bounds, sizes and parts for planners, and records as Arrow without Spark.
 
-Who takes the snapshots, and when, is another matter: `sparklog.log.topic.root_view` does for a whole root.
-
-The records of a snapshot as Arrow, without Spark: what `Topic.scan` and `Topic.record_at` give.
+`sparklog.log.topic.root_view` takes the snapshots of a whole root.
 """
 
 from __future__ import annotations
@@ -26,7 +24,16 @@ from sparklog.log.read.scan import (
     stored_in,
 )
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Bounds, OffsetRange, ReadPart, Stored
+from sparklog.log.state.view import (
+    COLUMNS,
+    READ_COMMITTED,
+    Bounds,
+    OffsetRange,
+    ReadPart,
+    Stored,
+    check_columns,
+    schema_of,
+)
 
 
 class SnapshotView:
@@ -42,7 +49,7 @@ class SnapshotView:
         return self._location
 
     def snapshot(self, topic: str) -> Snapshot:
-        """The topic as this view shows it: for who looks into its files."""
+        """Return the topic as this view shows it."""
         return self._snapshots[topic]
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
@@ -65,7 +72,7 @@ class SnapshotView:
 EARLIEST = "earliest"
 LATEST = "latest"
 Position = str | int | Mapping[int, int | str]
-"""Where to begin or end: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition."""
+"""Begin or end of a scan: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +90,19 @@ class Scan:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of every batch."""
-        return pa.schema([RECORD_SCHEMA.field(name) for name in self.columns])
+        """Schema of every batch."""
+        return schema_of(self.columns)
 
     @property
     def ranges(self) -> list[OffsetRange]:
-        """What is read."""
+        """Offset ranges of the parts."""
         return [part.range for part in self.parts]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return read_parts(self.parts, self.columns, batch_bytes=self.batch_bytes)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """For libraries that take Arrow streams. Records are read as the reader is."""
+        """Return a reader for libraries that take Arrow streams. Records are read as the reader is."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -107,7 +114,7 @@ class Scan:
         raise BadRequest("a scan is no array: use scan.to_table(), and its to_pandas() for a DataFrame")
 
     def to_table(self) -> pa.Table:
-        """All records in memory."""
+        """Return all records in memory."""
         return pa.Table.from_batches(list(self), self.schema)
 
 
@@ -123,26 +130,24 @@ def scan(
 ) -> Scan:
     """Plan a scan; see `Topic.scan`."""
     check_isolation(isolation)
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown or len(set(columns)) != len(columns):
-        raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
+    names = check_columns(columns)
     topic = snapshot.topic
     bounds = bounds_of(snapshot, whole_ends({topic: snapshot})[topic])
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []
     for partition in chosen:
-        own = check_partition(topic, partition, bounds)
-        low = _offset(start, partition, own, isolation, EARLIEST)
-        high = _offset(end, partition, own, isolation, LATEST)
+        limits = check_partition(topic, partition, bounds)
+        low = _offset(start, partition, limits, isolation, EARLIEST)
+        high = _offset(end, partition, limits, isolation, LATEST)
         if low > high and not (isinstance(start, str) or isinstance(end, str)):
             raise BadRequest(f"expected start <= end for partition {partition}, found {low} and {high}")
         ranges.append(OffsetRange(topic, partition, low, high))
     parts = plan_parts(snapshot, ranges, isolation)
-    return Scan(tuple(parts), tuple(columns), batch_bytes)
+    return Scan(tuple(parts), names, batch_bytes)
 
 
 def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: str) -> int:
-    """A position in one partition as an offset; a mapping's missing partitions take `default`."""
+    """Return a position in one partition as an offset; partitions that a mapping lacks take `default`."""
     if isinstance(position, Mapping):
         position = position.get(partition, default)
     if position == EARLIEST:
@@ -155,9 +160,9 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
 
 
 def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:
-    """The record at exactly this offset, as one row with all columns; see `Topic.record_at`."""
+    """Return the record at exactly this offset, as one row with all columns; see `Topic.record_at`."""
     wanted = OffsetRange(snapshot.topic, partition, offset, offset + 1)
-    found = list(read_parts(plan_parts(snapshot, [wanted], isolation), COLUMNS))
-    if not found:
+    batches = list(read_parts(plan_parts(snapshot, [wanted], isolation), COLUMNS))
+    if not batches:
         raise NotFound(f"no record at offset {offset} of {snapshot.topic}-{partition}: compacted away or aborted")
-    return found[0]
+    return batches[0]
