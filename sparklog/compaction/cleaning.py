@@ -27,7 +27,7 @@ from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, planned_slices
 from sparklog.log.state.commit import COMPACT, Edit
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.snapshot import Snapshot

@@ -27,7 +27,7 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.commit import MERGE, Edit
-from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
 from sparklog.maintenance.work import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store

@@ -30,7 +30,7 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Spa
 from sparklog.log.journal.names import file_key, is_topic_name
 from sparklog.log.journal.numbered_objects import pause
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
-from sparklog.log.state.intents import RewriteIntent
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root

@@ -23,7 +23,7 @@ from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.read.read_plan import PlannedSlices, planned_slices
 from sparklog.log.state.commit import SEAL, Edit
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of
 from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.slices import FileSlices, SliceFlag

@@ -16,8 +16,8 @@ from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.journal.names import file_key
 from sparklog.log.read import fetch
 from sparklog.log.read.tail import Tail
-from sparklog.log.state.intents import RewriteIntent
 from sparklog.log.state.invariants import check_state
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slices import SliceFlag, merge_tier
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root_view import RootView
@@ -491,7 +491,7 @@ def rewritten(topic: Topic) -> RewriteIntent:
     from sparklog.format.transaction_index import concatenate, parse
     from sparklog.log.read.read_plan import planned_slices
     from sparklog.log.state.commit import COMPACT, Edit
-    from sparklog.log.state.intents import Rewrite
+    from sparklog.log.state.rewrites import Rewrite
 
     snapshot = topic.snapshot()
     head, sources = snapshot.head, planned_slices("t", 0, snapshot.slices.select(0))

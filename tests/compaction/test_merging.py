@@ -27,8 +27,9 @@ from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.read import fetch
 from sparklog.log.read.read_plan import PlannedSlices
 from sparklog.log.state.commit_log import Outcome
-from sparklog.log.state.intents import AppendIntent, Draft, Nothing, RewriteIntent
+from sparklog.log.state.intents import AppendIntent, Draft, Nothing
 from sparklog.log.state.invariants import check_state
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag, merge_tier
 from sparklog.log.state.topic_state import Head

@@ -28,7 +28,8 @@ from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_TIMESTAMP, Batc
 from sparklog.log.journal.names import append_path
 from sparklog.log.read import fetch
 from sparklog.log.state.commit import ALTER, SEAL
-from sparklog.log.state.intents import Draft, RewriteIntent
+from sparklog.log.state.intents import Draft
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head

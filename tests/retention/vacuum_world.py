@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from sparklog.log.journal.names import append_path, sealed_path
 from sparklog.log.state.commit import MERGE, Edit, Hold
-from sparklog.log.state.intents import Input, Rewrite, RewriteIntent
 from sparklog.log.state.invariants import check_state
+from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum

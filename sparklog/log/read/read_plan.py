@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sparklog.format.slice_columns import PLANNED
 from sparklog.log.journal.names import file_key
-from sparklog.log.state.intents import Input
+from sparklog.log.state.rewrites import Input
 from sparklog.log.state.slice_table import ABORTED, Columns, ColumnsByName, Slices
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ slices, of its partition that lie in `[start, end)`; edits of one commit do not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import add, gt
@@ -264,22 +264,6 @@ def epoch_and_content(epoch: int | None, content: Content | None) -> dict[str, o
 def decode_content(item: Fields) -> Content | None:
     """The content of a batch from JSON; None where it was not written down."""
     return Content(item.integer("bytes", 0), item.text("layout")) if item.has("layout") else None
-
-
-def removals_by_file(removals: Sequence[Removal]) -> tuple[Removal, ...]:
-    """One entry per file, whichever edits its slices belong to: a merge names thousands of files, and each once."""
-    found: dict[str, list[Removal]] = {}
-    for item in removals:
-        found.setdefault(item.path, []).append(item)
-    return tuple(
-        Removal(
-            path,
-            tuple(value for item in items for value in item.partition),
-            tuple(value for item in items for value in item.base),
-            tuple(value for item in items for value in item.position),
-        )
-        for path, items in found.items()
-    )
 
 
 def txn_document(txn: Txn) -> dict[str, object]:

@@ -13,7 +13,8 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state import intents
 from sparklog.log.state.commit import COMPACT, MERGE, Edit, Resolved, Txn
 from sparklog.log.state.commit_log import Outcome
-from sparklog.log.state.intents import Input, MaintainIntent, Rewrite, RewriteIntent
+from sparklog.log.state.intents import MaintainIntent
+from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparklog.log.journal import numbered_objects
-from sparklog.log.state import commit_log, intents
+from sparklog.log.state import commit_log, intents, rewrites
 from sparklog.log.state.commit import Commit, Removal
 from sparklog.log.state.registry import Entry, Verdict, WriterKey
 from sparklog.log.state.topic_state import Head
@@ -63,22 +63,27 @@ def no_topic_id(patch: Patch) -> None:
     def any_topic(topic: str, base: Head, topic_id: str) -> None:
         real(topic, base, base.topic_id)
 
-    patch.setattr(intents, "check_topic", any_topic)
+    for module in (intents, rewrites):
+        patch.setattr(module, "check_topic", any_topic)
 
 
 def no_upload_floor(patch: Patch) -> None:
     """Files that the vacuum may have deleted are let through."""
-    patch.setattr(intents, "check_floor", lambda topic, files, floor: None)
+    for module in (intents, rewrites):
+        patch.setattr(module, "check_floor", lambda topic, files, floor: None)
 
 
 def edits_always_stand(patch: Patch) -> None:
     """A rewrite is not compared with what came since it was planned: its outputs go in whatever is there."""
 
     def what_is_left(rewrite: Any, base: Head, table: Any) -> list[Any]:
-        one = [Removal(item.path, (rewrite.edit.partition,), (item.base,), (item.position,)) for item in rewrite.inputs]
-        return [removal for removal in one if table.find(removal)[0] >= 0]
+        def lies_there(item: Any) -> bool:
+            removal = Removal(item.path, (rewrite.edit.partition,), (item.base,), (item.position,))
+            return bool(table.find(removal)[0] >= 0)
 
-    patch.setattr(intents, "_standing", what_is_left)
+        return [item for item in rewrite.inputs if lies_there(item)]
+
+    patch.setattr(rewrites, "_standing", what_is_left)
 
 
 def offsets_not_assigned_again(patch: Patch) -> None:

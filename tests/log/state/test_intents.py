@@ -36,16 +36,14 @@ from sparklog.log.state.intents import (
     CreateIntent,
     DeleteIntent,
     Draft,
-    Input,
     Intent,
     LogStartIntent,
     MaintainIntent,
     Nothing,
-    Rewrite,
-    RewriteIntent,
 )
-from sparklog.log.state.invariants import Outputs, check_commit, check_state
+from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.rewrites import Input, Outputs, Rewrite, RewriteIntent
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import EMPTY, Head
 from tests.log.topics import Chain, file_of, output_of

@@ -13,7 +13,8 @@ from sparklog.errors import SparklogError
 from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import COMPACT, Removal
-from sparklog.log.state.intents import Draft, RewriteIntent
+from sparklog.log.state.intents import Draft
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.retention import retain, vacuum, vacuum_plan
