@@ -84,9 +84,7 @@ class SealWork:
         from sparklog.compaction.segment_writer import SegmentWriter
 
         writer = SegmentWriter(self.store, self.topic, part.partition, self.read_version, unique, self.configs)
-        return SegmentOutput(
-            self.store, self.topic, part, writer, self.configs.segment_bytes, lambda: self._aborted(part)
-        )
+        return SegmentOutput(self.store, self.topic, part, writer, lambda: self._aborted(part))
 
     def _aborted(self, part: SealPart) -> AbortedTransactions:
         """Return the aborted transactions of Kafka's producers in a partition."""

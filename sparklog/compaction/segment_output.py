@@ -62,7 +62,7 @@ def scan_slices(
 def check_offsets(
     headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, starts: Int64s, after: int = 0
 ) -> None:
-    """`Corrupt` unless the batches of each slice lie within its offsets, in order: a part of `scan_slices`."""
+    """Raise `Corrupt` unless the batches of each slice lie within its offsets, in order: a part of `scan_slices`."""
     shift = _column(rows, "shift")[row_of]
     base, end = headers.base_offset + shift, headers.next_offset + shift
     least = _column(rows, "base")[row_of]
@@ -85,7 +85,7 @@ def check_offsets(
 
 
 def check_batches(data: BytesLike, headers: BatchHeaders, row: PlannedSlice, start: int) -> None:
-    """`Corrupt` unless the CRC-32C of each of these batches of one slice is right; `start` as in `scan_slices`."""
+    """Raise `Corrupt` unless the CRC-32C of each of these batches of a slice is right; `start` as in `scan_slices`."""
     wrong = crc_failures(data, headers)
     if len(wrong):
         at = int(wrong[0])
@@ -100,7 +100,7 @@ def check_batches(data: BytesLike, headers: BatchHeaders, row: PlannedSlice, sta
 def patch_batches(
     data: BytesLike, headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, bases: Int64s
 ) -> BatchHeaders:
-    """Write into the batches of `data` what `rows` say of them; their headers after it.
+    """Write into the batches of `data` what `rows` say of them. Return their headers after it.
 
     Base offsets then count from `bases` (one for each row; zeros: offsets of the log). Leader epochs and append times
     are written where the slices carry them, and the CRCs follow.
@@ -155,7 +155,7 @@ class SealPart:
 
 
 def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent) -> list[tuple[FileSlices, ...]]:
-    """Read the slices of all outputs and write their segments; those of each output, durable, with their bases.
+    """Read the slices of all outputs and write their segments. Return those of each, durable, with their bases.
 
     `Corrupt` names a damaged slice, `Conflict` says that a file was replaced meanwhile; no segment is half there then.
     """
@@ -183,7 +183,6 @@ class SegmentOutput:
         topic: str,
         part: SealPart,
         writer: SegmentWriter,
-        segment_bytes: int,
         transactions: Callable[[], AbortedTransactions],
         end: int | None = None,
     ) -> None:
@@ -204,7 +203,6 @@ class SegmentOutput:
         self._held = bytearray()
         self._held_rows: list[PlannedSlice] = []
         self._held_starts: list[int] = []
-        self._segment_bytes = segment_bytes
         self._writer = writer
         self._find_aborted = transactions
         self._aborted: AbortedTransactions | None = None
@@ -237,7 +235,7 @@ class SegmentOutput:
         return self._write(bytearray(piece.data), [row], [row.position - piece.position], piece.cut)
 
     def close(self) -> tuple[FileSlices, ...]:
-        """All segments, durable."""
+        """Return all segments, durable."""
         self._flush()
         return self._writer.close()
 
@@ -262,7 +260,7 @@ class SegmentOutput:
     def _write(
         self, data: bytearray, rows: Sequence[PlannedSlice], starts: Sequence[int], unchecked: bool = False
     ) -> int:
-        """Check, patch and write whole batches of slices that begin at `starts` in `data`; how many records.
+        """Check, patch and write whole batches of slices that begin at `starts` in `data`. Return their records.
 
         `unchecked`: a part of a slice, which the slice's checksum does not cover: the batches' checksums are checked.
         """
@@ -280,7 +278,7 @@ class SegmentOutput:
         records = done = 0
         while done < len(headers):
             left = headers[done:] if done else headers
-            many = self._writer.fits(left, self._segment_bytes)
+            many = self._writer.fits(left, self._writer.segment_bytes)
             if many == 0:
                 self._writer.begin(int(left.base_offset[0]))
                 continue
@@ -321,7 +319,7 @@ class SegmentOutput:
 
 
 def _closed(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
-    """The segments of each output. Files wait for the disk together: one after the other takes ten times as long."""
+    """Return the segments of each output. Files wait for the disk together: one by one takes ten times as long."""
     if len(outputs) < MANY_OUTPUTS:
         return [output.close() for output in outputs]
     from concurrent.futures import ThreadPoolExecutor

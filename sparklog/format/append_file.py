@@ -77,7 +77,10 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SliceIndex:
-    """Where to enter a slice: int64[n] each. `max_ts[i]` (ms) is the greatest timestamp before entry i, -1 if none."""
+    """Entries of a slice: places to begin reading at, int64[n] each.
+
+    `max_ts[i]` (ms) is the greatest timestamp before entry i, -1 if none.
+    """
 
     position: Int64s
     offset: Int64s

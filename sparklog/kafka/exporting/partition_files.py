@@ -80,16 +80,13 @@ class PartitionFiles:
     def output(self) -> SegmentOutput:
         """Return the output for the slices that are written."""
         plan = self.plan
-        writer = _OutgoingWriter(
-            self.target, self.folder, plan.partition, 0, "", self.configs, place=lambda base: f"{base:020d}.log"
-        )
+        writer = _OutgoingWriter(self.target, self.folder, plan.partition, 0, "", self.configs)
         writer.files = self
         return SegmentOutput(
             self.source,
             self.topic,
             plan.written,
             writer,
-            self.configs.segment_bytes,
             lambda: self.producers().aborted,
             plan.log_end if plan.cut else None,
         )
@@ -276,6 +273,9 @@ class _OutgoingWriter(SegmentWriter):
     """Writer of exported segments."""
 
     files: PartitionFiles
+
+    def path(self, base: int) -> str:
+        return f"{base:020d}.log"
 
     def begin(self, base: int) -> None:
         ends = (int(each.end[-1]) for each in self.files.plan.written.segments if each.base[0] == base)

@@ -7,7 +7,7 @@ and where the range begins or ends inside one, the footer's index says where to 
 few `SPAN_BYTES`, whatever it reads.
 
 Sealed segments have no footer. They are entered by the `.index` and `.timeindex` beside them, as Kafka does, but these
-have no checksum, and a stale one would silently hide records (kafka-format.md 3.3). So an entry is proven by the log
+have no checksum, and a stale one would hide records (docs/reference/kafka-format.md). So an entry is proven by the log
 before it is believed: at its position lies a batch whose CRC is right and whose last offset is the entry's, and the
 batch that a time entry names has the entry's time. Otherwise, and where an index is missing or out of order, the
 segment is read from its start. The end of a read is only a guess at how much to ask for: a wrong one costs a request.
@@ -39,7 +39,7 @@ _Index = TypeVar("_Index", OffsetIndex, TimeIndex)
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """Where to begin in a segment, and the batch that proves it; `position` 0 is its start and needs no proof.
+    """A place to begin at in a segment, and the batch that proves it; `position` 0 is its start and needs no proof.
 
     `last_offset`: of the batch at `position`. `until`: the byte at which what is wanted probably ends.
     `(stamped, stamp)`: a batch that ends at this offset has this greatest time (ms); (-1, -1): nothing is claimed.

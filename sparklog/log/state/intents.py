@@ -255,7 +255,7 @@ class AlterIntent:
             before, now = origin.configs.explicit.get(name), base.configs.explicit.get(name)
             if before != now:
                 raise Conflict(
-                    f"config {name} of topic '{topic}' was changed by somebody else meanwhile: expected "
+                    f"config {name} of topic '{topic}' was changed by another process meanwhile: expected "
                     f"{before or 'the default'}, found {now or 'the default'}; look again"
                 )
             after = altered.explicit.get(name)
@@ -265,7 +265,7 @@ class AlterIntent:
         if count is not None:
             if base.partitions != origin.partitions:
                 raise Conflict(
-                    f"partitions of topic '{topic}' were changed by somebody else meanwhile: expected "
+                    f"partitions of topic '{topic}' were changed by another process meanwhile: expected "
                     f"{origin.partitions}, found {base.partitions}; look again"
                 )
             if not base.partitions < count <= MAX_PARTITIONS:
@@ -332,7 +332,7 @@ class DeleteIntent:
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         check_topic(topic, base, self.topic_id)
         if self.version is not None and base.version != self.version:
-            raise Conflict(f"topic '{topic}' is at version {base.version}, expected {self.version}: somebody uses it")
+            raise Conflict(f"topic '{topic}' is at version {base.version}, expected {self.version}: it is in use")
         return Draft(DELETE)
 
 

@@ -75,7 +75,7 @@ def log_start_in_range(before: Head, commit: Commit, after: Head) -> str | None:
 
 
 def slices_above_log_start(before: Head, commit: Commit, after: Head) -> str | None:
-    """What is appended ends above the log start."""
+    """Appended slices end above the log start."""
     if commit.edits and commit.op not in FILLING:
         return None
     for file in commit.files:
@@ -121,8 +121,8 @@ def kafka_transactions_are_known(before: Head, commit: Commit, after: Head) -> s
     """Kafka's open transactions come with an import, once each, and end by markers that the same commit appends."""
     if commit.kafka_open and commit.op not in FILLING:
         return "only an import or a clone brings Kafka's open transactions"
-    own = [each.ended for each in after.kafka_open]
-    if len(set(own)) < len(own) or any(each.end > after.log_end[each.partition] for each in commit.kafka_open):
+    ended = [each.ended for each in after.kafka_open]
+    if len(set(ended)) < len(ended) or any(each.end > after.log_end[each.partition] for each in commit.kafka_open):
         return "a transaction of Kafka's would be open twice, or end beyond its log"
     appended = {partition for file in commit.files for partition in file.partition}
     missing = sorted({each.partition for each in commit.kafka_ended} - appended)
@@ -169,7 +169,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def check_commit(before: Head, commit: Commit, after: Head) -> None:
-    """`BadRequest` naming the invariant that this commit would break; nothing has been written then."""
+    """Raise `BadRequest` naming the invariant that this commit would break; nothing has been written then."""
     for check in CHECKS:
         problem = check(before, commit, after)
         if problem is not None:
@@ -177,7 +177,7 @@ def check_commit(before: Head, commit: Commit, after: Head) -> None:
 
 
 def check_state(head: Head, table: SliceTable) -> None:
-    """`Corrupt` if a whole state is not sound: slices ordered, disjoint, within the log, statuses known."""
+    """Raise `Corrupt` if a whole state is not sound: slices ordered, disjoint, within the log, statuses known."""
     rows = table.all()
     if table.version != head.version:
         raise Corrupt(f"slices of version {table.version} beside a head of version {head.version}")

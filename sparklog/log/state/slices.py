@@ -54,7 +54,7 @@ class RowCounts:
 
 
 def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | None:
-    """The content of files, topic to the counts of each; None where these are not known of all."""
+    """Return the content of files from the counts of each, by topic; None where some are not known."""
     partitions: set[tuple[str, int]] = set()
     total: dict[tuple[str, int], tuple[int, int]] = {}
     for topic, files in counts.items():
@@ -71,7 +71,7 @@ def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | No
 
 
 class SliceFlag(IntFlag):
-    """What a reader or a re-base must know of a slice without opening it."""
+    """Properties of a slice that a reader or a rewrite must know without opening it."""
 
     NONE = 0
     HAS_NULL_KEYS = 1
@@ -94,12 +94,12 @@ MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
 
 
 def merge_tier(flags: int) -> int:
-    """The tier that a slice's flags carry."""
+    """Return the tier that a slice's flags carry."""
     return (flags & MERGE_TIER_MASK) >> MERGE_TIER_SHIFT
 
 
 def with_tier(flags: int, tier: int) -> int:
-    """The flags with this tier."""
+    """Return the flags with this tier."""
     return flags & ~MERGE_TIER_MASK | min(tier, 0xF) << MERGE_TIER_SHIFT
 
 
@@ -154,20 +154,20 @@ class FileSlices:
         return len(self.partition)
 
     def based(self, base: tuple[int, ...]) -> FileSlices:
-        """The same file with the offsets its slices start at."""
+        """Return the same file with the offsets its slices start at."""
         return replace(self, base=base)
 
     def in_log(self, base: int) -> FileSlices:
-        """A file of one slice that starts at `base`, whose batches carry the log's offsets, times and leader epochs."""
+        """Return a file of one slice at `base`, whose batches carry the log's offsets, times and leader epochs."""
         return replace(self, base=(base,), shift=(0,), append_time=(-1,), leader_epoch=(-1,))
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where each slice starts in the file."""
+        """Position in the file of each slice."""
         return self.position or tuple(accumulate(self.nbytes[:-1], initial=0))[: len(self)]
 
     def append_times(self, time_ms: int) -> Sequence[int]:
-        """LogAppendTime of each slice that a commit made at this time (ms) names, -1 where the batches have times."""
+        """Return LogAppendTime of each slice under a commit made at this time (ms), -1 where the batches have times."""
         if self.append_time:
             return self.append_time
         return [time_ms if flags & _TIME_FLAGS == _LOG_APPEND_TIME else -1 for flags in self.flags]

@@ -259,7 +259,7 @@ class LogView(TakenView, Protocol):
 
     @property
     def poll_interval_ms(self) -> int:
-        """How often an idle tail may look (ms)."""
+        """Interval (ms) at which an idle tail may look for new records."""
         ...
 
     def topics(self) -> list[str]:

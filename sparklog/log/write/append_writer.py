@@ -1,7 +1,7 @@
 """AppendTarget (driver to task), the writer of a task's rows, and AppendOutcome (commit to caller).
 
 `AppendWriter` buffers up to `buffer_bytes` of Arrow data, then writes it grouped by partition, one slice per partition,
-and goes on in the same file. So a task's memory is bounded whatever it writes, and it costs one object per GiB. Offsets
+and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. Offsets
 count from 0 in each slice: the commit that names the files assigns them. Rows of one partition keep their order.
 Nothing is published here.
 """
@@ -93,7 +93,7 @@ MAX_BUFFER_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a task writes. Sizes in bytes.
+    """Options of a writing task. Sizes in bytes.
 
     `codec` holds where the topic's `compression.type` is `producer`; `level` None is the topic's `compression.*.level`
     (zstd: 1). `batch_bytes`: uncompressed record batch. `buffer_bytes`: Arrow data held before a flush

@@ -441,7 +441,7 @@ def test_an_alter_that_loses_to_the_same_alter() -> None:
     hooked = Hooked(store)
     topic = world.root(hooked).topic("t")
     hooked.before = lambda: rival.alter(configs={"retention.ms": 7}) and None
-    with pytest.raises(Conflict, match=r"config retention.ms of topic 't' was changed by somebody else"):
+    with pytest.raises(Conflict, match=r"config retention.ms of topic 't' was changed by another process"):
         topic.alter(configs={"retention.ms": 5})
     hooked.before = lambda: rival.alter(configs={"segment.ms": 7}) and None
     assert topic.alter(configs={"retention.ms": 5}).configs.retention_ms == 5

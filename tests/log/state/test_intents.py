@@ -400,7 +400,7 @@ def test_altering_the_same_config_at_once() -> None:
     draft(intent, chain, origin)
     chain.add(op=ALTER, configs={"retention.ms": "6"})
     with pytest.raises(
-        Conflict, match=r"config retention.ms of topic 't' was changed by somebody else.*expected 5, found 6"
+        Conflict, match=r"config retention.ms of topic 't' was changed by another process.*expected 5, found 6"
     ):
         draft(intent, chain, origin)
 
