@@ -22,7 +22,7 @@ from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.read.fetch import Cursor, Fetcher, Piece
-from sparklog.log.state.view import RECORD_SCHEMA, check_columns, schema_of
+from sparklog.log.state.view import RECORD_SCHEMA, check_columns
 
 Int64s = npt.NDArray[np.int64]
 
@@ -34,6 +34,11 @@ BATCHES_AT_ONCE = 256
 """Decoded together at most: what was learned says little where compressible data follows incompressible."""
 FIRST_EXPANSION = 4.0
 """Decoded bytes per stored byte, until the first decoding tells."""
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """The schema of batches with these columns."""
+    return pa.schema([RECORD_SCHEMA.field(name) for name in columns])
 
 
 def read_cursors(

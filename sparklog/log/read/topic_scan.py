@@ -1,6 +1,6 @@
-"""Views and scans of snapshots: bounds, sizes and parts for planners, and records as Arrow without Spark.
+"""Scans: the records of a topic as Arrow, from a view of its state (`Topic.scan`, `Topic.record_at`).
 
-`sparklog.log.topic.root_view` takes the snapshots of a whole root.
+`SnapshotView` is the view of snapshots that were taken; `sparklog.log.topic.root_view` takes them for a whole root.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import (
     COLUMNS,
     READ_COMMITTED,
+    RECORD_SCHEMA,
     Bounds,
     OffsetRange,
     ReadPart,
     Stored,
     check_columns,
-    schema_of,
 )
 
 
@@ -49,7 +49,7 @@ class SnapshotView:
         return self._location
 
     def snapshot(self, topic: str) -> Snapshot:
-        """Return the topic as this view shows it."""
+        """The topic as this view shows it: for who looks into its files."""
         return self._snapshots[topic]
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
@@ -72,7 +72,7 @@ class SnapshotView:
 EARLIEST = "earliest"
 LATEST = "latest"
 Position = str | int | Mapping[int, int | str]
-"""Begin or end of a scan: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition."""
+"""Where to begin or end: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +90,19 @@ class Scan:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of every batch."""
-        return schema_of(self.columns)
+        """Of every batch."""
+        return pa.schema([RECORD_SCHEMA.field(name) for name in self.columns])
 
     @property
     def ranges(self) -> list[OffsetRange]:
-        """Offset ranges of the parts."""
+        """What is read."""
         return [part.range for part in self.parts]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return read_parts(self.parts, self.columns, batch_bytes=self.batch_bytes)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """Return a reader for libraries that take Arrow streams. Records are read as the reader is."""
+        """For libraries that take Arrow streams. Records are read as the reader is."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -114,7 +114,7 @@ class Scan:
         raise BadRequest("a scan is no array: use scan.to_table(), and its to_pandas() for a DataFrame")
 
     def to_table(self) -> pa.Table:
-        """Return all records in memory."""
+        """All records in memory."""
         return pa.Table.from_batches(list(self), self.schema)
 
 
@@ -130,24 +130,24 @@ def scan(
 ) -> Scan:
     """Plan a scan; see `Topic.scan`."""
     check_isolation(isolation)
-    names = check_columns(columns)
+    check_columns(columns)
     topic = snapshot.topic
     bounds = bounds_of(snapshot, whole_ends({topic: snapshot})[topic])
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []
     for partition in chosen:
-        limits = check_partition(topic, partition, bounds)
-        low = _offset(start, partition, limits, isolation, EARLIEST)
-        high = _offset(end, partition, limits, isolation, LATEST)
+        own = check_partition(topic, partition, bounds)
+        low = _offset(start, partition, own, isolation, EARLIEST)
+        high = _offset(end, partition, own, isolation, LATEST)
         if low > high and not (isinstance(start, str) or isinstance(end, str)):
             raise BadRequest(f"expected start <= end for partition {partition}, found {low} and {high}")
         ranges.append(OffsetRange(topic, partition, low, high))
     parts = plan_parts(snapshot, ranges, isolation)
-    return Scan(tuple(parts), names, batch_bytes)
+    return Scan(tuple(parts), tuple(columns), batch_bytes)
 
 
 def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: str) -> int:
-    """Return a position in one partition as an offset; partitions that a mapping lacks take `default`."""
+    """A position in one partition as an offset; a mapping's missing partitions take `default`."""
     if isinstance(position, Mapping):
         position = position.get(partition, default)
     if position == EARLIEST:
@@ -160,9 +160,9 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
 
 
 def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:
-    """Return the record at exactly this offset, as one row with all columns; see `Topic.record_at`."""
+    """The record at exactly this offset, as one row with all columns; see `Topic.record_at`."""
     wanted = OffsetRange(snapshot.topic, partition, offset, offset + 1)
-    batches = list(read_parts(plan_parts(snapshot, [wanted], isolation), COLUMNS))
-    if not batches:
+    found = list(read_parts(plan_parts(snapshot, [wanted], isolation), COLUMNS))
+    if not found:
         raise NotFound(f"no record at offset {offset} of {snapshot.topic}-{partition}: compacted away or aborted")
-    return batches[0]
+    return found[0]
