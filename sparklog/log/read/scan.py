@@ -177,14 +177,14 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
     """Return the slices of each range, with what Kafka's aborted transactions hide of them."""
     marked = isolation == READ_COMMITTED and has_aborted(snapshot.slices)
     hidden = _aborted_by_partition(snapshot, ranges) if marked else {}
-    found = []
+    plans = []
     for wanted in ranges:
         slices = _visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
         aborted = hidden.get(wanted.partition)
         own = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
         planned = planned_slices(snapshot.topic, wanted.partition, slices)
-        found.append(replace(planned, hidden=own) if own is not None and len(own) else planned)
-    return found
+        plans.append(replace(planned, hidden=own) if own is not None and len(own) else planned)
+    return plans
 
 
 def _aborted_by_partition(snapshot: Snapshot, ranges: Sequence[OffsetRange]) -> dict[int, AbortedTransactions]:
@@ -193,11 +193,11 @@ def _aborted_by_partition(snapshot: Snapshot, ranges: Sequence[OffsetRange]) -> 
     for wanted in ranges:
         low, high = spans.get(wanted.partition, (wanted.start, wanted.end))
         spans[wanted.partition] = min(low, wanted.start), max(high, wanted.end)
-    found = {
+    by_partition = {
         partition: aborted_ranges(snapshot.store, snapshot.topic, snapshot.slices, partition, low, high)
         for partition, (low, high) in spans.items()
     }
-    return {partition: aborted for partition, aborted in found.items() if aborted is not None}
+    return {partition: aborted for partition, aborted in by_partition.items() if aborted is not None}
 
 
 def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
@@ -217,12 +217,12 @@ def _check_range(wanted: OffsetRange, bounds: Mapping[int, Bounds], isolation: s
         )
 
 
-def _visible(found: Slices, isolation: str) -> Slices:
+def _visible(slices: Slices, isolation: str) -> Slices:
     """Leave out what `isolation` hides."""
     if isolation != READ_COMMITTED:
-        return found
-    hidden = (found.status == ABORTED) | (found.status == OPEN)
-    return found[~hidden] if hidden.any() else found
+        return slices
+    hidden = (slices.status == ABORTED) | (slices.status == OPEN)
+    return slices[~hidden] if hidden.any() else slices
 
 
 def stored_in(snapshot: Snapshot, wanted: OffsetRange) -> Stored:
@@ -235,12 +235,13 @@ def stored_in(snapshot: Snapshot, wanted: OffsetRange) -> Stored:
 
 def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:
     """Return the size of each partition, from metadata alone."""
-    rows, found = snapshot.slices.all(), []
+    rows = snapshot.slices.all()
+    by_partition = []
     sealed, plain = rows.sealed(), rows.status != ABORTED
     for partition in range(snapshot.head.partitions):
         own = rows.partition_rows(partition)
         sizes, closed = rows.size[own], sealed[own]
-        found.append(
+        by_partition.append(
             PartitionSize(
                 topic=snapshot.topic,
                 partition=partition,
@@ -250,4 +251,4 @@ def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:
                 slices=own.stop - own.start,
             )
         )
-    return found
+    return by_partition

@@ -118,11 +118,11 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
             limit_ts = append_ts[row] + rule.lifetime_ms(partition, base[row])
         filled += size[row]
     bounds = [*starts, len(base)]
-    found = []
+    segments = []
     for i, first in enumerate(starts):
         stop = bounds[i + 1]
         last = stop == len(base)
-        found.append(
+        segments.append(
             Segment(
                 partition=partition,
                 base=base[first],
@@ -137,10 +137,10 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
                 active=last and not sealed[first],
             )
         )
-    if not found or not found[-1].active:
+    if not segments or not segments[-1].active:
         row = len(base)
-        found.append(Segment(partition, log_end, log_end, log_end, row, 0, 0, -1, -1, sealed=False, active=True))
-    return found
+        segments.append(Segment(partition, log_end, log_end, log_end, row, 0, 0, -1, -1, sealed=False, active=True))
+    return segments
 
 
 def _settled(slices: Slices) -> Slices:

@@ -72,12 +72,12 @@ class Texts:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
-        """Texts with codes from 0."""
-        found = cls()
+        """Return texts with codes from 0."""
+        coded = cls()
         for text in texts:
-            found._codes.setdefault(text, len(found._added))
-            found._added.append(text)
-        return found
+            coded._codes.setdefault(text, len(coded._added))
+            coded._added.append(text)
+        return coded
 
     def __len__(self) -> int:
         return (0 if self._loaded is None else len(self._loaded)) + len(self._added)
@@ -89,17 +89,17 @@ class Texts:
         return self._added[code - start] if code >= start else str(self._loaded[code].as_py())  # type: ignore[index]
 
     def code(self, text: str) -> int:
-        """The code of a text; a text from the checkpoint may get a second one."""
+        """Return the code of a text; a text from the checkpoint may get a second one."""
         with self._lock:
-            found = self._codes.get(text)
-            if found is None:
-                found = len(self)
+            known = self._codes.get(text)
+            if known is None:
+                known = len(self)
                 self._added.append(text)
-                self._codes[text] = found
-            return found
+                self._codes[text] = known
+            return known
 
     def take(self, codes: npt.NDArray[Any]) -> list[str]:
-        """The texts of these codes, none of which is negative."""
+        """Return the texts of these codes, none of which is negative."""
         loaded: list[str] = [] if self._loaded is None else self._loaded.to_pylist()
         texts = loaded + self._added
         return [texts[code] for code in codes.tolist()]
@@ -140,12 +140,12 @@ class Slices(ColumnsByName):
         return self.txn_ids[int(self.columns["txn"][row])]
 
     def partition_rows(self, partition: int) -> slice:
-        """The rows of one partition."""
+        """Return the rows of one partition."""
         column = self.columns["partition"]
         return slice(int(np.searchsorted(column, partition)), int(np.searchsorted(column, partition, "right")))
 
     def overlapping(self, partition: int, start: int, end: int) -> slice:
-        """The rows of one partition that overlap offsets `[start, end)`."""
+        """Return the rows of one partition that overlap offsets `[start, end)`."""
         rows = self.partition_rows(partition)
         first = int(np.searchsorted(self.columns["end"][rows], start, "right"))
         last = int(np.searchsorted(self.columns["base"][rows], end, "left"))
@@ -182,7 +182,7 @@ class SliceTable:
         return sum(len(part) for part in self.parts())
 
     def parts(self) -> tuple[Slices, ...]:
-        """The rows in parts, each sorted by (partition, base); of one partition, later parts hold later offsets."""
+        """Return the rows in parts sorted by (partition, base); of a partition, later parts hold later offsets."""
         parts, pending = self._rows
         if pending:
             parts = (*parts, _part(pending, self._paths, self._txn_ids))
@@ -192,7 +192,7 @@ class SliceTable:
         return parts
 
     def all(self) -> Slices:
-        """All rows, sorted by (partition, base)."""
+        """Return all rows, sorted by (partition, base)."""
         parts = self.parts()
         if len(parts) == 1:
             return parts[0]
@@ -201,23 +201,23 @@ class SliceTable:
         return whole
 
     def select(self, partition: int, start: int = 0, end: int = 2**63 - 1) -> Slices:
-        """The slices of one partition that overlap offsets `[start, end)`, in offset order."""
-        found = [
+        """Return the slices of one partition that overlap offsets `[start, end)`, in offset order."""
+        parts = [
             part[rows] for part in self.parts() if (rows := part.overlapping(partition, start, end)).stop > rows.start
         ]
-        if not found:
+        if not parts:
             return _empty(self._paths, self._txn_ids)
-        return found[0] if len(found) == 1 else _joined(found)
+        return parts[0] if len(parts) == 1 else _joined(parts)
 
     def paths(self) -> set[str]:
-        """Every file that some slice lies in."""
+        """Return every file that some slice lies in."""
         codes = np.unique(np.concatenate([part.columns["file"] for part in self.parts()] or [np.zeros(0, np.int32)]))
         return set(self._paths.take(codes))
 
     # -- the state function
 
     def apply(self, commit: Commit, head: Head) -> SliceTable:
-        """The table after the next commit, `head` being the head after it; `Conflict` if an edit's input is missing."""
+        """Return the table after the next commit; `head`: after it. `Conflict` if an edit's input is missing."""
         if commit.op in ("create", "delete"):
             return SliceTable(commit.version, pending=_appended(commit))
         table = self
@@ -241,7 +241,7 @@ class SliceTable:
         return table
 
     def settled(self, outcomes: Sequence[Resolved]) -> SliceTable:
-        """The table of the same version with these outcomes of open transactions recorded."""
+        """Return the table of the same version with these outcomes of open transactions recorded."""
         parts = tuple(_resolved(part, outcomes) for part in self.parts())
         return SliceTable(self.version, parts, self._paths, self._txn_ids)
 
@@ -261,7 +261,7 @@ class SliceTable:
         return (_joined((left, outputs)),), self._paths, self._txn_ids
 
     def find(self, *items: Removal) -> npt.NDArray[np.int64]:
-        """Row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""
+        """Return the row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""
         whole = self.all()
         base = np.array([value for item in items for value in item.base], np.int64)
         position = np.array([value for item in items for value in item.position], np.int64)
@@ -276,11 +276,11 @@ class SliceTable:
             at = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
             same = (whole.base[at] == base[where]) & (whole.position[at] == position[where])
             rows[where[same]] = at[same]
-        # Each pair of an item and a file that its slices were found in is looked at once: an item has one path.
-        found = np.flatnonzero(rows >= 0)
-        pairs, pair_of = np.unique(item_of[found] << 32 | whole.file[rows[found]], return_inverse=True)
+        # Each pair of an item and a file that its slices lie in is looked at once: an item has one path.
+        present = np.flatnonzero(rows >= 0)
+        pairs, pair_of = np.unique(item_of[present] << 32 | whole.file[rows[present]], return_inverse=True)
         right = [self._paths[pair & 0xFFFFFFFF] == items[pair >> 32].path for pair in pairs.tolist()]
-        rows[found[~np.array(right, np.bool_)[pair_of]]] = -1
+        rows[present[~np.array(right, np.bool_)[pair_of]]] = -1
         return rows
 
     # -- equality and Arrow, for checkpoints and tests
@@ -292,7 +292,7 @@ class SliceTable:
 
 
 def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts) -> SliceTable:
-    """A table of these parts; texts are collected anew once most of them are of slices long gone."""
+    """Return a table of these parts; texts are collected anew once most of them are of slices long gone."""
     rows = sum(len(part) for part in parts)
     if not parts or len(paths) + len(txn_ids) <= SPARE_TEXTS + 2 * rows:
         return SliceTable(version, parts, paths, txn_ids)
@@ -309,7 +309,7 @@ def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts
 
 
 def added(commit: Commit) -> Slices:
-    """The slices that a commit adds, as rows of a table of their own."""
+    """Return the slices that a commit adds, as rows of a table of their own."""
     return _part((commit,), Texts(), Texts())
 
 
@@ -322,7 +322,7 @@ def _empty(paths: Texts, txn_ids: Texts) -> Slices:
 
 
 def _joined(parts: Sequence[Slices]) -> Slices:
-    """Parts of one table as one, sorted by (partition, base)."""
+    """Return parts of one table as one, sorted by (partition, base)."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in COLUMN_TYPES}
     return _sorted(columns, parts[0].paths, parts[0].txn_ids)
 
@@ -335,13 +335,13 @@ def _sorted(columns: Columns, paths: Texts, txn_ids: Texts) -> Slices:
 
 
 def _above(part: Slices, log_start: Offsets) -> Slices:
-    """Without the rows that lie wholly below the log start."""
+    """Leave out the rows that lie wholly below the log start."""
     keep = part.end > log_start[part.partition]
     return part if keep.all() else part[keep]
 
 
 def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
-    """With the outcome of open rows of these transactions."""
+    """Record the outcome of open rows of these transactions."""
     if not (part.status == OPEN).any():
         return part
     status = part.status.copy()
@@ -353,7 +353,7 @@ def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
 
 
 def _part(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Slices:
-    """The slices that these commits add, as rows."""
+    """Return the slices that these commits add, as rows."""
     values: dict[str, list[int]] = {name: [] for name in COLUMN_TYPES}
     for commit in commits:
         for file in commit.files:
