@@ -196,14 +196,7 @@ def test_each_batch_keeps_its_leader_epoch(memory: CountedRoot) -> None:
         output.write(*made.buffers)
         output.end_slice(
             WrittenSlice(
-                partition=0,
-                nbytes=made.nbytes,
-                offsets=10,
-                records=10,
-                min_ts=0,
-                max_ts=9,
-                crc=made.crc,
-                flags=0,
+                partition=0, nbytes=made.nbytes, offsets=10, records=10, min_ts=0, max_ts=9, crc=made.crc, flags=0
             )
         )
         topic.commit(InEpoch(target.topic_id, (output.close(),), epoch=epoch))
@@ -244,14 +237,7 @@ def test_slices_without_any_timestamp_keep_the_time_they_were_written_at(memory:
         output.write(data)
         output.end_slice(
             WrittenSlice(
-                partition=0,
-                nbytes=len(data),
-                offsets=1,
-                records=1,
-                min_ts=-1,
-                max_ts=77,
-                crc=merge_crc(data),
-                flags=0,
+                partition=0, nbytes=len(data), offsets=1, records=1, min_ts=-1, max_ts=77, crc=merge_crc(data), flags=0
             )
         )
         topic.commit_append([output.close()], target)

@@ -32,7 +32,7 @@ def test_a_writer_sets_just_the_columns_of_the_footer() -> None:
 
 
 def test_columns_are_in_the_order_of_the_formats() -> None:
-    """Bytes on disk depend on it; docs/format.md lists the same."""
+    """Bytes on disk depend on it; docs/reference/format.md lists the same."""
     assert [each.name for each in COMMIT_LISTS] == [
         *("partition", "base", "bytes", "offsets", "records", "minTs", "maxTs", "crc", "flags"),
         *("position", "shift", "appendTime", "leaderEpoch", "indexCrc"),
