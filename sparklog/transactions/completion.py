@@ -113,8 +113,8 @@ def _has_settled(state: GroupState, prepare: PreparedGroup) -> bool:
 
 def _recorded(root: Root, transactional_id: str, n: int, prepare: Prepared, ask: bool) -> bool:
     log = root.topic_handle(prepare.topic).log
-    head = log.known()
-    recorded = head is not None and is_recorded(head, transactional_id, n, prepare)
+    known = log.known()
+    recorded = known is not None and is_recorded(known.head, transactional_id, n, prepare)
     if not ask and not recorded:
         return False
     try:

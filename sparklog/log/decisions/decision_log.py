@@ -125,7 +125,7 @@ class DecisionLog(EntryLog[Decisions]):
         try:
             found = self.kind.decode(data, self.key(number), number)
         except (Corrupt, BadRequest) as error:
-            _LOG.warning("passing over entry %s of %s: %s", number, self.kind.title(self.id), error)
+            _LOG.warning("passing over entry %s of %s: %s", number, self.title, error)
             return None
         return found if found.id == self.id else None
 

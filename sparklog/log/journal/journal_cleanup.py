@@ -105,7 +105,7 @@ def collect_entries(
     """
     sound: list[int] = []
     for number in reversed(log.checkpoints()):
-        if log.checkpoint(number) is not None:
+        if log.read_checkpoint(number) is not None:
             sound.append(number)
         if len(sound) == 2:
             break

@@ -13,7 +13,6 @@ one that it was made after (looked at afterwards; if it is not, the new object i
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +22,7 @@ import crc32c
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.env import Env, Moment
 from sparklog.log.journal.names import ROOT_KEY, commit_key
 from sparklog.log.journal.root_id import read_root_id
@@ -51,7 +51,7 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
+class NumberedObjects:
     """The numbered objects under `prefix`; of the root `root_id`, if that is known here."""
 
     store: Store
@@ -120,8 +120,7 @@ class Numbered:
         self,
         number: int,
         data: bytes,
-        ours: str,
-        owner: Callable[[bytes], str | None],
+        commit_id: str,
         seen: Moment,
         before: int | None,
     ) -> tuple[Answer, bytes | None]:
@@ -147,14 +146,14 @@ class Numbered:
             now = self.env.now()
             tries += 1
             settled = now.elapsed_ms(begun) > SETTLE_MS or tries >= MAX_TRIES
-            id_found = None if found is None else owner(found)
+            id_found = None if found is None else peek_commit_id(found)
             if now.elapsed_ms(seen) > STALE_MS:
                 # Whoever lies there: ours may have come first and been collected, and another sleeper's come after.
                 self._check_root(number, unknown=True)
                 return Answer.STALLED, found
             if found is not None and (id_found is not None or settled):
-                answer = Answer.OURS if id_found == ours else Answer.LOST
-                return self._confirm(answer, number, ours, owner, seen, before), found
+                answer = Answer.OURS if id_found == commit_id else Answer.LOST
+                return self._confirm(answer, number, commit_id, seen, before), found
             if settled:
                 raise self._unknown(number, failure)
             self.env.sleep(pause(self.env.random, tries))
@@ -212,15 +211,7 @@ class Numbered:
 
     # -- the object that was there before
 
-    def _confirm(
-        self,
-        answer: Answer,
-        number: int,
-        ours: str,
-        owner: Callable[[bytes], str | None],
-        seen: Moment,
-        before: int | None,
-    ) -> Answer:
+    def _confirm(self, answer: Answer, number: int, commit_id: str, seen: Moment, before: int | None) -> Answer:
         """The answer, once it is seen that the object before `number` is there; else `Fenced`, and ours is taken back.
 
         Who lost looks as well: the winner may be another process that has outlived the root, and takes it back.
@@ -249,7 +240,7 @@ class Numbered:
                 if data is not None and not self._is_sound(data, number - 1):
                     # It is there; that it is damaged is for its readers to say.
                     return answer
-                self._refuse(number, ours, owner)
+                self._refuse(number, commit_id)
             if self.env.now().elapsed_ms(begun) > SETTLE_MS or tries >= MAX_TRIES:
                 raise self._unknown(number, failure)
             self.env.sleep(pause(self.env.random, tries))
@@ -266,7 +257,7 @@ class Numbered:
             return False
         return True
 
-    def _refuse(self, number: int, ours: str, owner: Callable[[bytes], str | None]) -> NoReturn:
+    def _refuse(self, number: int, commit_id: str) -> NoReturn:
         """Raise `Fenced`: `number` follows nothing that is here. If it is ours, delete it.
 
         It names the CRC of an object that is not here, so nobody has taken it for a part of this log.
@@ -280,7 +271,7 @@ class Numbered:
         for tries in range(MAX_TRIES):
             try:
                 data = self.read(number)
-                if data is not None and owner(data) != ours:
+                if data is not None and peek_commit_id(data) != commit_id:
                     raise Fenced(f"{message}; {REOPEN}")
                 self.store.delete(key)
                 raise Fenced(f"{message}; {key} was taken back; {REOPEN}")

@@ -17,13 +17,15 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.errors import Corrupt
+from sparklog.errors import Corrupt, Unavailable
 from sparklog.format.slice_columns import COLUMN_TYPES, SLICE_COLUMNS
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT
-from sparklog.log.journal.names import is_checkpoint_table_name
+from sparklog.log.journal.names import checkpoint_prefix, checkpoint_table_name, is_checkpoint_table_name
 from sparklog.log.state.slice_table import Slices, SliceTable, Texts
+from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
+from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,6 +92,17 @@ def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
         item.integer("unsealed", 0),
     )
     return Checkpoint(head, ref)
+
+
+def write_slice_table(store: Store, snapshot: Snapshot, unique: str) -> TableRef:
+    """Write the slice table of a checkpoint, before its head; what the head says of it."""
+    data, unsealed = encode_table(snapshot.slices)
+    name = checkpoint_table_name(snapshot.version, unique)
+    key = checkpoint_prefix(snapshot.topic) + name
+    if not store.create(key, data) and store.get(key) != data:
+        # The name is unique: "exists" was our first try, or wrong. A head must not name what is not.
+        raise Unavailable(f"{key} was not written as it should; try again later")
+    return TableRef(name, len(data), crc32c.crc32c(data), len(snapshot.slices), unsealed)
 
 
 def encode_table(table: SliceTable) -> tuple[bytes, int]:

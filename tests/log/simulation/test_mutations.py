@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparklog.log.journal import numbered_objects
-from sparklog.log.state import commit_log, intents, rewrites
+from sparklog.log.journal import journal, numbered_objects
+from sparklog.log.state import checkpoint, commit_log, intents, rewrites
 from sparklog.log.state.commit import Commit, Removal
 from sparklog.log.state.registry import Entry, Verdict, WriterKey
 from sparklog.log.state.topic_state import Head
@@ -30,7 +30,8 @@ def no_commit_id(patch: Patch) -> None:
         return replace(real(data, key, version), commit_id="somebody else's")
 
     patch.setattr(commit_log, "decode_commit", nobodys)
-    patch.setattr(commit_log, "peek_commit_id", lambda data: "somebody else's")
+    for module in (journal, numbered_objects):
+        patch.setattr(module, "peek_commit_id", lambda data: "somebody else's")
 
 
 def registry_on_first_attempt_only(patch: Patch) -> None:
@@ -53,7 +54,7 @@ def no_age_test_on_the_answer(patch: Patch) -> None:
 
 def no_age_test_for_readers(patch: Patch) -> None:
     """A reader that slept goes on probing the next number."""
-    patch.setattr(commit_log, "STALE_MS", FOREVER)
+    patch.setattr(journal, "STALE_MS", FOREVER)
 
 
 def no_topic_id(patch: Patch) -> None:
@@ -114,14 +115,14 @@ def commit_time_is_the_clock(patch: Patch) -> None:
 
 def head_of_another_version(patch: Patch) -> None:
     """A checkpoint's table lacks its newest slices."""
-    real = commit_log.encode_table
+    real = checkpoint.encode_table
 
     def short(table: Any) -> Any:
         table.all()
         cut = type(table)(table.version, tuple(part[: len(part) - 1] for part in table.parts()), *table.texts)
         return real(cut)
 
-    patch.setattr(commit_log, "encode_table", short)
+    patch.setattr(checkpoint, "encode_table", short)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from sparklog.log.decisions.decision import (
     REASONS,
 )
 from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
-from sparklog.log.journal.entry_log import CHECKPOINT_BYTES, CHECKPOINT_ENTRIES
+from sparklog.log.journal.entry_log import CHECKPOINT_ENTRIES
+from sparklog.log.journal.journal import CHECKPOINT_BYTES
 from sparklog.log.journal.root_id import ROOT_FIELDS
 from sparklog.log.state.checkpoint import CHECKPOINT_FIELDS, COLUMN_NAMES, TABLE_REF_FIELDS
 from sparklog.log.state.commit import (
