@@ -27,8 +27,8 @@ import numpy as np
 
 from sparklog.compaction.cleaning import CleanDone
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
+from sparklog.log.journal.env import pause
 from sparklog.log.journal.names import file_key, is_topic_name
-from sparklog.log.journal.numbered_objects import pause
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable

@@ -33,8 +33,7 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogErro
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.offsets import CommittedOffset, GroupMetadata
-from sparklog.log.journal.env import Moment
-from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
+from sparklog.log.journal.env import SETTLE_MS, Backoff, Moment
 from sparklog.log.read.scan import check_isolation, read_parts
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange, Stored, check_columns
 from sparklog.log.topic.root import Root, open_root
@@ -284,22 +283,20 @@ class Consumer:
         The cache of a network file system hides new commits of a topic for a while, from this host alone: offsets that
         were committed on another one seem to lie beyond the end then, and resetting them would read everything again.
         """
-        begun = self._env.now()
-        tries = 0
+        backoff = Backoff(self._env)
         while True:
             found = self._all_bounds()
             beyond = [f"{topic}-{p}" for (topic, p), each in found if self._kept.get((topic, p), 0) > each.log_end]
-            if not beyond or tries >= MAX_TRIES or self._env.now().elapsed_ms(begun) > SETTLE_MS:
+            if not beyond or backoff.is_over():
                 return found
-            if not tries:
+            if not backoff.tries:
                 seconds = SETTLE_MS // 1000
                 _LOG.warning(
                     "group '%s' has committed offsets beyond the end of %s that is seen here; looking again for %s s",
                     *(self.group.id, ", ".join(beyond), seconds),
                 )
             self._keep_up(commit=False)
-            self._env.sleep(pause(self._env.random, tries))
-            tries += 1
+            backoff.sleep()
 
     def _all_bounds(self) -> list[tuple[TopicPartition, Bounds]]:
         """Of all partitions as they are now: an offset committed just before must not seem to lie beyond the end."""

@@ -39,8 +39,8 @@ from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
+from sparklog.log.journal.env import Backoff
 from sparklog.log.journal.names import check_id
-from sparklog.log.journal.numbered_objects import pause
 from sparklog.log.topic.root import Root
 
 _LOG = logging.getLogger("sparklog.groups")
@@ -238,20 +238,18 @@ class Group:
 
         `Unavailable` if a transaction is not decided in time.
         """
-        begun = self.root.env.now()
-        tries = 0
+        backoff = Backoff(self.root.env, timeout_ms)
         while True:
             state = self.state()
             if not state.pending:
                 return state
-            if self.root.env.now().elapsed_ms(begun) > timeout_ms:
+            if backoff.is_over():
                 names = ", ".join(sorted({f"{item.n} of '{item.txn}'" for item in state.pending}))
                 raise Unavailable(
                     f"offsets of group '{self.id}' wait for transaction {names} to be decided; try later, or abort it"
                 )
             self.settle()
-            self.root.env.sleep(pause(self.root.env.random, tries))
-            tries += 1
+            backoff.sleep()
 
     # -- members
 

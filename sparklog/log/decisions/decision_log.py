@@ -29,9 +29,8 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavai
 from sparklog.log.decisions.decision import BY_TIMEOUT, DECISIONS, Decisions, abort
 from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.entry_log import EntryLog
-from sparklog.log.journal.env import SYSTEM, Env, Moment
+from sparklog.log.journal.env import SETTLE_MS, SYSTEM, Backoff, Env
 from sparklog.log.journal.names import commit_key
-from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import COMMITTED
@@ -174,16 +173,9 @@ class DecisionLogs:
         with self._lock:
             self._logs.pop(transactional_id, None)
 
-    def wait(self, begun: Moment, tries: int) -> bool:
-        """A moment, before what a cache may hide is looked for again; False, at once, after longer than caches last."""
-        if tries >= MAX_TRIES or self._env.now().elapsed_ms(begun) > SETTLE_MS:
-            return False
-        self._env.sleep(pause(self._env.random, tries))
-        return True
-
-    def now(self) -> Moment:
-        """Both clocks, for `wait`."""
-        return self._env.now()
+    def backoff(self) -> Backoff:
+        """Return the waits for what a cache may hide, as long as caches last."""
+        return Backoff(self._env)
 
     def resolve(self, topic: str, head: Head) -> list[Resolved]:
         """Outcomes of what is open in the newest head of a topic; what is past its timeout is aborted.
@@ -266,7 +258,7 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
     """
     known = _Round()
     gone: set[str] = set()
-    begun, tries = logs.now(), 0
+    backoff = logs.backoff()
     while True:
         _read_decisions(logs, raw, known)
         known.undecided.clear()
@@ -285,15 +277,14 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
                 gone.add(name)
                 continue
             if raw[name].version > version:
-                begun = logs.now()
+                backoff.restart()
         late = behind or {name for name, version in needed.items() if name in raw and raw[name].version < version}
         if late:
-            if not tries:
+            if not backoff.tries:
                 seconds = SETTLE_MS // 1000
                 _LOG.info("%s: looking for newer versions for %s s at most", ", ".join(sorted(late)), seconds)
-            if not logs.wait(begun, tries):
+            if not backoff.wait():
                 break
-        tries += 1
     raise Unavailable(
         f"{', '.join(sorted(raw))}: a transaction names versions that cannot be seen; try again later (restored or "
         "copied alone, topics that shared transactions fit together no longer)"

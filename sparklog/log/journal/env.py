@@ -74,4 +74,49 @@ def _boot_ms() -> int:
     return nanoseconds // 1_000_000
 
 
+SETTLE_MS = 90_000
+"""How long "exists, then absent" and failures are retried: caches of network file systems last a minute."""
+MAX_TRIES = 200
+"""More than fit into that time; a bound for clocks that stand still."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Tries with random waits between them, until `limit_ms` have passed."""
+
+    env: Env
+    limit_ms: float = SETTLE_MS
+    tries: int = 0
+    begun: Moment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begun = self.env.now()
+
+    def is_over(self) -> bool:
+        """True once the time has passed, or on a clock that stands still enough tries."""
+        return self.tries >= MAX_TRIES or self.env.now().elapsed_ms(self.begun) > self.limit_ms
+
+    def restart(self) -> None:
+        """Count the time anew: there was progress."""
+        self.begun = self.env.now()
+
+    def sleep(self) -> None:
+        """Wait a moment, longer after more tries."""
+        self.env.sleep(pause(self.env.random, self.tries))
+        self.tries += 1
+
+    def wait(self) -> bool:
+        """Wait a moment; False, at once, if the time is over."""
+        if self.is_over():
+            return False
+        self.sleep()
+        return True
+
+
+def pause(rng: random.Random, tries: int) -> float:
+    """Return the seconds to wait before try `tries` + 1: random, up to a bound that doubles from 20 ms to 2 s."""
+    bound: float = min(0.02 * 2 ** min(tries, 10), 2.0)
+    return rng.uniform(0.2, 1.0) * bound
+
+
 SYSTEM = Env(_wall_ms, _boot_ms, time.sleep, random.SystemRandom())

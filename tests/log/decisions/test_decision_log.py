@@ -13,8 +13,8 @@ from sparklog.log.decisions.decision import Committed, Decisions, Prepared
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal import entry_log, journal
 from sparklog.log.journal.clock import ClockGuard
+from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
-from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore

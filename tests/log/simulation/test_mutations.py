@@ -39,9 +39,9 @@ def registry_on_first_attempt_only(patch: Patch) -> None:
     real = intents.decide
     known: dict[int, tuple[WriterKey, Verdict]] = {}
 
-    def once(entry: Entry | None, key: WriterKey, count: int, topic: str) -> Verdict:
+    def once(entry: Entry | None, key: WriterKey, count: int, topic: str, now_ms: int) -> Verdict:
         if id(key) not in known:
-            known[id(key)] = key, real(entry, key, count, topic)
+            known[id(key)] = key, real(entry, key, count, topic, now_ms)
         return known[id(key)][1]
 
     patch.setattr(intents, "decide", once)
@@ -106,8 +106,8 @@ def commit_time_is_the_clock(patch: Patch) -> None:
     """Commit time follows the writer's clock, also backwards."""
     real = intents.Draft.commit
 
-    def clock(self: intents.Draft, base: Head, commit_id: str, now_ms: int) -> Commit:
-        return replace(real(self, base, commit_id, now_ms), time_ms=now_ms)
+    def clock(self: intents.Draft, base: Head, commit_id: str, now_ms: int, store_ms: int) -> Commit:
+        return replace(real(self, base, commit_id, now_ms, store_ms), time_ms=now_ms, clock_ms=None)
 
     patch.setattr(intents.Draft, "commit", clock)
     patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
