@@ -6,7 +6,6 @@ there. Only a topic to which nobody writes any more waits for the pass here, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Conflict, SparklogError
@@ -159,8 +158,8 @@ class Collected:
     failures: tuple[SparklogError, ...] = ()
 
 
-def transactional_ids(store: Store, failures: list[SparklogError] | None = None) -> Iterator[str]:
-    """The ids that have decisions. What cannot be read is put into `failures`, or raised."""
+def transactional_ids(store: Store, failures: list[SparklogError] | None = None) -> list[str]:
+    """Return the ids that have decisions. What cannot be read is put into `failures`, or raised."""
     return ids_of(store, DECISIONS, failures)
 
 

@@ -317,10 +317,6 @@ def _pending(root: Root, groups: Mapping[str, GroupState], state: Decisions) -> 
                 continue
             committed = state.commits_group(item.n, name, item.number) if state.decided(item.n) else None
             age = Groups(root).group(name).pending_ms(item)
-            offsets = tuple(
-                (each.topic, partition, offset)
-                for each in item.offsets
-                for partition, offset in zip(each.partition, each.offset, strict=True)
-            )
+            offsets = tuple(position for each in item.offsets for position in each.positions())
             found.append(PendingOffsets(name, item.n, committed, age, item.timeout_ms, offsets))
     return tuple(found)

@@ -4,14 +4,13 @@ any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import TypeVar
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
-from sparklog.storage.locks import ask_each
+from sparklog.storage.locks import read_each
 from sparklog.storage.store import Store
 
 KEEP_MS = 7 * 86_400_000
@@ -20,27 +19,15 @@ KEEP_MS = 7 * 86_400_000
 E = TypeVar("E", bound=Entry)
 
 
-def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | None = None) -> Iterator[str]:
+def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | None = None) -> list[str]:
     """The ids that have entries, from an entry of each folder. What cannot be read is put into `failures`, or raised.
 
     A folder without an entry is left over from one that was collected, or is nobody's.
     """
 
-    def look(folder: str) -> str | SparklogError | None:
-        try:
-            return id_under(store, kind, f"{kind.folder}/{folder}")
-        except SparklogError as error:
-            if failures is None:
-                raise
-            return error
-
     folders = list(store.list_folders(f"{kind.folder}/"))
-    for folder, found in zip(folders, ask_each(store, look, folders), strict=True):
-        if isinstance(found, SparklogError):
-            if failures is not None:
-                failures.append(found)
-        elif found is not None and id_folder(found) == folder:
-            yield found
+    ids = read_each(store, lambda folder: id_under(store, kind, f"{kind.folder}/{folder}"), folders, failures)
+    return [id_ for folder, id_ in ids.items() if id_ is not None and id_folder(id_) == folder]
 
 
 def id_under(store: Store, kind: EntryKind[E], prefix: str) -> str | None:

@@ -24,7 +24,7 @@ from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.intents import CreateIntent, DeleteIntent, Intent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.locks import ask_each
+from sparklog.storage.locks import read_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -76,22 +76,10 @@ class Root:
 
         One that cannot be read is left out and its error put into `failures`, or raised.
         """
-        found = []
-        folders = sorted(self._folders())
-        for name, there in zip(folders, ask_each(self.store, self._exists, folders), strict=True):
-            if isinstance(there, bool):
-                found += [name] if there else []
-            elif failures is None:
-                raise there
-            else:
-                failures.append(there)
-        return found
-
-    def _exists(self, name: str) -> bool | SparklogError:
-        try:
-            return self.topic_handle(name).log.refresh().head.exists
-        except SparklogError as error:
-            return error
+        heads = read_each(
+            self.store, lambda name: self.topic_handle(name).log.refresh().head, sorted(self._folders()), failures
+        )
+        return [name for name, head in heads.items() if head.exists]
 
     def topic(self, name: str) -> Topic:
         """The topic of this name. `NotFound`, naming similar ones, if there is none; `BadRequest` for no name."""
