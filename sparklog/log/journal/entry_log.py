@@ -3,7 +3,7 @@
 As the newest entry has it all, a checkpoint is a copy of one under `_log/checkpoints/`. It saves a process that opens
 the journal from reading all the entries before.
 
-What every entry begins with, whatever it is about, and what it ends with:
+The members that every entry begins with, and the last one:
 
 | member        | meaning                                                                                            |
 |---------------|----------------------------------------------------------------------------------------------------|
@@ -11,13 +11,13 @@ What every entry begins with, whatever it is about, and what it ends with:
 | readFeatures  | features a reader must know from here on                                                           |
 | writeFeatures | features a writer must know from here on                                                           |
 | number        | the number in its name, from 0                                                                     |
-| id            | whose log it is: the id itself (the folder may be encoded or a hash)                               |
+| id            | the group or transactional id (the folder may be encoded or a hash)                                |
 | commitId      | random, the same for all tries: after a lost answer it says "this is mine"                         |
 | prevCrc       | CRC-32C of all bytes of the entry before; null at 0                                                |
 | timeMs        | max(the writer's clock, the entry before)                                                          |
-| clockMs       | when it was made, if a clock that was wrong has left `timeMs` ahead of that (`clock`)              |
+| clockMs       | when it was made, if a wrong clock has left `timeMs` ahead of that (`clock`)                       |
 | clockSince    | the newest entry since which the times when entries were made go on; left out where there is none  |
-| ...           | what it is about                                                                                   |
+| ...           | the members of its kind                                                                            |
 | crc           | CRC-32C of the bytes before this member                                                            |
 """
 
@@ -63,7 +63,7 @@ class Entry:
 
     @property
     def made_ms(self) -> int:
-        """When it was made."""
+        """When it was made, in ms."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
@@ -90,7 +90,7 @@ Step = Callable[[E], E | None]
 
 @dataclass(frozen=True, slots=True)
 class EntryKind(Generic[E]):
-    """What a log's entries are about. Logs lie below `folder`, that of an id under `prefix(id)`.
+    """A kind of entries: offsets of groups or decisions. Journals lie below `folder`, that of an id under `prefix(id)`.
 
     `owner` and `what` are for messages: "transactional id", "decisions". `decode(data, key, number)` raises
     `BadRequest` if the entry needs a newer sparklog, `Corrupt` naming `key` if it is damaged or another entry.
@@ -105,7 +105,7 @@ class EntryKind(Generic[E]):
     decode: Callable[[bytes, str, int], E]
 
     def title(self, id_: str) -> str:
-        """What messages call the owner of a log."""
+        """Return the name of an id in messages."""
         return f"{self.owner} '{id_}'"
 
 

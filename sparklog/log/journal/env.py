@@ -1,7 +1,7 @@
-"""The world outside the log: clocks, sleep and randomness, in one value that callers pass in.
+"""The environment of a log: clocks, sleep and randomness, in one value that callers pass in.
 
-Nothing below `sparklog.log` asks the operating system for the time or for a random number by itself: it asks an
-`Env`, so that a simulation can stop clocks, skew them and replay a run from its seed.
+No module below `sparklog.log` asks the operating system for the time or for a random number: it asks an `Env`, so that
+a simulation can stop clocks, skew them and replay a run from its seed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Env:
     random: random.Random = field(repr=False)
 
     def new_id(self) -> str:
-        """A random (version 4) UUID as 22 characters of URL-safe base64, as Kafka writes ids; a letter first.
+        """Return a random (version 4) UUID as 22 characters of URL-safe base64, as Kafka writes ids; a letter first.
 
         The letter keeps ids apart from options on a command line and from the number in a Kafka partition directory's
         name.
@@ -41,7 +41,7 @@ class Env:
                 return text
 
     def now(self) -> Moment:
-        """Both clocks at once."""
+        """Read both clocks."""
         return Moment(self.wall_ms(), self.boot_ms())
 
     def __reduce__(self) -> str | tuple[object, ...]:
@@ -58,7 +58,7 @@ class Moment:
     boot_ms: int
 
     def elapsed_ms(self, earlier: Moment) -> int:
-        """How long ago `earlier` was: a clock that was set back, or one that stood still, does not hide a stall."""
+        """Return the ms since `earlier`: a clock that was set back, or one that stood still, does not hide a stall."""
         return max(self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms)
 
 
