@@ -15,7 +15,7 @@ from sparklog.storage.store import Store
 
 
 class Groups:
-    """The groups of `root`: an open root, or where one is."""
+    """The groups of `root`: an open root, or its path, URL or store."""
 
     def __init__(self, root: Root | Store | str | os.PathLike[str]) -> None:
         self.root = root if isinstance(root, Root) else open_root(root)
@@ -24,9 +24,9 @@ class Groups:
         return f"Groups({self.root.location!r})"
 
     def names(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """Names of all groups, sorted. Costs a few requests per group.
+        """Return the names of all groups, sorted. Costs a few requests per group.
 
-        One that cannot be read is left out and its error put into `failures`, or raised.
+        A group that cannot be read is left out and its error put into `failures`, or raised.
         """
         names = sorted(ids_of(self.root.store, GROUPS, failures))
         states = read_each(self.root.store, lambda name: self.root.entries(GROUPS, name).refresh(), names, failures)
@@ -35,13 +35,13 @@ class Groups:
     def descriptions(
         self, names: Sequence[str], failures: list[SparklogError] | None = None
     ) -> dict[str, GroupDescription]:
-        """How these groups stand, by name; `failures`: see `names`."""
+        """Return the descriptions of these groups, by name; `failures`: see `names`."""
         return read_each(self.root.store, lambda name: self.group(name).description(), names, failures)
 
     def states(self, names: Sequence[str], failures: list[SparklogError] | None = None) -> dict[str, GroupState]:
-        """The states of these groups as readers see them, by name; `failures`: see `names`."""
+        """Return the states of these groups as readers see them, by name; `failures`: see `names`."""
         return read_each(self.root.store, lambda name: self.group(name).state(), names, failures)
 
     def group(self, name: str) -> Group:
-        """The group of this name, which may not exist yet; `BadRequest` for no name."""
+        """Return the group of this name, which may not exist yet; `BadRequest` for an invalid name."""
         return Group(self.root, name)

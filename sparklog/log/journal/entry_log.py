@@ -63,7 +63,7 @@ class Entry:
 
     @property
     def made_ms(self) -> int:
-        """When it was made, in ms."""
+        """Time when it was made, in ms."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 

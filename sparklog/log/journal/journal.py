@@ -183,6 +183,8 @@ class Journal(ABC, Generic[S, E, D]):
         data = [*read, *self._numbered.read_forward(first + len(read))]
         if self._is_stale(known.seen):
             return self._open()
+        if not data:
+            return self._publish(Known(known.state, seen, known.checkpoint, known.tail_bytes)), []
         entries = self._decode_all(data, first)
         return self._publish(self._extended(known, entries, seen)), entries
 
