@@ -23,9 +23,9 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.decisions.decision import BY_TIMEOUT, DECISIONS, Decisions, abort
-from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.entry_log import EntryLog
-from sparklog.log.journal.env import SETTLE_MS, SYSTEM, Backoff, Env
+from sparklog.log.journal.env import SETTLE_MS, SYSTEM, Backoff
+from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.commit_log import CommitLog
@@ -49,10 +49,8 @@ Take = Callable[[str], Snapshot]
 class DecisionLog(EntryLog[Decisions]):
     """The journal of one transactional id. Threads may share it."""
 
-    def __init__(
-        self, store: Store, transactional_id: str, env: Env, guard: ClockGuard, root_id: str | None = None
-    ) -> None:
-        super().__init__(store, DECISIONS, transactional_id, env, guard, root_id)
+    def __init__(self, root: RootAccess, transactional_id: str) -> None:
+        super().__init__(root, DECISIONS, transactional_id)
         self._outcomes: OrderedDict[int, Decisions] = OrderedDict()
 
     def deciding(self, n: int) -> Decisions:
@@ -137,11 +135,8 @@ class DecisionLogs:
     anew when it is used again.
     """
 
-    def __init__(self, store: Store, env: Env, guard: ClockGuard, root_id: str | None = None) -> None:
-        self._store = store
-        self._root_id = root_id
-        self._env = env
-        self._guard = guard
+    def __init__(self, root: RootAccess) -> None:
+        self._root = root
         self._logs: OrderedDict[str, DecisionLog] = OrderedDict()
         self._lock = ForkLock()
 
@@ -150,7 +145,7 @@ class DecisionLogs:
         with self._lock:
             log = self._logs.get(transactional_id)
             if log is None:
-                log = DecisionLog(self._store, transactional_id, self._env, self._guard, self._root_id)
+                log = DecisionLog(self._root, transactional_id)
                 self._logs[transactional_id] = log
                 while len(self._logs) > KEPT_LOGS:
                     self._logs.popitem(last=False)
@@ -168,7 +163,7 @@ class DecisionLogs:
 
     def backoff(self) -> Backoff:
         """Return the waits for what a cache may hide, as long as caches last."""
-        return Backoff(self._env)
+        return Backoff(self._root.env)
 
     def resolve(self, topic: str, head: Head) -> list[Resolved]:
         """Return the outcomes of open transactions in the newest head of a topic; abort those past their timeout.
@@ -201,16 +196,16 @@ class DecisionLogs:
             except (SparklogError, OSError) as error:
                 return error
 
-        return ask_each(self._store, look, wanted)
+        return ask_each(self._root.store, look, wanted)
 
     def overdue(self, topic: str, prepares: Sequence[Prepare], now_ms: int | None = None) -> bool:
         """True if one of these prepares is older than its timeout; `now_ms`: the store's clock (None: ask it)."""
-        now = self._store.now_ms() if now_ms is None else now_ms
+        now = self._root.store.now_ms() if now_ms is None else now_ms
         return any(now - self.prepared_ms(topic, item) > timeout_of(item) for item in prepares)
 
     def prepared_ms(self, topic: str, prepare: Prepare) -> int:
         """Return when a prepare was written, by the store's clock; its commit time once its commit is collected."""
-        info = self._store.stat(commit_key(topic, prepare.version))
+        info = self._root.store.stat(commit_key(topic, prepare.version))
         return prepare.time_ms if info is None else info.modified_ms
 
 
@@ -289,8 +284,8 @@ def read_snapshot(logs: DecisionLogs, log: CommitLog) -> Snapshot:
 
 def reader_of(store: Store, topic: str) -> Newer:
     """Return `read_snapshot` for a task, which has the store alone; later calls read only newer commits."""
-    guard = ClockGuard(store, SYSTEM)
-    logs, log = DecisionLogs(store, SYSTEM, guard), CommitLog(store, topic, SYSTEM, guard)
+    root = RootAccess(store, SYSTEM)
+    logs, log = DecisionLogs(root), CommitLog(root, topic)
     return lambda: read_snapshot(logs, log)
 
 

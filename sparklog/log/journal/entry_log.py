@@ -31,12 +31,10 @@ import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.journal import documents as json_fields
-from sparklog.log.journal.clock import ClockGuard, next_times
+from sparklog.log.journal.clock import next_times
 from sparklog.log.journal.documents import FORMAT, KNOWN_WRITE_FEATURES, Fields
-from sparklog.log.journal.env import Env
-from sparklog.log.journal.journal import Journal, Known
+from sparklog.log.journal.journal import Journal, Known, RootAccess
 from sparklog.log.journal.names import checkpoint_key
-from sparklog.storage.store import Store
 
 ENTRY_FIELDS = (
     *("format", "readFeatures", "writeFeatures", "number", "id", "commitId", "prevCrc", "timeMs"),
@@ -154,10 +152,8 @@ def decode_entry(data: bytes, key: str, number: int, names: tuple[str, ...]) -> 
 class EntryLog(Journal[E, E, E]):
     """The journal of one id. Each entry is the whole state after it, and a checkpoint is a copy of one."""
 
-    def __init__(
-        self, store: Store, kind: EntryKind[E], id_: str, env: Env, guard: ClockGuard, root_id: str | None = None
-    ) -> None:
-        super().__init__(store, kind.prefix(id_), kind.title(id_), env, guard, root_id)
+    def __init__(self, root: RootAccess, kind: EntryKind[E], id_: str) -> None:
+        super().__init__(root, kind.prefix(id_), kind.title(id_))
         self.kind = kind
         self.id = id_
 

@@ -64,6 +64,16 @@ E = TypeVar("E", bound=Chained)
 D = TypeVar("D")
 
 
+class RootAccess:
+    """A root as its journals see it: store, clocks, and the id with which it was opened, if that is known here."""
+
+    def __init__(self, store: Store, env: Env, root_id: str | None = None) -> None:
+        self.store = store
+        self.env = env
+        self.root_id = root_id
+        self.guard = ClockGuard(store, env)
+
+
 @dataclass(frozen=True, slots=True)
 class Known(Generic[S]):
     """A state that was the newest when it was seen.
@@ -89,15 +99,13 @@ class Journal(ABC, Generic[S, E, D]):
 
     noun = "entry"
 
-    def __init__(
-        self, store: Store, prefix: str, title: str, env: Env, guard: ClockGuard, root_id: str | None = None
-    ) -> None:
-        self.store = store
+    def __init__(self, root: RootAccess, prefix: str, title: str) -> None:
+        self.store = root.store
+        self.env = root.env
         self.prefix = prefix
         self.title = title
-        self.env = env
-        self._guard = guard
-        self._numbered = NumberedObjects(store, prefix, env, root_id)
+        self._guard = root.guard
+        self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
         self._known: Known[S] | None = None
 
     def __repr__(self) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.journal.clock import ClockGuard
-from sparklog.log.journal.env import Env, Moment
-from sparklog.log.journal.journal import Journal, Known
+from sparklog.log.journal.env import Moment
+from sparklog.log.journal.journal import Journal, Known, RootAccess
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix
 from sparklog.log.state.checkpoint import (
     Checkpoint,
@@ -24,7 +23,6 @@ from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
-from sparklog.storage.store import Store
 
 CHECKPOINT_COMMITS = 128
 LOAD_TRIES = 8
@@ -76,16 +74,8 @@ class CommitLog(Journal[LogState, Commit, Draft]):
 
     noun = "commit"
 
-    def __init__(
-        self,
-        store: Store,
-        topic: str,
-        env: Env,
-        guard: ClockGuard,
-        resolver: Resolver | None = None,
-        root_id: str | None = None,
-    ) -> None:
-        super().__init__(store, topic, f"topic '{topic}'", env, guard, root_id)
+    def __init__(self, root: RootAccess, topic: str, resolver: Resolver | None = None) -> None:
+        super().__init__(root, topic, f"topic '{topic}'")
         self.topic = topic
         self._resolver = resolver
 

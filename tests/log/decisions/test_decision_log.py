@@ -12,8 +12,8 @@ from sparklog.log.decisions import decision
 from sparklog.log.decisions.decision import Committed, Decisions, Prepared
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal import entry_log, journal
-from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.env import SETTLE_MS
+from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.storage.counting import CountingStore
 from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
@@ -26,8 +26,7 @@ PREFIX = "_transactions/t"
 
 
 def log_of(world: World, store: Store, name: str = "t") -> DecisionLog:
-    env = world.env()
-    return DecisionLog(store, name, env, ClockGuard(store, env))
+    return DecisionLog(RootAccess(store, world.env()), name)
 
 
 def start(log: DecisionLog, run: str = "one") -> Decisions:

@@ -63,7 +63,7 @@ def nobody_waits_for_what_is_hidden(patch: Patch) -> None:
             self.tries += 1
             return self.tries <= 50
 
-    patch.setattr(decision_log.DecisionLogs, "backoff", lambda self: Impatient(self._env))
+    patch.setattr(decision_log.DecisionLogs, "backoff", lambda self: Impatient(self._root.env))
 
 
 def streams_do_not_wait(patch: Patch) -> None:
