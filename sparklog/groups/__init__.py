@@ -1,4 +1,4 @@
-"""Consumer groups: committed offsets, in the root itself.
+"""Consumer groups: their committed offsets, kept in the root.
 
 `group` is a group and its members, `groups` all of a root, `consumer` reads topics as a member, `lag` is consumer lag;
 `state` has the entries of a group's journal and the steps from one to the next, `offsets` the tables in them.

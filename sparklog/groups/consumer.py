@@ -47,48 +47,87 @@ EARLIEST, LATEST, NONE = "earliest", "latest", "none"
 FETCH_BYTES = 4 << 20
 """Bytes read of each partition before the next one's turn, about."""
 HEARTBEATS = 3
-"""Heartbeats per session timeout, of a consumer that has no offsets to commit."""
+"""Signs of life per session timeout, from a consumer that has nothing to commit."""
+
+
+def consumer(
+    root: Root | Store | str | os.PathLike[str],
+    group: str,
+    *,
+    topics: str | Sequence[str],
+    auto_offset_reset: str = LATEST,
+    enable_auto_commit: bool = True,
+    auto_commit_interval_ms: int = 5_000,
+    isolation_level: str = READ_COMMITTED,
+    session_timeout_ms: int = SESSION_TIMEOUT_MS,
+    max_poll_records: int | None = None,
+    columns: Sequence[str] = COLUMNS,
+    instance: str | None = None,
+) -> Consumer:
+    """Join a consumer group, and read topics from its committed offsets on.
+
+    Args:
+        root: an open root, or where it lies.
+        group: the id of the group; it is made if there is none.
+        topics: one name, or several.
+        auto_offset_reset: where a partition begins whose committed offset is missing or out of range; `none` raises
+            `NotFound`.
+        enable_auto_commit: commit what `poll` has returned at the next `poll`, and on `close`.
+        auto_commit_interval_ms: how often, at most.
+        isolation_level: `read_committed` leaves out what is aborted or open.
+        session_timeout_ms: a consumer that does not `poll` for longer counts as gone.
+        max_poll_records: of one `poll` at most; None: as many as are read at once.
+        columns: of the record batches.
+        instance: a name of this member; default: a new one. A new instance fences the one before.
+
+    Returns:
+        A `Consumer`, to be closed or used as a context manager.
+
+    Raises:
+        NotFound: a topic does not exist.
+        Unavailable: a transaction has offsets of the group pending for more than a minute.
+
+    Example:
+        with sparklog.consumer("/data/log", "billing", topics="orders", auto_offset_reset="earliest") as consumer:
+            for batch in consumer.poll(timeout=1.0):
+                print(batch.num_rows)
+    """
+    opened = root if isinstance(root, Root) else open_root(root)
+    return Consumer(
+        opened,
+        group,
+        topics=[topics] if isinstance(topics, str) else list(topics),
+        auto_offset_reset=auto_offset_reset,
+        auto_commit_interval_ms=auto_commit_interval_ms if enable_auto_commit else None,
+        isolation_level=isolation_level,
+        session_timeout_ms=session_timeout_ms,
+        max_poll_records=max_poll_records,
+        columns=columns,
+        instance=instance,
+    )
 
 
 class Consumer:
-    """See the module. Not safe to share between threads. `close` it, or use it as a context manager."""
+    """A member of a consumer group that reads topics: see `consumer`. Not safe to share between threads."""
 
     def __init__(
         self,
-        root: Root | Store | str | os.PathLike[str],
+        root: Root,
         group: str,
         *,
-        topics: str | Sequence[str],
-        auto_offset_reset: str = LATEST,
-        enable_auto_commit: bool = True,
-        auto_commit_interval_ms: int = 5_000,
-        isolation_level: str = READ_COMMITTED,
-        session_timeout_ms: int = SESSION_TIMEOUT_MS,
-        max_poll_records: int | None = None,
-        columns: Sequence[str] = COLUMNS,
-        instance: str | None = None,
+        topics: Sequence[str],
+        auto_offset_reset: str,
+        auto_commit_interval_ms: int | None,
+        isolation_level: str,
+        session_timeout_ms: int,
+        max_poll_records: int | None,
+        columns: Sequence[str],
+        instance: str | None,
     ) -> None:
-        """Join a group and read topics from its committed offsets on.
-
-        Args:
-            root: an open root, or its path, URL or store.
-            auto_offset_reset: where a partition begins whose committed offset is missing or out of range: `earliest`,
-                `latest`, or `none`: `NotFound`.
-            max_poll_records: records of one `poll` at most (None: as many as are read at once).
-            columns: columns of the batches.
-
-        Raises:
-            NotFound: a topic does not exist.
-            Unavailable: a transaction that no member of the group began has offsets pending, and is not decided within
-                a minute.
-        """
-        topics = [topics] if isinstance(topics, str) else list(topics)
-        interval_ms = auto_commit_interval_ms if enable_auto_commit else None
-        _check(topics, auto_offset_reset, interval_ms, max_poll_records, columns)
-        root = root if isinstance(root, Root) else open_root(root)
+        _check(topics, auto_offset_reset, auto_commit_interval_ms, max_poll_records, columns)
         self.isolation = check_isolation(isolation_level)
         self.topics = tuple(dict.fromkeys(topics))
-        self.auto_commit_interval_ms = interval_ms
+        self.auto_commit_interval_ms = auto_commit_interval_ms
         self._root = root
         self._env = root.env
         self._view = RootView(root)
@@ -132,8 +171,8 @@ class Consumer:
 
         Raises:
             Fenced: a newer consumer of the group took over.
-            Conflict: a topic was deleted, or created again.
-            NotFound: offsets are gone that were not read, under `auto_offset_reset="none"`.
+            Conflict: a topic was deleted or created again.
+            NotFound: offsets that were not read are gone, under `auto_offset_reset="none"`.
         """
         self._check_open()
         begun = self._env.now()
@@ -224,13 +263,13 @@ class Consumer:
     # -- positions
 
     def position(self, topic: str, partition: int) -> int:
-        """Return the next offset that `poll` gives of a partition. `NotFound` if it is not read here."""
+        """Return the next offset that `poll` reads of a partition. `NotFound` if it is not read here."""
         if (topic, partition) not in self._positions:
             raise NotFound(f"{self!r} does not read partition {partition} of topic {topic}")
         return self._positions[topic, partition]
 
     def positions(self) -> dict[str, dict[int, int]]:
-        """Return the positions of all partitions by topic: the offsets that `commit` commits."""
+        """Return the position of every partition, by topic: what `commit` commits."""
         positions: dict[str, dict[int, int]] = {topic: {} for topic in self.topics}
         for (topic, partition), offset in self._positions.items():
             positions[topic][partition] = offset
@@ -318,7 +357,7 @@ class Consumer:
     # -- committing
 
     def group_metadata(self) -> GroupMetadata:
-        """Return group, generation and instance, for a transaction that sends offsets of this consumer."""
+        """Return group, member and generation, for a transaction that sends offsets."""
         return self.membership.metadata
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
@@ -395,7 +434,3 @@ def _check(
     if limit is not None and limit < 1:
         raise BadRequest(f"max_poll_records is at least 1, found {limit}")
     check_columns(columns)
-
-
-consumer = Consumer
-"""The name that users call: `sparklog.consumer(...)`."""

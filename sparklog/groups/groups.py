@@ -15,7 +15,13 @@ from sparklog.storage.store import Store
 
 
 class Groups:
-    """The groups of `root`: an open root, or its path, URL or store."""
+    """Consumer groups of a root: an open one, or the path of one.
+
+    Example:
+        groups = sparklog.Groups("/data/log")
+        for name in groups.names():
+            print(name, groups.group(name).committed())
+    """
 
     def __init__(self, root: Root | Store | str | os.PathLike[str]) -> None:
         self.root = root if isinstance(root, Root) else open_root(root)
@@ -24,7 +30,7 @@ class Groups:
         return f"Groups({self.root.location!r})"
 
     def names(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """Return the names of all groups, sorted. Costs a few requests per group.
+        """Return the names of all groups, sorted; costs a few requests per group.
 
         A group that cannot be read is left out and its error put into `failures`, or raised.
         """
@@ -35,7 +41,7 @@ class Groups:
     def descriptions(
         self, names: Sequence[str], failures: list[SparklogError] | None = None
     ) -> dict[str, GroupDescription]:
-        """Return the descriptions of these groups, by name; `failures`: see `names`."""
+        """Return members, offsets and state of these groups, by name; `failures`: see `names`."""
         return read_each(self.root.store, lambda name: self.group(name).description(), names, failures)
 
     def states(self, names: Sequence[str], failures: list[SparklogError] | None = None) -> dict[str, GroupState]:
@@ -43,5 +49,5 @@ class Groups:
         return read_each(self.root.store, lambda name: self.group(name).state(), names, failures)
 
     def group(self, name: str) -> Group:
-        """Return the group of this name, which may not exist yet; `BadRequest` for an invalid name."""
+        """Return the group of this name, which may not exist yet. `BadRequest` for no name."""
         return Group(self.root, name)

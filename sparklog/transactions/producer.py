@@ -66,14 +66,24 @@ def transactional(
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
     instance: str | None = None,
 ) -> TransactionalProducer:
-    """Return a producer that writes transactions under an id.
+    """Return a producer that writes transactions under an id: all topics of one are published, or none.
 
     Args:
-        root: an open root, or its path, URL or store.
-        timeout_ms: Kafka's `transaction.timeout.ms`: how long a transaction may hold topics back before any process may
-            abort it.
-        instance: the name of this instance where several processes are to be one (None: a new one, which fences every
-            earlier one when it first begins).
+        root: an open root, or where it lies.
+        transactional_id: the same in every run of a program; a newer instance fences older ones.
+        timeout_ms: Kafka's `transaction.timeout.ms`: an open transaction may be aborted by others after it.
+        instance: a name where several processes are to be one instance; default: a new one.
+
+    Returns:
+        A `TransactionalProducer`; `begin()` begins a transaction.
+
+    Raises:
+        BadRequest: the id or the timeout is not valid.
+
+    Example:
+        with sparklog.transactional("/data/log", "orders-job").begin() as transaction:
+            transaction.append("orders", pa.table({"value": ["desk"]}))
+            transaction.append("payments", pa.table({"value": ["310.00"]}))
     """
     check_not_one_write(transactional_id)
     opened = root if isinstance(root, Root) else open_root(root)
@@ -128,7 +138,7 @@ class TransactionalProducer:
         return self.begin_at_known()
 
     def begin_at_known(self) -> Transaction:
-        """Begin a transaction on the state that `log` knows: for a caller that has just refreshed it."""
+        """Begin without a look for a newer instance, for a caller that has just refreshed `log`."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
                 f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before the next one is begun"
@@ -222,7 +232,7 @@ class Transaction:
             self._files.setdefault(target.topic, []).append((target, tuple(files)))
 
     def send_offsets(self, group: str | GroupMetadata | Membership | Consumer, offsets: Offsets | None = None) -> None:
-        """Commit offsets (next to read, by topic and partition) of a consumer group with the transaction.
+        """Commit offsets of a consumer group with the transaction: topic to partition to the next offset to read.
 
         Args:
             group: a consumer (without `offsets`: its positions) or another member, and `commit` is refused with
@@ -261,7 +271,7 @@ class Transaction:
     # -- prepare, commit, abort
 
     def prepare(self) -> Mapping[str, AppendOutcome]:
-        """Hold the rows open in their topics, and record that, in a job that leaves the commit to another one.
+        """Record what was appended, and hold it open in its topics: for a job that leaves the commit to another one.
 
         When it returns, a COMMIT of the transaction, by any job, has these rows in it.
         """
@@ -357,7 +367,7 @@ class Transaction:
         raise Unavailable(f"transaction {self.n} of '{self.id}' is aborted, nothing of it is published: {unknown}")
 
     def abort(self) -> None:
-        """Abort: no part of it is ever visible under read_committed. `Conflict` if it is committed already."""
+        """Abort: read_committed never shows any of it. `Conflict` if it is committed already."""
         if self.state in (COMMITTED, ABORTED):
             raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}")
         self.discard()
