@@ -1,8 +1,8 @@
 """Columns of a slice: one table behind footer, commit, checkpoint, plan, rewrite and verification.
 
 A slice is a run of record batches of one partition in one data file. `SLICE_COLUMNS` lists its columns in the order of
-a checkpoint's table. To add a column, add a row here and to docs/reference/format.md, and its attribute to the data classes that
-hold it (tests/format/test_slice_columns.py compares them with the table).
+a checkpoint's table. To add a column, add a row here and to docs/reference/format.md, and its attribute to the data
+classes that hold it (tests/format/test_slice_columns.py compares them with the table).
 """
 
 from __future__ import annotations
