@@ -34,8 +34,8 @@ from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
-from sparklog.storage.counting import CountingStore
 from sparklog.storage.local import LocalStore
+from sparklog.testing.counting_store import CountingStore
 
 PARTITIONS = 16
 TAIL_COMMITS = 120

@@ -297,7 +297,7 @@ def _fetched(store: Store, topic: str, rows: Sequence[SourceSlice], places: Sequ
                 check_slice(body, row.planned(topic, -1))
             data[places[i] : places[i] + row.size] = body
 
-    if getattr(store, "parallel_reads", 1) <= 1:
+    if store.parallel_reads <= 1:
         for request in _requests(rows, REQUEST_BYTES):
             fetch(request)
         return data

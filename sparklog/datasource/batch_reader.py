@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sparklog.datasource.bounds import Clock, DataLoss, check_end, check_start, resolve_bound, wait_until_reached
-from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Bound, Options, ReadOptions
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
@@ -16,6 +15,7 @@ from sparklog.datasource.starting_offsets import group_offsets, offsets_now, sta
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import BadRequest
+from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView, OffsetRange
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from sparklog.datasource.location import NOTHING, Location, open_log
 from sparklog.datasource.options import SinkOptions
 from sparklog.errors import NotFound
+from sparklog.kafka.in_place.location import NOTHING, Location, open_log
 
 _done: set[str] = set()
 

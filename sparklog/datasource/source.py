@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
 from sparklog.datasource.options import ReadOptions, parse_options
 from sparklog.datasource.schema import projection, read_schema
 from sparklog.datasource.user_errors import user_errors, warn_once
 from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
 from sparklog.log.journal.env import SYSTEM
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sparklog.datasource.group_progress import GroupProgress
-from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Options
 from sparklog.datasource.process import freeze_gc
 from sparklog.datasource.read_task import ReadTask, log_partitions
@@ -22,6 +21,7 @@ from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import SparklogError
+from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root_view import RootView
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from sparklog.datasource.location import Location
 from sparklog.datasource.options import SinkOptions
 from sparklog.datasource.process import freeze_gc, root_at, topic_at
 from sparklog.datasource.schema import WriteColumns, pick
 from sparklog.errors import BadRequest
+from sparklog.kafka.in_place.location import Location
 from sparklog.log.state.slices import FileSlices
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from sparklog.datasource.location import NOTHING, ROOT, Location
 from sparklog.datasource.options import Options
 from sparklog.datasource.process import freeze_gc, root_at, topic_at
 from sparklog.datasource.schema import WriteColumns, write_columns
 from sparklog.datasource.user_errors import user_errors
 from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, TopicFiles, write_task
 from sparklog.errors import BadRequest, Conflict
+from sparklog.kafka.in_place.location import NOTHING, ROOT, Location
 from sparklog.log.journal.env import SYSTEM
 
 if TYPE_CHECKING:

@@ -429,15 +429,14 @@ def remove_temporaries(
 
     A writer that is still alive fails when it names its file, with an error.
     """
-    listing = getattr(store, "temporary_files", None)
     gone: list[Victim] = []
     failures: list[SparklogError] = []
-    for info in () if listing is None else list(listing(folder, deep=bool(folder))):
+    for info in list(store.temporary_files(folder, deep=bool(folder))):
         if info.modified_ms >= limit_ms:
             continue
         try:
             if not dry_run:
-                store.delete_temporary(info.key)  # type: ignore[attr-defined]
+                store.delete_temporary(info.key)
             gone.append(Victim(info.key, plan.TEMPORARY, info.size, "its writer has been silent for too long"))
         except SparklogError as error:
             failures.append(error)

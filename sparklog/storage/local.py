@@ -36,6 +36,7 @@ from sparklog.storage.store import (
     MAX_DOCUMENT,
     ObjectInfo,
     ObjectWriter,
+    Store,
     check_key,
     check_prefix,
     is_part,
@@ -48,7 +49,7 @@ _ATTEMPTS = 100
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
-class LocalStore:
+class LocalStore(Store):
     """A directory of a file system that has link() and fsync. Picklable; safe to use from threads and after a fork.
 
     `durable=False` skips every fsync and nothing else: for tests and scratch data, which a power loss may take.
@@ -75,7 +76,7 @@ class LocalStore:
 
     @property
     def durable(self) -> bool:
-        """Whether an acknowledged object survives power loss."""
+        """True if an acknowledged object survives power loss."""
         return self._durable
 
     # Reading
@@ -148,7 +149,6 @@ class LocalStore:
         return LocalWriter(self, key, path, fd, temporary)
 
     def settle(self, key: str) -> None:
-        """Make the name of an object durable that somebody else has created."""
         self._settle(self._file(key), key)
 
     def link(self, file: str, inode: int, key: str) -> bool:
@@ -205,10 +205,6 @@ class LocalStore:
             self._fail(error, "list", "")
 
     def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
-        """Files that somebody is writing, or died writing, below a folder (`""` or ending in `/`), in no order.
-
-        Their keys are for `delete_temporary` alone. With `deep=False` only those in the folder itself.
-        """
         check_prefix(folder, folder=True)
         try:
             with os.scandir(os.path.join(self._path, folder)) as found:
@@ -227,7 +223,6 @@ class LocalStore:
                 yield from self.temporary_files(f"{folder}{entry.name}/")
 
     def delete_temporary(self, key: str) -> None:
-        """Remove a file that `temporary_files` named; no error if there is none. Who still writes it fails to close."""
         folder, slash, name = key.rpartition("/")
         if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):
             raise BadRequest(f"{key} is not the name of a temporary file")
@@ -242,10 +237,7 @@ class LocalStore:
         self._prune(os.path.dirname(path))
 
     def self_check(self) -> None:
-        """What the probe cannot see through keys: link counts and that a directory can be fsynced.
-
-        `BadRequest` naming the mount if this place cannot hold a root.
-        """
+        """Check link counts, and that a directory can be fsynced. `BadRequest` naming the mount."""
         fd, temporary = self._temporary(os.path.join(self._path, "probe"), "")
         os.close(fd)
         linked = os.path.join(self._path, _temporary_name())

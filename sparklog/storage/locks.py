@@ -60,7 +60,7 @@ def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterat
 
     Several at once where the store says `parallel_reads`, else one after the other and no sooner than asked for.
     """
-    at_once = min(getattr(store, "parallel_reads", 1), len(items))
+    at_once = min(store.parallel_reads, len(items))
     if at_once <= 1:
         yield from map(look, items)
         return

@@ -8,12 +8,12 @@ from typing import NoReturn
 
 from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.storage.locks import ForkLock
-from sparklog.storage.store import ObjectInfo, ObjectWriter, check_key, check_prefix
+from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, check_key, check_prefix
 
 Snapshot = dict[str, tuple[bytes, int]]
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A dict of objects. Not picklable: a copy in another process would be another store.
 
     `clock` gives the store's time in ms since the epoch and stamps new objects. `snapshot` and `restore` go back in
@@ -21,7 +21,7 @@ class MemoryStore:
     """
 
     needs_probe = False
-    """Exclusive by construction: there is no file system or service whose promises could be false."""
+    parallel_reads = 1
 
     def __init__(self, clock: Callable[[], int], name: str = "test") -> None:
         self._clock = clock

@@ -40,9 +40,7 @@ def probe(store: Store, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1
     folder = f"{PROBE_FOLDER}/{os.urandom(12).hex()}"
     keys = [f"{folder}/{name}" for name in ("race", "case", "CASE")]
     try:
-        self_check = getattr(store, "self_check", None)
-        if self_check is not None:
-            self_check()
+        store.self_check()
         _race(store, keys[0])
         _case(store, keys[1:])
         before = wall_ms()
@@ -57,7 +55,7 @@ def probe(store: Store, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1
 
 def ensure_probed(store: Store) -> ProbeReport | None:
     """Probe a store unless this process has done so already. None for stores that need none (`needs_probe = False`)."""
-    if not getattr(store, "needs_probe", True):
+    if not store.needs_probe:
         return None
     report = _probed.get(store.location)
     if report is None:

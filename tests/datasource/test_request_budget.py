@@ -14,11 +14,11 @@ import pytest
 
 import sparklog
 from sparklog.datasource import process
-from sparklog.datasource.location import resolve
 from sparklog.datasource.options import parse_options
 from sparklog.errors import Conflict
+from sparklog.kafka.in_place.location import resolve
 from sparklog.log.topic.root import Root
-from sparklog.storage.counting import CountingStore
+from sparklog.testing.counting_store import CountingStore
 from tests.datasource.test_groups import Query, offsets
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld

@@ -16,12 +16,12 @@ import pytest
 
 import sparklog
 from sparklog.datasource import process
-from sparklog.datasource.location import open_view, resolve
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import HIDE_TRACEBACK, guard_iterator, user_errors
 from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.kafka.in_place.location import open_view, resolve
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.state.history import History
 from sparklog.log.state.view import OffsetRange
@@ -471,12 +471,12 @@ def test_the_source_checks_options_when_it_is_made() -> None:
 
 def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sparklog.datasource import process
-    from sparklog.datasource.location import TOPIC, Location
     from sparklog.datasource.stream_plan import Clock, StreamPlanner
     from sparklog.datasource.subscription import Subscriber
+    from sparklog.kafka.in_place.location import TOPIC, Location
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.root_view import RootView
-    from sparklog.storage.counting import CountingStore
+    from sparklog.testing.counting_store import CountingStore
 
     path = str(tmp_path / "log")
     opened = sparklog.open(path, create=True)

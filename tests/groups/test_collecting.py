@@ -16,7 +16,7 @@ from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import retain_root
-from sparklog.storage.faulty import Fault, FaultKind, FaultyStore
+from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import collect, forget_recorded
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld

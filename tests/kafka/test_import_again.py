@@ -26,7 +26,6 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import vacuum
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.local import LocalStore
 from tests.fixture_data import ExpectedRecord, partitions, split_partition
 from tests.kafka.logs import FIRST, SECOND, batch, marker, records, segment, write_partition

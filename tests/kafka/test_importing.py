@@ -30,6 +30,7 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from tests.fixture_data import (
     ExpectedRecord,
     copied,

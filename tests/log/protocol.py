@@ -10,7 +10,6 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome
-from sparklog.storage.faulty import Fault, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from tests.log.topics import file_of

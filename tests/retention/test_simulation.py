@@ -18,7 +18,7 @@ from sparklog.log.state.invariants import check_state
 from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_topic
-from sparklog.storage.faulty import Decide, Seeded
+from sparklog.testing.faulty_store import Decide, Seeded
 from tests.log.simulation.maintenance import merger
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor

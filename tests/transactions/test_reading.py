@@ -18,9 +18,9 @@ from sparklog.log.state.intents import LogStartIntent
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.root_view import RootView
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, Store
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions import TransactionalProducer, transactional
 from sparklog.transactions.completion import resolve_topic
 from tests.support.name_caching_store import NameCachingStore

@@ -14,7 +14,7 @@ from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.intents import MaintainIntent
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import resolve_topic
 from tests.support.records import rows

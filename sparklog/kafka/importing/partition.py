@@ -133,7 +133,7 @@ class Target:
         """Hard-link the file as an object; None if that is not possible."""
         link = getattr(self.store, "link", None)
         key = file_key(self.topic, path)
-        if not self.link or link is None or not link(file.path, file.inode, key):
+        if not self.link or not self.store.link(file.path, file.inode, key):
             return None
         self.written.append(key)
         return _Linked(self.store, key)

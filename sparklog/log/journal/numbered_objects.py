@@ -90,15 +90,13 @@ class Numbered:
         A name can be read before its writer has made it durable, and file systems need not keep the order of two
         fsyncs: what was written later, in another folder, may outlive it.
         """
-        settle = getattr(self.store, "settle", None)
         for key in tuple(self._unsettled):
-            if settle is not None:
-                settle(key)
+            self.store.settle(key)
             self._unsettled.discard(key)
 
     def _read_forward(self, number: int, ahead: bool) -> list[bytes]:
         found: list[bytes] = []
-        parallel = getattr(self.store, "parallel_reads", 1) > 1
+        parallel = self.store.parallel_reads > 1
         if not (parallel and ahead):
             first = self.read(number)
             if first is None:

@@ -15,8 +15,6 @@ from sparklog.log.journal import entry_log
 from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.journal.numbered_objects import SETTLE_MS
-from sparklog.storage.counting import CountingStore
-from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from tests.support.world import HOUR_MS, World

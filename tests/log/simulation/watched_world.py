@@ -16,7 +16,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from tests.log.simulation.model import Model, TopicModel, WatchedStore
 from tests.support.world import START_MS, World
 

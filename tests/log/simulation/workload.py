@@ -14,8 +14,8 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
-from sparklog.storage.faulty import Call, Crash, Decide, Fault, FaultKind
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind
 from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 

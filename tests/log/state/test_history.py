@@ -10,8 +10,8 @@ from sparklog.log.state import commit_log
 from sparklog.log.state.history import History
 from sparklog.log.state.intents import LogStartIntent
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from tests.log.protocol import setup
 from tests.log.topics import append
 from tests.support.world import World

@@ -20,8 +20,6 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root, open_root
-from sparklog.storage.counting import CountingStore
-from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.local import LocalStore
 from tests.log.topics import append, file_of
 from tests.support.world import World

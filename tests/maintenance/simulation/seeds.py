@@ -12,7 +12,7 @@ from sparklog.log.state.commit import Resolved
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
-from sparklog.storage.faulty import Decide, Seeded
+from sparklog.testing.faulty_store import Decide, Seeded
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls

@@ -28,7 +28,7 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, WriteOptions
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings, Work, silent
 from sparklog.retention.retain import retain_topic
-from sparklog.storage.faulty import Decide, FaultyStore
+from sparklog.testing.faulty_store import Decide, FaultyStore
 from tests.log.simulation.model import State, expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import process

@@ -12,7 +12,6 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_root
-from sparklog.storage.faulty import Call, Fault, FaultKind
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.tools.backup.backing_up import back_up

@@ -17,7 +17,7 @@ from sparklog.log.topic import cloning
 from sparklog.log.topic.cloning import Cloned, clone_topic
 from sparklog.log.topic.root import Root, open_root
 from sparklog.retention import vacuum, vacuum_plan
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
 from tests.support.world import DAY_MS, HOUR_MS

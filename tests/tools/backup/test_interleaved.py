@@ -11,8 +11,8 @@ from sparklog.errors import Conflict, SparklogError
 from sparklog.groups import Groups
 from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.topic.root import Root
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.tools.backup import backing_up, consistent_cut
 from sparklog.tools.backup import repository as place_module
 from sparklog.tools.backup.backing_up import back_up

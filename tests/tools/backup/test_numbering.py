@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.errors import Conflict, NotFound, Unavailable
-from sparklog.storage.faulty import Call, Crash, Fault, FaultyStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultyStore
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.pruning import prune
 from sparklog.tools.backup.repository import Place, backup_key, begun_key, newest_number, take_number

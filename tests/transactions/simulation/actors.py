@@ -17,8 +17,8 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import AppendTarget
-from sparklog.storage.faulty import Crash, Decide, FaultKind
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Crash, Decide, FaultKind
 from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import collect, resolve_topic
 from sparklog.transactions.producer import Transaction

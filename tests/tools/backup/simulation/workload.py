@@ -24,9 +24,9 @@ from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_root
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.pruning import prune
 from sparklog.tools.backup.repository import Place
