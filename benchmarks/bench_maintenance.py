@@ -105,7 +105,7 @@ def run(topic: Topic, works: Sequence[Work], runner: Runner) -> tuple[float, lis
     for work, done in runner.run(works):
         if not isinstance(done, Done):
             raise SystemExit(f"{work.title}: {done}")
-        topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
+        topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
         finished.append(done)
     return time.perf_counter() - began, finished
 

@@ -56,7 +56,7 @@ PACKAGE_MODULES = 25
 # Pure: bytes in, arrays out. They know no store, whatever the order of the layers would allow.
 NEVER = {("format", "storage")}
 # The package itself, its `__main__`, the command line and what Spark finds by name are doors: they may import anything.
-DOORS = frozenset({"", "__main__", "cli", "pyspark_sparklog", "jobs"})
+DOORS = frozenset({"", "__main__", "api", "cli", "pyspark_sparklog", "jobs"})
 
 NO_SPARK = ROOMS - {"datasource", "tools.doctor", "maintenance", "compaction", "retention"}
 FORBIDDEN_BELOW_SPARK = ("pyspark", "pandas")

@@ -186,7 +186,7 @@ class _SeveralTopics:
                     "driver and executors share"
                 )
             self._root = root
-        return topic_at(self._root, topic, self._plan.options).append_target(refresh=False)
+        return topic_at(self._root, topic, self._plan.options).log.append_target(refresh=False)
 
     def finish(self) -> Iterator[TopicFiles]:
         for topic in sorted(self._writers):

@@ -147,7 +147,7 @@ def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, Written],
 def _commit(root: Root, name: str, written: Written, writer: WriterKey | None) -> None:
     if not written.files and writer is None:
         return
-    root.topic_handle(name).commit_append(written.files, written.target, writer=writer)
+    root.topic_handle(name).log.commit_append(written.files, written.target, writer=writer)
 
 
 def _transaction(root: Root, topics: dict[str, Written], writer: WriterKey | None, timeout_ms: int) -> None:
@@ -173,7 +173,7 @@ def plan_write(location: Location, options: Options, schema: StructType) -> Sink
     root = root_at(location, create=sink.auto_create)
     if location.kind == NOTHING:
         location = Location(ROOT, location.path, location.root)
-    target = None if topic is None else topic_at(root, topic, sink).append_target(refresh=False)
+    target = None if topic is None else topic_at(root, topic, sink).log.append_target(refresh=False)
     freeze_gc("plan")
     return SinkPlan(location, root.id, sink, columns, topic, target)
 

@@ -265,7 +265,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
     wanted = max(head.floor, floor) if data or commits else head.floor
     if not dry_run:
-        after = topic.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
+        after = topic.log.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
         if after.version != head.version:
             if files:
                 kept |= _named_between(run, head, after)

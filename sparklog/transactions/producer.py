@@ -205,7 +205,7 @@ class Transaction:
 
         self._check_open()
         if topic not in self._writers:
-            target = self._root.topic(topic).append_target(refresh=False)
+            target = self._root.topic(topic).log.append_target(refresh=False)
             seed = self._root.env.random.getrandbits(63)
             self._writers[topic] = target, AppendWriter(target, options, self._root.env, seed)
         for batch in batches(data):
@@ -397,7 +397,7 @@ class Transaction:
             if not files:
                 continue
             txn = Txn(self.id, self.n, dict(siblings), self._producer.timeout_ms)
-            outcome = self._root.topic_handle(topic).commit_append(files, _oldest(topic, parts), txn=txn)
+            outcome = self._root.topic_handle(topic).log.commit_append(files, _oldest(topic, parts), txn=txn)
             siblings[topic] = outcome.version
             self._outcomes[topic] = outcome
             topic_id = parts[0][0].topic_id

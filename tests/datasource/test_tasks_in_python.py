@@ -26,7 +26,7 @@ from sparklog.log.journal.env import SYSTEM
 from sparklog.log.state.history import History
 from sparklog.log.state.view import OffsetRange
 from sparklog.log.topic.root import Root
-from sparklog.log.topic.topic import Topic
+from sparklog.log.topic.topic_log import TopicLog
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_root
@@ -215,12 +215,12 @@ def test_tasks_and_commit(tmp_path: Path) -> None:
     messages = [sent(write_task(sink, [rows(range(50)), rows(range(50, 60))], "a")), write_task(sink, [], "a")]
     messages.append(write_task(sink, [rows(range(60, 90))], "b"))
     assert [message.topics[0].records for message in messages] == [60, 0, 30]
-    assert sparklog.open(root).topic("t").head().log_end.sum() == 0
+    assert sparklog.open(root).topic("t").log.head().log_end.sum() == 0
     publish(sink, messages, None)
     assert values(root, "t") == list(range(90))
     publish(sink, [], None)
     publish(sink, [write_task(sink, [], "c")], None)
-    assert sparklog.open(root).topic("t").head().version == 1
+    assert sparklog.open(root).topic("t").log.head().version == 1
 
 
 def test_keys_of_batches_and_streams(tmp_path: Path) -> None:
@@ -287,20 +287,20 @@ def test_a_topic_column_is_a_transaction(tmp_path: Path, monkeypatch: pytest.Mon
     root = str(tmp_path / "log")
     sink = plan(root, "key string, value string, topic string")
     publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], StreamKey("q", 0, "r1"))
-    real = Topic.commit_append
+    real = TopicLog.commit_append
 
-    def dies_at_b(self: Topic, *given: Any, **how: Any) -> Any:
-        if self.name == "b":
+    def dies_at_b(self: TopicLog, *given: Any, **how: Any) -> Any:
+        if self.topic == "b":
             raise KeyboardInterrupt
         return real(self, *given, **how)
 
-    monkeypatch.setattr(Topic, "commit_append", dies_at_b)
+    monkeypatch.setattr(TopicLog, "commit_append", dies_at_b)
     message = write_task(sink, [rows(range(10, 20), ["a", "b"])], "x")
     with pytest.raises(KeyboardInterrupt):
         publish(sink, [message], StreamKey("q", 1, "r1"))
     monkeypatch.undo()
     assert values(root, "a") == [0, 2, 4, 6, 8]
-    assert sparklog.open(root).topic("a").head().open
+    assert sparklog.open(root).topic("a").log.head().open
     publish(sink, [message], StreamKey("q", 1, "r2"))
     publish(sink, [message], StreamKey("q", 1, "r2"))
     read = [
@@ -354,7 +354,7 @@ def test_runs_on_machines_whose_clocks_differ(tmp_path: Path, monkeypatch: pytes
         opened = sparklog.open(root)
         monkeypatch.setitem(process._roots, root, Root(opened.store, opened.id, env))
         publish(sink, [message], StreamKey("q", number, f"r{number}", now + number * 1000))
-    entry = sparklog.open(root).topic("t").head().registry["q"]
+    entry = sparklog.open(root).topic("t").log.head().registry["q"]
     assert entry.run == "r1"
     assert entry.epoch is not None
     assert abs(entry.epoch - SYSTEM.wall_ms()) < 100_000
@@ -401,7 +401,7 @@ def test_a_sink_that_names_other_topics_after_a_restart(tmp_path: Path) -> None:
     for number in (4, 3):
         with pytest.raises(Conflict, match=r"replay mismatch|checkpoint older"):
             publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], StreamKey("q", number, "r3"))
-    assert sparklog.open(root).topic("t").head().registry["q"].run == "r2", "what is refused takes nothing over"
+    assert sparklog.open(root).topic("t").log.head().registry["q"].run == "r2", "what is refused takes nothing over"
     publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], StreamKey("q", 5, "r3"))
     assert len(values(root, "a")) == 9
 

@@ -109,7 +109,7 @@ def test_what_an_earlier_import_left_open_is_ended_by_the_next(root: Root, tmp_p
     parts = two_transactions(LOST["key"])
     folder = write_partition(place, "t-0", {0: b"".join(parts[:2])})
     import_log_dir(root, place)
-    assert len(root.topic("t").head().kafka_open) == 1
+    assert len(root.topic("t").log.head().kafka_open) == 1
     append_to(folder / f"{0:020}.log", b"".join(parts[2:]))
     import_log_dir(root, place, ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
     assert not root.topic("t").head().kafka_open

@@ -152,7 +152,7 @@ def finish(run: Run) -> None:
     named = {f"{TOPIC}/{piece.path}" for piece in state.slices}
     found = {info.key for info in world.store.list(f"{TOPIC}/append/")}
     expect(named <= found, f"files are missing: {sorted(named - found)}")
-    floor = topic.head().floor
+    floor = topic.log.head().floor
     left = {key for key in found - named if int(key.split("/")[2][:20]) < floor}
     expect(not left, f"orphans are left below the floor {floor}: {sorted(left)}")
     snapshot = topic.snapshot()

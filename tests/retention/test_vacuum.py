@@ -341,9 +341,9 @@ class TestOtherTopics:
         world.model.created = lambda key, data: None  # type: ignore[method-assign]
         clone = other.root.create_topic("c", partitions=2)
         rows = other.topic().snapshot().slices.select(0)
-        target = clone.append_target()
+        target = clone.log.append_target()
         file = replace(other.upload(target, {0: 6}), path=f"/t/{rows.path(0)}")
-        clone.commit_append([file], target)
+        clone.log.commit_append([file], target)
         other.topic().delete()
         world.pass_ms(30 * DAY_MS)
         world.vacuum()

@@ -33,7 +33,7 @@ class VacuumWorld(WatchedWorld):
         writer = self.process()
         paths = []
         for _ in range(n):
-            target = writer.topic(topic).append_target()
+            target = writer.topic(topic).log.append_target()
             file = writer.upload(target, {0: 2})
             writer.commit([file], target)
             paths.append(file.path)
@@ -73,7 +73,7 @@ class VacuumWorld(WatchedWorld):
             base=(start,),
         )
         intent = RewriteIntent(MERGE, snapshot.head.topic_id, (Rewrite(Edit(0, start, end), inputs),), (file,))
-        assert worker.topic(topic).commit(intent).commit is not None
+        assert worker.topic(topic).log.commit(intent).commit is not None
         return path
 
     def hold(self, name: str, version: int | None, expires_ms: int | None = None, topic: str = "t") -> None:

@@ -44,10 +44,10 @@ def test_a_quiet_topic_records_its_outcome_by_a_pass() -> None:
     world.prepare(world.producer(), a=["1"], b=["1"]).commit()
     topic = world.topic("a")
     assert [(item.id, item.n, item.committed) for item in resolve_topic(topic)] == [("job", 0, (1,))]
-    assert topic.head().open == ()
-    assert topic.head().siblings == {"b": 1}
+    assert topic.log.head().open == ()
+    assert topic.log.head().siblings == {"b": 1}
     assert resolve_topic(topic) == ()
-    assert topic.head().version == 2
+    assert topic.log.head().version == 2
 
 
 def test_an_outcome_of_a_topic_says_nothing_of_one_created_again_under_its_name() -> None:
@@ -289,7 +289,7 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
 def write_without_id(root: Root, value: str, *topics: str) -> None:
     written = []
     for name in topics:
-        target = root.topic(name).append_target()
+        target = root.topic(name).log.append_target()
         written.append((target, write_files(rows(value), target, root.env, options=None, writer=None)))
     publish(root, None, written)
 

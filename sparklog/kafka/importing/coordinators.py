@@ -192,7 +192,7 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
                 )
             )
     if parts and source is not None:
-        topic.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
+        topic.log.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
 
 
 def _with_decision(topic: str, open_: KafkaOpen, entry: CoordinatorEntry | None) -> KafkaOpen:

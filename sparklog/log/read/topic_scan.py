@@ -1,8 +1,6 @@
-"""Snapshots of topics as readers see them: where they begin and end, what ranges of them take, and the parts to read.
+"""Scans: the records of a topic as Arrow, from a view of its state (`Topic.scan`, `Topic.record_at`).
 
-Who takes the snapshots, and when, is another matter: `sparklog.log.topic.root_view` does for a whole root.
-
-The records of a snapshot as Arrow, without Spark: what `Topic.scan` and `Topic.record_at` give.
+`SnapshotView` is the view of snapshots that were taken; `sparklog.log.topic.root_view` takes them for a whole root.
 """
 
 from __future__ import annotations
@@ -10,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NoReturn
+from typing import Final, Literal, NoReturn
 
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.decisions.atomic_bounds import whole_ends
 from sparklog.log.read.scan import (
-    NativeReadPart,
     bounds_of,
     check_isolation,
     check_partition,
@@ -26,7 +23,16 @@ from sparklog.log.read.scan import (
     stored_in,
 )
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Bounds, OffsetRange, ReadPart, Stored
+from sparklog.log.state.view import (
+    COLUMNS,
+    READ_COMMITTED,
+    RECORD_SCHEMA,
+    Bounds,
+    OffsetRange,
+    ReadPart,
+    Stored,
+    TakenView,
+)
 
 
 class SnapshotView:
@@ -62,10 +68,11 @@ class SnapshotView:
         return parts
 
 
-EARLIEST = "earliest"
-LATEST = "latest"
-Position = str | int | Mapping[int, int | str]
-"""Where to begin or end: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition."""
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+OffsetSpec = int | Literal["earliest", "latest"]
+Position = OffsetSpec | Mapping[int, OffsetSpec]
+"""A start or end of a scan: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class Scan:
     Batches have exactly `columns`, of about `batch_bytes` each; records of a partition come in offset order.
     """
 
-    parts: tuple[NativeReadPart, ...]
+    parts: tuple[ReadPart, ...]
     columns: tuple[str, ...]
     batch_bytes: int = 4 << 20
 
@@ -112,7 +119,8 @@ class Scan:
 
 
 def scan(
-    snapshot: Snapshot,
+    view: TakenView,
+    topic: str,
     *,
     partitions: Sequence[int] | None = None,
     start: Position = EARLIEST,
@@ -121,13 +129,12 @@ def scan(
     columns: Sequence[str] = COLUMNS,
     batch_bytes: int = 4 << 20,
 ) -> Scan:
-    """Plan a scan; see `Topic.scan`."""
+    """Plan a scan of a topic as a view shows it; see `Topic.scan`."""
     check_isolation(isolation)
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown or len(set(columns)) != len(columns):
         raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
-    topic = snapshot.topic
-    bounds = bounds_of(snapshot, whole_ends({topic: snapshot})[topic])
+    bounds = view.bounds(topic)
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []
     for partition in chosen:
@@ -137,11 +144,10 @@ def scan(
         if low > high and not (isinstance(start, str) or isinstance(end, str)):
             raise BadRequest(f"expected start <= end for partition {partition}, found {low} and {high}")
         ranges.append(OffsetRange(topic, partition, low, high))
-    parts = plan_parts(snapshot, ranges, isolation)
-    return Scan(tuple(parts), tuple(columns), batch_bytes)
+    return Scan(tuple(view.plan(ranges, isolation)), tuple(columns), batch_bytes)
 
 
-def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: str) -> int:
+def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: OffsetSpec) -> int:
     """A position in one partition as an offset; a mapping's missing partitions take `default`."""
     if isinstance(position, Mapping):
         position = position.get(partition, default)

@@ -146,7 +146,7 @@ def clone_topic(
     if root.env.now().elapsed_ms(begun) > STALE_MS:
         # The holds may have been found to be without a clone, and ended, before it was created.
         with suppress(Conflict, NotFound):
-            clone.commit(DeleteIntent(topic_id))
+            clone.log.commit(DeleteIntent(topic_id))
         raise Unavailable(f"cloning topic '{source}' took more than an hour, and was given up; try again")
     return _cloned(topic, shown, name, topic_id, files)
 
@@ -197,7 +197,7 @@ def _hold(root: Root, topic: Topic, snapshot: Snapshot, hold: str) -> list[Topic
         for owner, version in versions.items():
             handle = root.topic_handle(owner)
             topic_id = handle.log.current().head.topic_id
-            handle.commit(MaintainIntent(topic_id, holds={hold: Hold(version, expires_ms)}))
+            handle.log.commit(MaintainIntent(topic_id, holds={hold: Hold(version, expires_ms)}))
             held.append(handle)
     except SparklogError:
         _release(held, hold)
@@ -209,7 +209,7 @@ def _release(held: Sequence[Topic], hold: str) -> None:
     """Let go at once of what no clone needs; where that fails the vacuum does it a day later."""
     for topic in held:
         try:
-            topic.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={hold: None}))
+            topic.log.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={hold: None}))
         except (SparklogError, OSError):
             continue
 

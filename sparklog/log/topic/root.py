@@ -19,11 +19,12 @@ from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import check_topic_name, is_topic_name, nearest
 from sparklog.log.journal.root_id import create_root_id, read_root_id
 from sparklog.log.state.commit import MAX_PARTITIONS, Commit, Resolved
-from sparklog.log.state.commit_log import CommitLog, Resolver
+from sparklog.log.state.commit_log import Resolver
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.intents import CreateIntent, DeleteIntent, Intent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
+from sparklog.log.topic.topic_log import TopicLog
 from sparklog.storage.locks import ask_each
 from sparklog.storage.store import Store
 
@@ -109,7 +110,7 @@ class Root:
         """The handle of a topic, without looking whether it exists."""
         found = self._topics.get(name)
         if found is None:
-            log = CommitLog(self.store, name, self.env, self._guard, self._resolve, self.id)
+            log = TopicLog(self, name, self._guard, self._resolve)
             found = self._topics.setdefault(name, Topic(self, name, log))
         return found
 
@@ -137,7 +138,7 @@ class Root:
         self._refuse_same_but_case(name)
         topic = self.topic_handle(name)
         topic.log.refresh()
-        created = topic.commit(intent).commit
+        created = topic.log.commit(intent).commit
         try:
             # Of two that were created at once, each sees the other here, or one of them above.
             self._refuse_same_but_case(name)
@@ -189,7 +190,7 @@ def _taken_back(topic: Topic, created: Commit) -> bool:
     One that was deleted meanwhile, or created again by somebody else, is left alone.
     """
     try:
-        topic.commit(DeleteIntent(created.topic_id, created.version))
+        topic.log.commit(DeleteIntent(created.topic_id, created.version))
     except NotFound:
         return True
     except Conflict:

@@ -51,7 +51,7 @@ def taken_in(broker: Broker, root: Root, folder: Path, topics: dict[str, Topic])
     found = {}
     with broker:
         ids = {
-            name: broker.create(name, topic.head().partitions, broker_configs(topic.head().configs)[0])
+            name: broker.create(name, topic.log.head().partitions, broker_configs(topic.log.head().configs)[0])
             for name, topic in topics.items()
         }
     for name in topics:
@@ -270,7 +270,7 @@ def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> No
     assert len(topics) > 12
     with broker:
         ids = {
-            called: broker.create(called, topic.head().partitions, broker_configs(topic.head().configs)[0])
+            called: broker.create(called, topic.log.head().partitions, broker_configs(topic.log.head().configs)[0])
             for called, topic in topics.items()
         }
     for called, topic in topics.items():
@@ -278,7 +278,7 @@ def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> No
         broker.replace(tmp_path / "out" / called, topic.name, called)
     broker.start()
     for called, (folder, stage) in told.items():
-        for partition in range(topics[called].head().partitions):
+        for partition in range(topics[called].log.head().partitions):
             name = f"{topics[called].name}-{partition}"
             bounds = expected_offsets(folder, stage)[name]
             for level, last in zip(LEVELS, ("highWatermark", "lastStableOffset"), strict=True):

@@ -111,7 +111,7 @@ def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, 
     view = KafkaView(tmp_path / "out")
     total = 0
     for exported, topic in zip(found, topics.values(), strict=True):
-        head = topic.head()
+        head = topic.log.head()
         assert (exported.topic, exported.topic_id) == (topic.name, view.topic_id(topic.name))
         assert exported.topic_id == head.topic_id
         for part in exported.partitions:
@@ -139,7 +139,7 @@ def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, 
             )
             total += len(expected)
     assert total > 5000
-    assert topics["aborts"].head().log_end[0] > topics["aborts"].head().last_stable()[0]
+    assert topics["aborts"].log.head().log_end[0] > topics["aborts"].log.head().last_stable()[0]
     assert kafka_tools.complaints(logs_in(tmp_path / "out"), emptied=True) == []
 
 
@@ -182,7 +182,7 @@ def test_offset_ranges(place: CountedRoot, tmp_path: Path, kind: str, kafka_tool
     if kind == "sealed":
         compacted(topic, place.world.now_ms, seal_only=True, roll=True)
     everything = scanned(topic)
-    first = int(topic.head().log_end[0])
+    first = int(topic.log.head().log_end[0])
     chance = random.Random(7)
     for number in range(8):
         start, end = sorted(chance.randrange(first + 1) for _ in range(2))
@@ -269,7 +269,7 @@ def test_linked_segments_are_one_file_and_never_the_active_one(place: CountedRoo
     *closed, active = sorted((tmp_path / "linked" / "t-0").glob("*.log"))
     assert {log.stat().st_nlink for log in closed} == {2}
     assert (active.stat().st_nlink, active.stat().st_size) == (1, 0)
-    assert int(active.stem) == topic.head().log_end[0]
+    assert int(active.stem) == topic.log.head().log_end[0]
     others = [path for path in (tmp_path / "linked" / "t-0").iterdir() if path.suffix != ".log"]
     assert {path.stat().st_nlink for path in others} == {1}
     for log in closed:

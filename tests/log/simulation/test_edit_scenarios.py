@@ -208,7 +208,7 @@ class TestTransactions:
     def prepare(self, process: HookedProcess, n: int, records: Mapping[int, int]) -> int:
         target = process.target()
         file = process.upload(target, records)
-        return process.topic().commit_append([file], target, txn=Txn("tx", n)).version
+        return process.topic().log.commit_append([file], target, txn=Txn("tx", n)).version
 
     def statuses(self, world: WatchedWorld) -> list[int]:
         rows = world.process().topic().snapshot().slices.all()
@@ -218,11 +218,11 @@ class TestTransactions:
         world = WatchedWorld()
         owner, helper = world.process(), world.process()
         first = self.prepare(owner, 1, {0: 2})
-        marker = MaintainIntent(owner.topic().head().topic_id, resolved=(Resolved("tx", 1, (first,)),))
+        marker = MaintainIntent(owner.topic().log.head().topic_id, resolved=(Resolved("tx", 1, (first,)),))
         late = helper.topic()
 
         def owner_goes_on() -> None:
-            owner.topic().commit(marker)
+            owner.topic().log.commit(marker)
             self.prepare(owner, 2, {0: 3})
 
         helper.at("create:commit", owner_goes_on)

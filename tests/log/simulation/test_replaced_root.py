@@ -78,8 +78,8 @@ def appending(root: Root, actor: Actor) -> Write:
     topic = root.topic("t")
 
     def write() -> tuple[str, int, str]:
-        target = topic.append_target()
-        outcome = topic.commit_append(upload(topic.store, actor, target, 2), target)
+        target = topic.log.append_target()
+        outcome = topic.log.commit_append(upload(topic.store, actor, target, 2), target)
         return "t", outcome.version, outcome.commit_id
 
     return write

@@ -142,7 +142,7 @@ class TestUploadFloor:
         with pytest.raises(Conflict, match="below the upload floor"):
             maintain(topic, holds={"clone": Hold(2)})
         maintain(topic, holds={"clone": Hold(3)})
-        assert topic.head().holds == {"clone": Hold(3)}
+        assert topic.log.head().holds == {"clone": Hold(3)}
 
 
 class TestRegistry:
@@ -207,7 +207,7 @@ class TestRegistry:
         driver.append({0: 1}, driver.target(), WriterKey("idle", 0))
         driver.append({0: 1}, driver.target(), WriterKey("q", 0))
         topic = keeper.topic()
-        idle = {name: entry.version for name, entry in topic.head().registry.items()}
+        idle = {name: entry.version for name, entry in topic.log.head().registry.items()}
         keeper.at("create:commit", lambda: driver.append({0: 1}, driver.target(), WriterKey("q", 1)))
         maintain(topic, expired=idle)
         assert set(world.process().topic().head().registry) == {"q"}
@@ -309,10 +309,10 @@ def test_sixteen_writers_do_not_starve() -> None:
         store = actor.store()
         topic = open_root(store, create=True, env=actor.env).ensure_topic("t", partitions=2)
         for _ in range(commits):
-            target = topic.append_target()
+            target = topic.log.append_target()
             files = upload(store, actor, target, 2)
             before = store.calls["create:commit"]
-            topic.commit_append(files, target)
+            topic.log.commit_append(files, target)
             most_tries.append(store.calls["create:commit"] - before)
 
     for number in range(16):
@@ -417,10 +417,10 @@ class TestCreating:
         with pytest.raises(NotFound, match="deleted"):
             writer.commit([file], target)
         admin.root.create_topic("t", partitions=2)
-        assert writer.topic().head().topic_id != target.topic_id
+        assert writer.topic().log.head().topic_id != target.topic_id
         with pytest.raises(Conflict, match="deleted and created again"):
             writer.commit([file], target)
-        assert admin.topic().head().version == 2
+        assert admin.topic().log.head().version == 2
         assert admin.append({0: 1}).base == {0: 0}
 
     def test_a_topic_created_again_during_the_commit(self) -> None:

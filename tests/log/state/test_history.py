@@ -28,7 +28,7 @@ def story() -> tuple[World, MemoryStore, Topic, list[tuple[object, ...]]]:
     seen = [state(topic)]
     for number in range(1, 14):
         if number == 6:
-            topic.commit(LogStartIntent(topic.head().topic_id, {0: 4}))
+            topic.log.commit(LogStartIntent(topic.log.head().topic_id, {0: 4}))
         else:
             append(topic, (0, number), (1, 1))
         world.now_ms += 1000

@@ -113,14 +113,14 @@ def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: CountedRoo
 
     def micro_batch(number: int) -> None:
         """What driver and tasks do for a batch of a running query."""
-        target = topic.append_target()
+        target = topic.log.append_target()
         files: list[FileSlices] = []
         for task in range(2):
             writer = AppendWriter(target, env=place.world.env(), seed=sticky_seed(number, task))
             writer.write(random_rows(500, first=task * 500, seed=task).combine_chunks().to_batches()[0])
             files += writer.finish()
         key = WriterKey(id="query", batch=number, run="r", mode="stream")
-        assert topic.commit_append(files, target, writer=key).records == 1000
+        assert topic.log.commit_append(files, target, writer=key).records == 1000
 
     micro_batch(0)
     view.refresh(["t"])
@@ -148,7 +148,7 @@ def test_no_rows_make_no_file_and_no_commit(place: CountedRoot) -> None:
     assert outcome.records == 0
     assert topic.append([]).records == 0
     assert place.append_files() == []
-    assert topic.head().version == before
+    assert topic.log.head().version == before
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -251,11 +251,11 @@ REFUSED: list[tuple[str, dict[str, object], pa.Table, str]] = [
 @pytest.mark.parametrize(("configs", "table", "message"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
 def test_what_a_topic_refuses(memory: CountedRoot, configs: dict[str, object], table: pa.Table, message: str) -> None:
     topic = memory.topic(1, configs)
-    before = topic.head().version
+    before = topic.log.head().version
     with pytest.raises(BadRequest, match=message) as caught:
         topic.append(table, options=WriteOptions(codec="none"))
     assert "\n" not in str(caught.value)
-    assert topic.head().version == before
+    assert topic.log.head().version == before
     assert memory.append_files() == []
 
 

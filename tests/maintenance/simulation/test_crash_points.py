@@ -77,7 +77,7 @@ class Point:
 
 def append(run: Run, root: Root, source: random.Random, txn: Txn | None = None) -> int:
     topic = root.topic(TOPIC)
-    target = topic.append_target()
+    target = topic.log.append_target()
     writer = AppendWriter(target, WriteOptions("none"), root.env)
     parts = {
         p: [
@@ -90,7 +90,7 @@ def append(run: Run, root: Root, source: random.Random, txn: Txn | None = None) 
     files = writer.finish()
     for file in files:
         run.model.uploads[file.path] = parts
-    return topic.commit_append(files, target, txn=txn).version
+    return topic.log.commit_append(files, target, txn=txn).version
 
 
 def story() -> Run:

@@ -125,7 +125,7 @@ def end_what_is_open(root: Root) -> None:
         if standing.is_open:
             abort_transaction(root, standing.id)
     for name in root.topics():
-        assert not root.topic(name).head().open
+        assert not root.topic(name).log.head().open
 
 
 class Dying:

@@ -51,7 +51,7 @@ class TestWhatItShows:
         assert {info.key for info in world.store.list("") if "/_log/" not in info.key} == before
         root = world.root()
         assert rows_of(root.topic("b")) == rows_of(root.topic("a"))
-        ours, theirs = root.topic("b").head(), root.topic("a").head()
+        ours, theirs = root.topic("b").log.head(), root.topic("a").log.head()
         assert ours.topic_id == found.topic_id != theirs.topic_id
         assert ours.configs.explicit == theirs.configs.explicit
         assert ours.log_end.tolist() == theirs.log_end.tolist() == list(found.log_ends)
@@ -111,10 +111,10 @@ class TestWhatItShows:
         world = BackupWorld()
         root = filled(world)
         topic = root.topic("a")
-        topic.commit(LogStartIntent(topic.head().topic_id, {0: 4, 1: 6}))
+        topic.log.commit(LogStartIntent(topic.log.head().topic_id, {0: 4, 1: 6}))
         clone_topic(root, "a", "b")
-        assert root.topic("b").head().log_start.tolist() == [4, 6]
-        assert root.topic("b").head().log_end.tolist() == [9, 6]
+        assert root.topic("b").log.head().log_start.tolist() == [4, 6]
+        assert root.topic("b").log.head().log_end.tolist() == [9, 6]
         assert rows_of(root.topic("b")) == rows_of(root.topic("a"))
         assert root.topic("b").append(batch([b"x"], keys=[b"x"], partition=1)).base == {1: 6}
 
@@ -363,7 +363,7 @@ def test_the_intent_of_another_process_is_judged_anew() -> None:
     found: Cloned = clone_topic(root, "a", "b")
     world.root().topic("b").delete()
     with pytest.raises(NotFound):
-        root.topic("b").commit(DeleteIntent(found.topic_id))
+        root.topic("b").log.commit(DeleteIntent(found.topic_id))
 
 
 class TestMutations:

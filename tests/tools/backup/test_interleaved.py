@@ -53,7 +53,7 @@ class Story:
             writing.append("a", batch([value]))
             writing.append("b", batch([value]))
             writing.send_offsets("movers", {"a": {0: self.moved}})
-        ends = {name: {0: int(root.topic(name).head().log_end[0])} for name in ("a", "b")}
+        ends = {name: {0: int(root.topic(name).log.head().log_end[0])} for name in ("a", "b")}
         Groups(root).group("readers").join("one").commit(ends)
 
     def begin(self) -> None:
@@ -140,7 +140,7 @@ class Story:
         self.world.retain(root.store)
         root = self.world.root(root.store)
         assert contents(root) == before
-        assert not root.topic("a").head().open
+        assert not root.topic("a").log.head().open
 
 
 @pytest.fixture(autouse=True)
@@ -379,7 +379,7 @@ def test_a_backup_waits_for_what_a_cache_hides(kind: str) -> None:
     writing = transactional(root, ID).begin()
     writing.append("a", batch([b"paid"]))
     writing.prepare()
-    assert here.topic("a").head().open
+    assert here.topic("a").log.head().open
     writing.commit()
     root.topic("a").append(batch([b"plain"]))
     with transactional(root, ID).begin() as following:

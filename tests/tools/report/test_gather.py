@@ -279,7 +279,7 @@ def test_what_kafka_left_open_in_an_import_is_named_by_its_transactional_id(fixt
     known = {
         (topic, each.partition, each.first): each
         for topic in ("txn-a", "txn-b")
-        for each in root.topic(topic).head().kafka_open
+        for each in root.topic(topic).log.head().kafka_open
     }
     assert {(item.topic, item.partition, item.first) for item in held} == set(known)
     assert known
