@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 # Lowest first. A room may import from those below its own line, and from itself; never from its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors"}),
+    frozenset({"errors", "lazy"}),
     frozenset({"storage"}),
     frozenset({"format"}),
     frozenset({"log.journal"}),
@@ -64,6 +64,7 @@ FORBIDDEN_BELOW_SPARK = ("pyspark", "pandas")
 # What a Spark planner process, a shell prompt or a notebook imports: none of it may cost a compiler or pandas.
 LIGHT = (
     "sparklog",
+    "sparklog.api",
     "sparklog.errors",
     "sparklog.storage",
     "sparklog.log.topic.root",

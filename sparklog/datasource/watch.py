@@ -1,4 +1,4 @@
-"""How far Spark's streaming queries are behind, seen in the driver: `lags = sparklog.watch(spark)`.
+"""The lag of Spark's streaming queries, seen in the driver: `lags = sparklog.watch(spark)`.
 
 Spark's own progress of a Python source has two sets of offsets and no figures: where a micro-batch ended, and what was
 there when it was planned. What lies between them is `offsetsBehindLatest` of Spark's Kafka source. It is as of the
@@ -60,12 +60,21 @@ def watch(
     tell: Callable[[str], None] | None = None,
     metrics_file: str | os.PathLike[str] | None = None,
 ) -> QueryLags:
-    """Watch all streaming queries of a session; call what this returns for the figures, `stop()` it to end.
+    """Watch how far all streaming queries of a session are behind.
 
-    `tell` is given a line per micro-batch, such as `print` in a notebook (default: `logging` takes it, as
-    `sparklog.lag` at level INFO). `metrics_file` is written anew with each micro-batch, for the node exporter's
-    textfile collector; give each driver a file of its own. A file that cannot be written is warned of, and stops no
-    query.
+    Args:
+        spark: the session.
+        tell: takes a line per micro-batch, such as `print`; default: the logger `sparklog.lag`, at level INFO.
+        metrics_file: written anew with each micro-batch, for the node exporter's textfile collector. Give each driver
+            a file of its own.
+
+    Returns:
+        A listener: call it for the figures, `stop()` it to end.
+
+    Example:
+        lags = sparklog.watch(spark, tell=print)
+        print(lags())
+        lags.stop()
     """
     lags = QueryLags(spark, tell or _LOG.info, None if metrics_file is None else str(metrics_file))
     spark.streams.addListener(lags)

@@ -25,6 +25,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -36,12 +37,13 @@ from sparklog.groups.offsets import CommittedOffset, GroupMetadata
 from sparklog.log.journal.env import Moment
 from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.read.scan import check_isolation, read_parts
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange, Stored
+from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, Stored
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.groups")
+OffsetReset = Literal["earliest", "latest", "none"]
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"
 FETCH_BYTES = 4 << 20
 """About so much is read of each partition before the next one's turn."""
@@ -54,21 +56,42 @@ def consumer(
     group: str,
     *,
     topics: str | Sequence[str],
-    auto_offset_reset: str = LATEST,
+    auto_offset_reset: OffsetReset = "latest",
     enable_auto_commit: bool = True,
     auto_commit_interval_ms: int = 5_000,
-    isolation_level: str = READ_COMMITTED,
+    isolation_level: IsolationLevel = "read_committed",
     session_timeout_ms: int = SESSION_TIMEOUT_MS,
     max_poll_records: int | None = None,
     columns: Sequence[str] = COLUMNS,
     instance: str | None = None,
 ) -> Consumer:
-    """Join a group and read topics from where it left off; `root` is an open root, or where one is.
+    """Join a consumer group, and read topics from its committed offsets on.
 
-    `auto_offset_reset`: where a partition begins whose committed offset is missing or out of range: `earliest`,
-    `latest`, or `none`: `NotFound`. `max_poll_records`: of one `poll` at most (None: as many as are read at once).
-    `columns` of the batches. `NotFound` for a topic that does not exist; `Unavailable` if a transaction that no member
-    of the group began has offsets pending and is not decided within a minute.
+    Args:
+        root: an open root, or where it lies.
+        group: the id of the group; it is made if there is none.
+        topics: one name, or several.
+        auto_offset_reset: where a partition begins whose committed offset is missing or out of range; `none` raises
+            `NotFound`.
+        enable_auto_commit: commit what `poll` has returned at the next `poll`, and on `close`.
+        auto_commit_interval_ms: how often, at most.
+        isolation_level: `read_committed` leaves out what is aborted or open.
+        session_timeout_ms: a consumer that does not `poll` for longer counts as gone.
+        max_poll_records: of one `poll` at most; None: as many as are read at once.
+        columns: of the record batches.
+        instance: a name of this member; default: a new one. A new instance fences the one before.
+
+    Returns:
+        A `Consumer`, to be closed or used as a context manager.
+
+    Raises:
+        NotFound: a topic does not exist.
+        Unavailable: a transaction has offsets of the group pending for more than a minute.
+
+    Example:
+        with sparklog.consumer("/data/log", "billing", topics="orders", auto_offset_reset="earliest") as consumer:
+            for batch in consumer.poll(timeout=1.0):
+                print(batch.num_rows)
     """
     opened = root if isinstance(root, Root) else open_root(root)
     return Consumer(
@@ -86,7 +109,7 @@ def consumer(
 
 
 class Consumer:
-    """See the module. Not safe to share between threads. `close` it, or use it as a context manager."""
+    """A member of a consumer group that reads topics: see `consumer`. Not safe to share between threads."""
 
     def __init__(
         self,
@@ -145,10 +168,12 @@ class Consumer:
     # -- reading
 
     def poll(self, timeout: float = 0.0) -> list[pa.RecordBatch]:
-        """The next records; waits up to `timeout` seconds for some. Empty if there are none.
+        """Return the next records; wait up to `timeout` seconds for some. Empty if there are none.
 
-        `Fenced` if a newer consumer of the group took over; `Conflict` if a topic was deleted or created again;
-        `NotFound` if offsets are gone that were not read, under `auto_offset_reset="none"`.
+        Raises:
+            Fenced: a newer consumer of the group took over.
+            Conflict: a topic was deleted or created again.
+            NotFound: offsets that were not read are gone, under `auto_offset_reset="none"`.
         """
         self._check_open()
         begun = self._env.now()
@@ -239,20 +264,20 @@ class Consumer:
     # -- positions
 
     def position(self, topic: str, partition: int) -> int:
-        """The next offset that `poll` gives of a partition. `NotFound` if it is not read here."""
+        """Return the next offset that `poll` reads of a partition. `NotFound` if it is not read here."""
         if (topic, partition) not in self._positions:
             raise NotFound(f"{self!r} does not read partition {partition} of topic {topic}")
         return self._positions[topic, partition]
 
     def positions(self) -> dict[str, dict[int, int]]:
-        """The same of all, topic to partition to offset: what `commit` commits."""
+        """Return the position of every partition, by topic: what `commit` commits."""
         found: dict[str, dict[int, int]] = {topic: {} for topic in self.topics}
         for (topic, partition), offset in self._positions.items():
             found[topic][partition] = offset
         return found
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on from an offset. One out of range is met by `auto_offset_reset` at the next `poll`."""
+        """Go on from an offset. If it is out of range, `auto_offset_reset` counts at the next `poll`."""
         self.position(topic, partition)
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
             raise BadRequest(f"expected an offset of at least 0, found {offset!r}")
@@ -334,11 +359,11 @@ class Consumer:
     # -- committing
 
     def group_metadata(self) -> GroupMetadata:
-        """Who this is, for a transaction that sends offsets of it."""
+        """Return group, member and generation, for a transaction that sends offsets."""
         return self.membership.metadata
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
-        """What the group has committed, by (topic, partition)."""
+        """Return the committed offsets of the group, by (topic, partition)."""
         return self.group.committed()
 
     def commit(self, offsets: Offsets | None = None) -> None:

@@ -18,7 +18,13 @@ T = TypeVar("T")
 
 
 class Groups:
-    """The groups of `root`: an open root, or where one is."""
+    """Consumer groups of a root: an open one, or the path of one.
+
+    Example:
+        groups = sparklog.Groups("/data/log")
+        for name in groups.names():
+            print(name, groups.group(name).committed())
+    """
 
     def __init__(self, root: Root | Store | str | os.PathLike[str]) -> None:
         self.root = root if isinstance(root, Root) else open_root(root)
@@ -27,7 +33,7 @@ class Groups:
         return f"Groups({self.root.location!r})"
 
     def names(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """Names of all groups, sorted. Costs a few requests per group.
+        """Return the names of all groups, sorted; costs a few requests per group.
 
         One that cannot be read is left out and its error put into `failures`, or raised.
         """
@@ -38,15 +44,15 @@ class Groups:
     def descriptions(
         self, names: Sequence[str], failures: list[SparklogError] | None = None
     ) -> dict[str, GroupDescription]:
-        """How these groups stand, by name; `failures`: see `names`."""
+        """Return members, offsets and state of these groups, by name; `failures`: see `names`."""
         return self._each(names, lambda name: self.group(name).description(), failures)
 
     def states(self, names: Sequence[str], failures: list[SparklogError] | None = None) -> dict[str, GroupState]:
-        """The states of these groups as readers see them, by name; `failures`: see `names`."""
+        """Return the states of these groups as readers see them, by name; `failures`: see `names`."""
         return self._each(names, lambda name: self.group(name).state(), failures)
 
     def group(self, name: str) -> Group:
-        """The group of this name, which may not exist yet; `BadRequest` for no name."""
+        """Return the group of this name, which may not exist yet. `BadRequest` for no name."""
         return Group(self.root, name)
 
     def _each(

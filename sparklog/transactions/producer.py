@@ -66,11 +66,24 @@ def transactional(
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
     instance: str | None = None,
 ) -> TransactionalProducer:
-    """A producer that writes transactions under an id; `root` is an open root, or where one is.
+    """Return a producer that writes transactions under an id: all topics of one are published, or none.
 
-    `timeout_ms` is Kafka's `transaction.timeout.ms`: how long a transaction may hold topics back before anybody may
-    abort it. `instance` names this instance where several processes are to be one (default: a new one, which fences
-    every earlier one when it first begins).
+    Args:
+        root: an open root, or where it lies.
+        transactional_id: the same in every run of a program; a newer instance fences older ones.
+        timeout_ms: Kafka's `transaction.timeout.ms`: an open transaction may be aborted by others after it.
+        instance: a name where several processes are to be one instance; default: a new one.
+
+    Returns:
+        A `TransactionalProducer`; `begin()` begins a transaction.
+
+    Raises:
+        BadRequest: the id or the timeout is not valid.
+
+    Example:
+        with sparklog.transactional("/data/log", "orders-job").begin() as transaction:
+            transaction.append("orders", pa.table({"value": ["desk"]}))
+            transaction.append("payments", pa.table({"value": ["310.00"]}))
     """
     check_not_one_write(transactional_id)
     opened = root if isinstance(root, Root) else open_root(root)
@@ -88,7 +101,7 @@ class Committed:
 
 
 class TransactionalProducer:
-    """See the module. One transaction at a time; not safe to share between threads."""
+    """A transactional producer: see `transactional`. One transaction at a time; not safe to share between threads."""
 
     def __init__(
         self,
@@ -155,7 +168,7 @@ class TransactionalProducer:
 
 
 class Transaction:
-    """Transaction `n`. As a context manager: commits at the end, aborts on an exception."""
+    """A transaction of a producer. As a context manager it commits at the end, and aborts on an exception."""
 
     def __init__(self, producer: TransactionalProducer, n: int, instance: str | None, part: str | None) -> None:
         self.n = n

@@ -77,11 +77,10 @@ Position = OffsetSpec | Mapping[int, OffsetSpec]
 
 @dataclass(frozen=True)
 class Scan:
-    """The records of some offset ranges of a topic, from one snapshot. Iterate it, as often as wanted, for batches.
+    """Records of a topic, from one snapshot. Iterate it, as often as wanted, for record batches.
 
-    Whatever takes Arrow streams takes a scan: `pyarrow.table(scan)`, `polars.DataFrame(scan)`, a query of DuckDB.
-
-    Batches have exactly `columns`, of about `batch_bytes` each; records of a partition come in offset order.
+    What takes Arrow streams takes a scan: `pyarrow.table(scan)`, `polars.DataFrame(scan)`, a query of DuckDB. Records
+    of a partition come in offset order.
     """
 
     parts: tuple[ReadPart, ...]
@@ -90,19 +89,19 @@ class Scan:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of every batch."""
+        """The schema of every batch."""
         return pa.schema([RECORD_SCHEMA.field(name) for name in self.columns])
 
     @property
     def ranges(self) -> list[OffsetRange]:
-        """What is read."""
+        """The offset ranges that are read."""
         return [part.range for part in self.parts]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return read_parts(self.parts, self.columns, batch_bytes=self.batch_bytes)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """For libraries that take Arrow streams. Records are read as the reader is."""
+        """Return a `RecordBatchReader`. Records are read as the reader is."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -114,7 +113,7 @@ class Scan:
         raise BadRequest("a scan is no array: use scan.to_table(), and its to_pandas() for a DataFrame")
 
     def to_table(self) -> pa.Table:
-        """All records in memory."""
+        """Read all records into a `pyarrow.Table`."""
         return pa.Table.from_batches(list(self), self.schema)
 
 

@@ -36,7 +36,7 @@ class Topic:
 
     Example:
         topic = sparklog.open("/data/log").topic("orders")
-        topic.append(pa.table({"key": ["anna"], "value": ["book"]}))
+        topic.append(pa.table({"key": ["anna", "carl"], "value": ["book", "sofa"]}))
         print(topic.scan(columns=["key", "value"]).to_table().num_rows)
     """
 
