@@ -1,4 +1,4 @@
-"""Make the pages of the Python API from docstrings: `python scripts/python_docs.py` writes them.
+"""Make the pages of the Python API from docstrings, and that of Spark's options: `python scripts/python_docs.py`.
 
 A docstring has a summary, then sections Args, Returns, Raises and Example, indented below their names.
 """
@@ -13,9 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import sparklog
+from sparklog.datasource.option_table import OPTIONS
 
 FOLDER = "docs"
-"""Of both pages, below the repository."""
+"""Of all pages, below the repository."""
+OPTIONS_PAGE = "spark-options.md"
+OPTIONS_HEAD = """# Options of the Spark data source
+
+Of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `format("sparklog")`: names, values and
+defaults of Spark's Kafka connector where it has the option. Settings of Kafka's clients (`kafka.*`) that are not here
+are accepted without effect, or refused with the reason. `scripts/python_docs.py` makes this page from the table of
+options.
+
+| option | where | type | default | what it does |
+|---|---|---|---|---|
+"""
 REPOSITORY = Path(__file__).parents[1]
 SECTIONS = ("Args", "Returns", "Raises", "Example")
 MADE = "`scripts/python_docs.py` makes this page from the docstrings. The examples follow one another and begin with:"
@@ -188,6 +200,22 @@ def page(file: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
 
 
+def options_page() -> str:
+    """Return the page of Spark's options."""
+    lines = []
+    for each in OPTIONS:
+        kind = ", ".join(f"`{choice}`" for choice in each.choices) or each.kind
+        default = "" if each.default is None else f"`{str(each.default).lower()}`"
+        aliases = f" Also as {', '.join(f'`{name}`' for name in each.aliases)}." if each.aliases else ""
+        lines.append(f"| `{each.name}` | {', '.join(each.uses)} | {kind} | {default} | {each.doc}{aliases} |\n")
+    return OPTIONS_HEAD + "".join(lines)
+
+
+def pages() -> dict[str, str]:
+    """Return all pages by the names of their files."""
+    return {**{file: page(file) for file in HEADS}, OPTIONS_PAGE: options_page()}
+
+
 if __name__ == "__main__":
-    for file in HEADS:
-        (REPOSITORY / FOLDER / file).write_text(page(file))
+    for file, text in pages().items():
+        (REPOSITORY / FOLDER / file).write_text(text)
