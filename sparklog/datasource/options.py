@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
 from sparklog.datasource.option_table import OPTIONS, WRITE, OptionDef, find_option
@@ -30,7 +30,7 @@ _BY_NAME = {each.name: each for each in OPTIONS}
 
 @dataclass(frozen=True)
 class Subscription:
-    """Which topics to read: exactly one of names, a pattern, or names with partitions."""
+    """The topics to read: exactly one of names, a pattern, or names with partitions."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -39,7 +39,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to start or end: `earliest`, `latest`, `group`, `offsets`, or `timestamp` (one or one each)."""
+    """A start or an end: `earliest`, `latest`, `group`, `offsets`, or `timestamp` (one, or one each)."""
 
     kind: str
     option: str
@@ -90,7 +90,7 @@ class SinkOptions:
     auto_create: bool
     txn_app_id: str | None
     txn_version: int | None
-    replay_mismatch: str
+    replay_mismatch: Literal["error", "accept"]
     transaction_timeout_ms: int
 
 
@@ -193,19 +193,19 @@ def _check_texts(values: Mapping[str, str]) -> None:
 
 def _warnings(given: Mapping[str, str], values: Mapping[str, str]) -> tuple[str, ...]:
     """Warn of bounds that others hide, and of the security of brokers."""
-    found = []
+    warnings = []
     for side in ("starting", "ending"):
         names = _bound_names(values, side)
         if len(names) > 1:
             hidden = " and ".join(map(repr, names[1:]))
-            found.append(
+            warnings.append(
                 f"Option '{names[0]}' counts and hides {hidden}, as for Spark's Kafka connector: give one of them"
             )
     secure = sorted(name for name in given if is_security(name))
     if secure:
         have = "has" if len(secure) == 1 else "have"
-        found.append(f"{', '.join(secure)} {have} no effect: {SECURITY}")
-    return tuple(found)
+        warnings.append(f"{', '.join(secure)} {have} no effect: {SECURITY}")
+    return tuple(warnings)
 
 
 def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadOptions:

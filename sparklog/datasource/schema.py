@@ -101,9 +101,9 @@ def projection(schema: StructType) -> Projection:
             raise BadRequest(f"The schema names a column {name!r}{_nearest(name)}; columns are {', '.join(COLUMNS)}")
         if name in columns:
             raise BadRequest(f"The schema names the column {name!r} twice")
-        found = type_name(column.dataType)
-        if found != SPARK_TYPES[name]:
-            raise BadRequest(f"Column {name!r} must have the type {SPARK_TYPES[name]}; the schema says {found}")
+        kind = type_name(column.dataType)
+        if kind != SPARK_TYPES[name]:
+            raise BadRequest(f"Column {name!r} must have the type {SPARK_TYPES[name]}; the schema says {kind}")
         if not column.nullable and name in _MAY_BE_NULL:
             raise BadRequest(f"Column {name!r} may hold nulls: declare it nullable in the schema")
         columns.append(name)
@@ -128,7 +128,7 @@ def type_name(kind: DataType) -> str:
 
 @dataclass(frozen=True)
 class WriteColumns:
-    """Which of our columns a DataFrame to be written has. Others are ignored, as Kafka's sink does."""
+    """The columns of a DataFrame that are written. Others are ignored, as by Kafka's sink."""
 
     names: tuple[str, ...]
 
@@ -145,10 +145,10 @@ def write_columns(schema: StructType, topic_option: str | None) -> WriteColumns:
             continue
         if name in names:
             raise BadRequest(f"There are two columns named {name!r}: drop or rename one")
-        found = type_name(column.dataType)
-        if found not in WRITE_TYPES[name]:
+        kind = type_name(column.dataType)
+        if kind not in WRITE_TYPES[name]:
             wanted = " or ".join(WRITE_TYPES[name])
-            raise BadRequest(f"Column {name!r} must be {wanted} but is {found}: cast it before writing")
+            raise BadRequest(f"Column {name!r} must be {wanted} but is {kind}: cast it before writing")
         names.append(name)
     if "value" not in names:
         found_names = ", ".join(schema.fieldNames()) or "none"
@@ -159,8 +159,7 @@ def write_columns(schema: StructType, topic_option: str | None) -> WriteColumns:
 
 
 def pick(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, Any]:
-    """Our columns of a batch that Spark hands to a writer, by our names (Spark resolves names without regard to
-    case)."""
+    """Return these columns of a batch; Spark resolves names without regard to case."""
     positions: dict[str, int] = {}
     for index, name in enumerate(batch.schema.names):
         positions.setdefault(name.lower(), index)

@@ -1,5 +1,4 @@
-"""What runs in a write task: rows to append files of one or several topics, and the message that carries them to the
-commit.
+"""Write append files in a Spark task, for one topic or several, and the message that carries them to the commit.
 
 Nothing is published here. A failed or repeated attempt leaves files that no commit names; the vacuum removes them.
 """
@@ -32,9 +31,9 @@ RUN_ID = "spark.jobGroup.id"
 
 @dataclass(frozen=True)
 class SinkPlan:
-    """What the planner tells the tasks. `topic` and `target` are None where a column names the topics. Picklable.
+    """Plan of a write, for its tasks. `topic` and `target` are None where a column names the topics. Picklable.
 
-    `root_id` is None for the commit of a micro-batch, which was planned for nobody: the tasks' targets say it.
+    `root_id` is None for the commit of a micro-batch, which plans no tasks: the targets of the tasks have it.
     """
 
     location: Location
@@ -47,7 +46,7 @@ class SinkPlan:
 
 @dataclass(frozen=True)
 class TopicFiles:
-    """What one task wrote for one topic."""
+    """Files that were written for one topic."""
 
     target: AppendTarget
     files: tuple[FileSlices, ...]
@@ -67,8 +66,7 @@ class SparklogCommitMessage(WriterCommitMessage):  # type: ignore[misc]
 
 
 def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> SparklogCommitMessage:
-    """Write a task's rows. `job` tells this write from others, so that keyless rows do not all begin in one
-    partition."""
+    """Write the rows of a task. `job` tells writes apart, so that keyless rows do not all begin in one partition."""
     from pyspark import TaskContext
 
     from sparklog.log.write.partitioner import sticky_seed

@@ -37,7 +37,7 @@ from sparklog.groups.offsets import CommittedOffset, GroupMetadata
 from sparklog.log.journal.env import Moment
 from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.read.scan import check_isolation, read_parts
-from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, Stored
+from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, Stored, check_columns
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
 from sparklog.storage.store import Store
@@ -435,6 +435,4 @@ def _check(
         raise BadRequest(f"auto_commit_interval_ms is at least 0, found {interval_ms}")
     if limit is not None and limit < 1:
         raise BadRequest(f"max_poll_records is at least 1, found {limit}")
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown or len(set(columns)) != len(columns):
-        raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
+    check_columns(columns)

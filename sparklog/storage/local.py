@@ -91,11 +91,11 @@ class LocalStore(Store):
         except OSError as error:
             self._fail(error, "read", key)
         try:
-            found = os.fstat(fd)
-            if not stat_module.S_ISREG(found.st_mode):
+            status = os.fstat(fd)
+            if not stat_module.S_ISREG(status.st_mode):
                 raise NotFound(f"no object {key} in {self._path}: no regular file lies there")
             # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
-            held = max(0, found.st_size - start)
+            held = max(0, status.st_size - start)
             if length is None and held > MAX_DOCUMENT and key.endswith(DOCUMENT_SUFFIX):
                 raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {held}; restore it", file=key)
             return _read(fd, start, held if length is None else min(length, held))
@@ -106,12 +106,12 @@ class LocalStore(Store):
 
     def stat(self, key: str) -> ObjectInfo | None:
         try:
-            found = os.lstat(self._file(key))
+            status = os.lstat(self._file(key))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return None
             self._fail(error, "look at", key)
-        return _info(key, found) if stat_module.S_ISREG(found.st_mode) else None
+        return _info(key, status) if stat_module.S_ISREG(status.st_mode) else None
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         folder, _, start = check_prefix(prefix).rpartition("/")
@@ -196,7 +196,7 @@ class LocalStore(Store):
             self._fail(error, "read the clock of", "")
 
     def names(self) -> Sequence[str]:
-        """Names of all that lies directly in the directory, whether they can be keys or not; none if there is none."""
+        """Return the names of all that lies directly in the directory, keys or not; none without a directory."""
         try:
             return sorted(os.listdir(self._path))
         except FileNotFoundError:
@@ -207,8 +207,8 @@ class LocalStore(Store):
     def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
         check_prefix(folder, folder=True)
         try:
-            with os.scandir(os.path.join(self._path, folder)) as found:
-                entries = list(found)
+            with os.scandir(os.path.join(self._path, folder)) as scanned:
+                entries = list(scanned)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -272,7 +272,7 @@ class LocalStore(Store):
         raise store_error(error, action, key, self._path) from error
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
-        """A new file beside `path`, creating folders; a folder may vanish again under a concurrent delete."""
+        """Open a new file beside `path`; its folder is made, again if a concurrent delete removes it."""
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, _temporary_name())
         for attempt in range(_ATTEMPTS):
@@ -392,13 +392,10 @@ class LocalStore(Store):
         return os.path.isdir(target) and os.path.commonpath((target, root)) not in (target, root)
 
     def _entries(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
-        """What lies in a folder and is named like a part of a key, in key order (a folder sorts as `name/`).
-
-        Each with True if it is a folder.
-        """
+        """List what is named like a part of a key, in key order (a folder sorts as `name/`); True for a folder."""
         try:
-            with os.scandir(os.path.join(self._path, folder)) as found:
-                entries = [(entry, self._is_folder(entry, folder)) for entry in found if is_part(entry.name)]
+            with os.scandir(os.path.join(self._path, folder)) as scanned:
+                entries = [(entry, self._is_folder(entry, folder)) for entry in scanned if is_part(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -416,14 +413,14 @@ class LocalStore(Store):
                     yield from self._walk(below, "", after)
             elif key > after:
                 try:
-                    found = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue  # deleted since the directory was read
                 except OSError as error:
                     self._fail(error, "list", key)
                 # A network client renames files that are deleted while open to .nfs*: they are no objects.
-                if stat_module.S_ISREG(found.st_mode) and not entry.name.startswith(".nfs0"):
-                    yield _info(key, found)
+                if stat_module.S_ISREG(status.st_mode) and not entry.name.startswith(".nfs0"):
+                    yield _info(key, status)
 
 
 def replace_file(path: str, text: str) -> None:
@@ -441,7 +438,7 @@ def replace_file(path: str, text: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Make the names in a directory durable: for who has renamed something in it."""
+    """fsync a directory after a rename."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         full_fsync(fd)
@@ -450,7 +447,7 @@ def sync_folder(path: str) -> None:
 
 
 def full_fsync(fd: int) -> None:
-    """fsync that reaches the medium. macOS' fsync only reaches the drive's cache."""
+    """fsync to the medium. The fsync of macOS only reaches the drive's cache."""
     if sys.platform == "darwin":
         import fcntl
 
@@ -467,8 +464,8 @@ def _temporary_name() -> str:
     return f"{TEMPORARY_PREFIX}{os.urandom(12).hex()}"
 
 
-def _info(key: str, found: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 def _read(fd: int, start: int, length: int) -> bytes:

@@ -43,10 +43,10 @@ class MemoryStore(Store):
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if start < 0 or (length is not None and length < 0):
             raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
-        found = self._objects.get(check_key(key))
-        if found is None:
+        stored = self._objects.get(check_key(key))
+        if stored is None:
             raise NotFound(f"no object {key} in {self.location}: it was never written, or has been deleted")
-        data = found[0]
+        data = stored[0]
         return data[start:] if length is None else data[start : start + length]
 
     def create(self, key: str, data: bytes) -> bool:
@@ -65,12 +65,12 @@ class MemoryStore(Store):
         check_prefix(prefix)
         with self._lock:
             first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
-            found = []
+            infos = []
             for key in self._keys[first:]:
                 if not key.startswith(prefix):
                     break
-                found.append(self._info(key))
-        return iter(found)
+                infos.append(self._info(key))
+        return iter(infos)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix, folder=True)

@@ -1,8 +1,8 @@
-"""Does this store keep its promises? Asked when a root is created, by `doctor`, and once in each process that commits.
+"""Test that a store keeps its promises: when a root is created, by `doctor`, and once in each process that commits.
 
-A gateway that ignores a conditional header, a mount without hard links or a store that folds names' case would lose
-data silently, so a few requests are spent on seeing for ourselves. A probe that creates twice in sequence would pass a
-gateway that looks first and writes then: 8 threads race for one key.
+A gateway that ignores a conditional header, a mount without hard links or a store that folds the case of names would
+lose data silently. To create an object twice in sequence is no test: a gateway that looks first and writes then would
+pass it. So 8 threads race for one key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """What a probe measured: `clock_ahead_ms`, this machine's clock minus the store's, and how long it all took."""
+    """Result of a probe: `clock_ahead_ms` is this machine's clock minus the store's."""
 
     location: str
     clock_ahead_ms: int

@@ -123,7 +123,7 @@ class ObjectWriter(Protocol):
 
 
 class Store(ABC):
-    """Where objects live. Safe to use from threads; picklable, or says that it is not.
+    """A place of objects. Safe to use from threads; picklable, or says that it is not.
 
     The commit protocol rests on three promises. A store that cannot keep them must refuse to open:
 

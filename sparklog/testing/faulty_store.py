@@ -152,7 +152,7 @@ class FaultyStore(WrapperStore):
         return bool(self._late)
 
     def land(self) -> None:
-        """Let every late effect take place now."""
+        """Apply every late effect now."""
         late, self._late = self._late, []
         for _, effect in late:
             effect()

@@ -1,4 +1,4 @@
-"""Which folder is it: a root, a topic, a Kafka log directory, or one Kafka partition?
+"""Tell a root, a topic's folder, a Kafka log directory and a Kafka partition's folder apart, and open them.
 
 In this order: `_root.json` makes a root; a folder below a root is a topic; 20-digit `.log` files make one Kafka
 partition; folders `<name>-<n>` that hold such files make a Kafka log directory; anything else is nothing yet, which a
@@ -35,7 +35,7 @@ _SEALED_RUN = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True)
 class Location:
-    """What a path is. `root` is the root's location, or the path itself; `topic` is set for a topic folder."""
+    """The kind of a path. `root` is the root's location, or the path itself; `topic` is set for a topic folder."""
 
     kind: str
     path: str

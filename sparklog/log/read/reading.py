@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, Corrupt
+from sparklog.errors import Corrupt
 from sparklog.format.batch_checks import crc_message
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.read.fetch import Cursor, Fetcher, Piece
-from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA
+from sparklog.log.state.view import RECORD_SCHEMA, check_columns
 
 Int64s = npt.NDArray[np.int64]
 
@@ -34,16 +34,6 @@ BATCHES_AT_ONCE = 256
 """Decoded together at most: what was learned says little where compressible data follows incompressible."""
 FIRST_EXPANSION = 4.0
 """Decoded bytes per stored byte, until the first decoding tells."""
-
-
-def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns if they are distinct ones of `COLUMNS`, else `BadRequest`."""
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown:
-        raise BadRequest(f"expected columns of {', '.join(COLUMNS)}; found {', '.join(unknown)}")
-    if len(set(columns)) != len(columns):
-        raise BadRequest(f"expected each column once, found {', '.join(columns)}")
-    return tuple(columns)
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:

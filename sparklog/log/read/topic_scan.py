@@ -32,6 +32,7 @@ from sparklog.log.state.view import (
     ReadPart,
     Stored,
     TakenView,
+    check_columns,
 )
 
 
@@ -130,9 +131,7 @@ def scan(
 ) -> Scan:
     """Plan a scan of a topic as a view shows it; see `Topic.scan`."""
     check_isolation(isolation)
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown or len(set(columns)) != len(columns):
-        raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
+    check_columns(columns)
     bounds = view.bounds(topic)
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []

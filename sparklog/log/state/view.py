@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparklog.errors import BadRequest
+
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -147,6 +149,13 @@ RECORD_SCHEMA = pa.schema(
         pa.field("headers", HEADERS_TYPE),
     ]
 )
+
+
+def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns if they are distinct ones of `COLUMNS`, else raise `BadRequest`."""
+    if any(name not in COLUMNS for name in columns) or len(set(columns)) != len(columns):
+        raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
+    return tuple(columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,16 +78,16 @@ class Root:
         Args:
             failures: takes the errors of topics that cannot be read; None: the first one is raised.
         """
-        found = []
+        names = []
         folders = sorted(self._folders())
-        for name, there in zip(folders, ask_each(self.store, self._exists, folders), strict=True):
-            if isinstance(there, bool):
-                found += [name] if there else []
+        for name, exists in zip(folders, ask_each(self.store, self._exists, folders), strict=True):
+            if isinstance(exists, bool):
+                names += [name] if exists else []
             elif failures is None:
-                raise there
+                raise exists
             else:
-                failures.append(there)
-        return found
+                failures.append(exists)
+        return names
 
     def _exists(self, name: str) -> bool | SparklogError:
         try:
@@ -113,19 +113,19 @@ class Root:
 
     def topic_handle(self, name: str) -> Topic:
         """Return the handle of a topic, without looking if it exists."""
-        found = self._topics.get(name)
-        if found is None:
+        topic = self._topics.get(name)
+        if topic is None:
             log = TopicLog(self, name, self._guard, self._resolve)
-            found = self._topics.setdefault(name, Topic(self, name, log))
-        return found
+            topic = self._topics.setdefault(name, Topic(self, name, log))
+        return topic
 
     def entries(self, kind: EntryKind[E], id_: str) -> EntryLog[E]:
         """Return the log of an id, which may have no entries: one handle per process, so that its state is cached."""
         prefix = kind.prefix(id_)
-        found = self._entries.get(prefix)
-        if found is None:
-            found = self._entries.setdefault(prefix, EntryLog(self.store, kind, id_, self.env, self._guard, self.id))
-        return found
+        log = self._entries.get(prefix)
+        if log is None:
+            log = self._entries.setdefault(prefix, EntryLog(self.store, kind, id_, self.env, self._guard, self.id))
+        return log
 
     def create_topic(
         self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None, force: bool = False

@@ -57,10 +57,10 @@ class RootView(SnapshotView):
         names = list(dict.fromkeys(topics))
         if len(names) > 1 and self._is_remote:
             with ThreadPoolExecutor(min(OPEN_AT_ONCE, len(names))) as pool:
-                found = list(pool.map(self._take, names))
+                taken = list(pool.map(self._take, names))
         else:
-            found = [self._take(name) for name in names]
-        for name, (topic, snapshot) in zip(names, found, strict=True):
+            taken = [self._take(name) for name in names]
+        for name, (topic, snapshot) in zip(names, taken, strict=True):
             self._topics[name], self._raw[name] = topic, snapshot
         self._snapshots, gone = settle(self._root.decisions, self._raw, self._again)
         self._ends = whole_ends(self._snapshots)
