@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
+from sparklog.log.journal.names import nearest
 from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ def projection(schema: StructType) -> Projection:
     for column in schema.fields:
         name = column.name
         if name not in SPARK_TYPES:
-            raise BadRequest(f"The schema names a column {name!r}{_nearest(name)}; columns are {', '.join(COLUMNS)}")
+            near = nearest(name.lower(), COLUMNS, limit=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise BadRequest(f"The schema names a column {name!r}{hint}; columns are {', '.join(COLUMNS)}")
         if name in columns:
             raise BadRequest(f"The schema names the column {name!r} twice")
         kind = type_name(column.dataType)
@@ -111,14 +114,6 @@ def projection(schema: StructType) -> Projection:
     if not columns:
         raise BadRequest(f"The schema names no column; columns are {', '.join(COLUMNS)}")
     return Projection(tuple(columns), pa.schema(fields))
-
-
-def _nearest(name: str) -> str:
-    import difflib
-
-    lower = {column.lower(): column for column in COLUMNS}
-    found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    return f" (did you mean {lower[found[0]]!r}?)" if found else ""
 
 
 def type_name(kind: DataType) -> str:

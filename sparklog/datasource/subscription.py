@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +9,7 @@ from sparklog.datasource.options import Subscription
 from sparklog.errors import BadRequest, NotFound
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
+from sparklog.log.journal.names import nearest
 from sparklog.log.state.view import Bounds, LogView
 
 
@@ -69,7 +69,7 @@ class Subscriber:
         missing = sorted(set(topics) - set(self.refresh(topics)))
         if missing:
             known = self._view.topics()
-            near = difflib.get_close_matches(missing[0], known, n=3, cutoff=0.6)
+            near = nearest(missing[0], known)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {_listed(known)}"
             raise NotFound(f"There is no topic {missing[0]!r} at {self._view.location}: {hint}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.log.topic.root import Root
-    from sparklog.log.write.append_writer import AppendTarget, AppendWriter, WriteOptions
+    from sparklog.log.write.append_writer import AppendTarget, AppendWriter
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -91,15 +91,6 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
         raise
 
 
-def _write_options(options: SinkOptions) -> WriteOptions:
-    from sparklog.log.write.append_writer import WriteOptions
-
-    given: dict[str, Any] = {"level": options.level, "buffer_bytes": options.buffer_bytes}
-    if options.codec is not None:
-        given["codec"] = options.codec
-    return WriteOptions(**given)
-
-
 class _OneTopic:
     """All rows go to the topic that the planner chose."""
 
@@ -127,9 +118,11 @@ class _OneTopic:
 
 
 def _writer(plan: SinkPlan, target: AppendTarget, seed: int, *, checked_root: bool = False) -> AppendWriter:
-    from sparklog.log.write.append_writer import AppendWriter
+    from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 
-    return AppendWriter(target, _write_options(plan.options), seed=seed, checked_root=checked_root)
+    sink = plan.options
+    options = WriteOptions(sink.codec or "zstd", sink.level, buffer_bytes=sink.buffer_bytes)
+    return AppendWriter(target, options, seed=seed, checked_root=checked_root)
 
 
 class _SeveralTopics:
