@@ -139,7 +139,7 @@ class TransactionalProducer:
         return self.begin_at_known()
 
     def begin_at_known(self) -> Transaction:
-        """As `begin`, for who has just refreshed `log`: it is not asked once more whether there is a newer instance."""
+        """Begin without a look for a newer instance, for a caller that has just refreshed `log`."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
                 f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before the next one is begun"
@@ -231,7 +231,7 @@ class Transaction:
             self._files.setdefault(target.topic, []).append((target, tuple(files)))
 
     def send_offsets(self, group: str | GroupMetadata | Membership | Consumer, offsets: Offsets | None = None) -> None:
-        """Offsets (next to read) of a consumer group, topic to partition to offset: committed with the transaction.
+        """Commit offsets of a consumer group with the transaction: topic to partition to the next offset to read.
 
         Given a consumer (its positions, if no offsets are given) or another member of the group, `commit` is refused
         with `Fenced` once a newer member has joined; given a name alone, nothing fences. `NotFound` for a topic that
@@ -267,7 +267,7 @@ class Transaction:
     # -- how it ends
 
     def prepare(self) -> Mapping[str, AppendOutcome]:
-        """Hold what was appended open in its topics, and record that: what a job does that leaves the commit to others.
+        """Record what was appended, and hold it open in its topics: for a job that leaves the commit to another one.
 
         When it returns, a COMMIT of the transaction, by anybody, has these rows in it.
         """
@@ -284,7 +284,7 @@ class Transaction:
         return dict(self._outcomes)
 
     def commit(self, *, key: WriterKey | None = None) -> Committed:
-        """Commit: all of it is visible, in all topics, when this returns.
+        """Commit: when this returns, all of it is visible in all topics.
 
         `Fenced`: a newer instance took over, of this producer or of a consumer whose offsets it sends. `Conflict`: it
         was aborted, by its timeout or an operator, or a topic was deleted. `BadRequest`: rows that a topic refuses. In
@@ -360,7 +360,7 @@ class Transaction:
         raise Unavailable(f"transaction {self.n} of '{self.id}' is aborted, nothing of it is published: {unknown}")
 
     def abort(self) -> None:
-        """Abort: nothing of it is ever visible under read_committed. `Conflict` if it is committed already."""
+        """Abort: read_committed never shows any of it. `Conflict` if it is committed already."""
         if self.state in (COMMITTED, ABORTED):
             raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}")
         self.discard()

@@ -205,9 +205,9 @@ class Root:
 
 
 def _taken_back(topic: Topic, created: Commit) -> bool:
-    """Delete a topic that was created a moment ago; False if somebody has committed to it since: then it stays.
+    """Delete a topic that was created a moment ago; False if another commit was made to it: then it stays.
 
-    One that was deleted meanwhile, or created again by somebody else, is left alone.
+    One that was deleted meanwhile, or created again by another process, is left alone.
     """
     try:
         topic.log.commit(DeleteIntent(created.topic_id, created.version))
