@@ -153,14 +153,14 @@ class TestTimeouts:
         zombie = producer.begin()
         zombie.append("a", rows("1"))
         zombie.append("b", rows("1"))
-        prepare = zombie._root.topic_handle("b").commit_append
+        prepare = zombie._root.topic_handle("b").log.commit_append
 
         def sleeps(*args: object, **how: object) -> object:
             world.now_ms += 2 * MINUTE
             resolve_topic(world.topic("a"))
             return prepare(*args, **how)  # type: ignore[arg-type]
 
-        zombie._root.topic_handle("b").commit_append = sleeps  # type: ignore[method-assign, assignment]
+        zombie._root.topic_handle("b").log.commit_append = sleeps  # type: ignore[method-assign, assignment]
         with pytest.raises(Conflict, match=r"transaction.timeout.ms passed"):
             zombie.commit()
         assert world.values_by_topic() == {"a": [], "b": [], "c": []}
@@ -194,7 +194,7 @@ class TestTwoDriversOfOneBatch:
         world = TopicsWorld()
         root = world.root()
         topic = root.topic_handle("c")
-        prepare = topic.commit_append
+        prepare = topic.log.commit_append
 
         def other_driver(*args: object, **how: object) -> object:
             found = prepare(*args, **how)  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ class TestTwoDriversOfOneBatch:
             publish(other, "query", written(world, other, "second"), key=self.key("run-2"))  # type: ignore[arg-type]
             return found
 
-        topic.commit_append = other_driver  # type: ignore[method-assign, assignment]
+        topic.log.commit_append = other_driver  # type: ignore[method-assign, assignment]
         with pytest.raises(Fenced, match="superseded by run-2"):
             publish(root, "query", written(world, root, "first"), key=self.key("run-1"))  # type: ignore[arg-type]
         assert world.values_by_topic() == {"a": ["second"], "b": ["second"], "c": ["second"]}
