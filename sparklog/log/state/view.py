@@ -257,7 +257,7 @@ class LogView(TakenView, Protocol):
 
     @property
     def poll_interval_ms(self) -> int:
-        """How often an idle tail may look (ms)."""
+        """How often an idle tail may look: 10 ms, 250 where each request costs a round trip."""
         ...
 
     def topics(self) -> list[str]:
