@@ -149,13 +149,11 @@ def compact(
         reports = sparklog.compact("/data/log", topics=["orders"], roll=True)
         assert not any(report.failures for report in reports)
     """
-    from sparklog.compaction.run import compact_root
+    from sparklog.compaction.run import CompactOptions, compact_root
 
     opened = _opened(root)
     settings = _settings(opened, properties, now_ms, dry_run)
-    return compact_root(
-        opened, settings, _runner(spark), topics=topics, seal_only=seal_only, roll=roll, dry_run=dry_run
-    )
+    return compact_root(opened, settings, _runner(spark), CompactOptions(topics, seal_only, roll, dry_run))
 
 
 def retain(
@@ -391,7 +389,7 @@ def import_kafka(
         report = sparklog.import_kafka("/data/log", "/var/lib/kafka/data", configs={"retention.ms": 604_800_000})
         print([topic.topic for topic in report.topics])
     """
-    from sparklog.kafka.importing.importing import import_log_dir
+    from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 
     log: Root | None
     if isinstance(root, (Root, Store)):
@@ -401,20 +399,18 @@ def import_kafka(
         log = None if location.kind == NOTHING else open_log(location)
         if log is None and not dry_run:
             # Wrong input makes no new root.
-            import_log_dir(None, log_dir, topics=topics, configs=configs, groups=False, dry_run=True)
+            import_log_dir(None, log_dir, ImportOptions(topics, configs, groups=False), dry_run=True)
             log = open_log(location, create=True)
-    return import_log_dir(
-        log,
-        log_dir,
-        topics=topics,
-        configs=configs,
+    options = ImportOptions(
+        topics,
+        configs,
         corrupt_records=corrupt_records,
         open_transactions=open_transactions,
         link=link,
         groups=groups,
         transactions=transactions,
-        dry_run=dry_run,
     )
+    return import_log_dir(log, log_dir, options, dry_run=dry_run)
 
 
 def export_kafka(
@@ -456,13 +452,10 @@ def export_kafka(
     Example:
         exported = sparklog.export_kafka("/data/log", ["orders"], "/data/kafka-logs")
     """
-    from sparklog.kafka.exporting import export_topics
+    from sparklog.kafka.exporting import ExportOptions, export_topics
 
-    return export_topics(
-        _opened(root),
-        to,
-        topics,
-        partitions=partitions,
+    options = ExportOptions(
+        partitions,
         start_ms=start_ms,
         end_ms=end_ms,
         version=version,
@@ -471,6 +464,7 @@ def export_kafka(
         link=link,
         keep_leader_epochs=keep_leader_epochs,
     )
+    return export_topics(_opened(root), to, topics, options)
 
 
 def _opened(root: RootLike) -> Root:

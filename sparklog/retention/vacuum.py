@@ -64,7 +64,7 @@ class DeleteWork:
 
     def run(self, progress: Progress = silent) -> Done:
         """Delete the keys. `Unavailable` at the first one that the store refuses; another run deletes the rest."""
-        if getattr(self.store, "parallel_reads", 1) > 1:
+        if self.store.parallel_reads > 1:
             with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-delete") as pool:
                 for _ in pool.map(self.store.delete, self.keys):
                     pass

@@ -628,7 +628,7 @@ def test_a_lone_aborted_file_leaves_nothing(memory: CountedRoot) -> None:
     publish(topic, work, done)
     assert whole(topic) == expected
     topic.append(random_rows(10, first=900))
-    assert topic.head().log_end.sum() == 90
+    assert topic.log.head().log_end.sum() == 90
 
 
 # -- races and damage

@@ -524,7 +524,7 @@ def test_each_segment_says_only_what_holds_of_its_own_slices(memory: CountedRoot
 def timeless(memory: CountedRoot, topic: Topic, modified_ms: int) -> None:
     """A slice whose records have no timestamps, as an import makes it: the file's time stands for theirs."""
     data = BatchHeader(0, 1, 2, NO_TIMESTAMP, NO_TIMESTAMP).pack(b"whatever")
-    path = append_path(topic.head().version, memory.world.env().new_id())
+    path = append_path(topic.log.head().version, memory.world.env().new_id())
     output = AppendOutput(memory.inner, "t", path)
     output.write(data)
     output.end_slice(

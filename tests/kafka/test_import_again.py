@@ -27,6 +27,7 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.local import LocalStore
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from tests.fixture_data import ExpectedRecord, partitions, split_partition
 from tests.kafka.logs import FIRST, SECOND, batch, marker, records, segment, write_partition
 from tests.kafka.logs import read as read_in_place
@@ -211,10 +212,10 @@ def test_new_partitions_come_along_and_configs_are_set(root: Root, tmp_path: Pat
     write_partition(tmp_path, "t-1", {0: FIRST})
     import_log_dir(root, tmp_path)
     topic = root.topic("t")
-    assert topic.head().log_end.tolist() == [3, 3]
-    assert topic.head().configs.retention_ms == -1
+    assert topic.log.head().log_end.tolist() == [3, 3]
+    assert topic.log.head().configs.retention_ms == -1
     import_log_dir(root, tmp_path, ImportOptions(configs={"retention.ms": 5}))
-    assert topic.head().configs.retention_ms == 5
+    assert topic.log.head().configs.retention_ms == 5
 
 
 def test_a_tail_that_was_not_whole_comes_later(root: Root, tmp_path: Path) -> None:
@@ -273,9 +274,9 @@ def test_a_topic_that_was_written_to(root: Root, tmp_path: Path) -> None:
     root.topic("u").append(pa.table({"value": [b"mine"]}))
     write_partition(tmp_path, "t-0", {3: SECOND})
     refused(root, tmp_path, Conflict, "'u' .* written to since .*: partition 0 ends at 4, the import ended at 3")
-    assert root.topic("t").head().log_end[0] == 3
+    assert root.topic("t").log.head().log_end[0] == 3
     import_log_dir(root, tmp_path, ImportOptions(topics=["t"]))
-    assert root.topic("t").head().log_end[0] == 6
+    assert root.topic("t").log.head().log_end[0] == 6
 
 
 def test_a_topic_with_more_partitions(root: Root, tmp_path: Path) -> None:

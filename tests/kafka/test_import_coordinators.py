@@ -36,7 +36,7 @@ from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.damage import Skipped
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import Root
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from tests.kafka.logs import FIRST, HOUR_MS, batch, keyed_batch, marker, write_partition
 from tests.support.world import World
 
@@ -110,9 +110,9 @@ def test_nothing_comes_along_that_is_not_wanted(fixtures: Path, root: Root) -> N
     assert {each.transactional_id for each in root.topic("txn-a").log.head().kafka_open} == {None}
     # A later look says whose they are.
     import_log_dir(root, fixtures / "transactions/data")
-    assert {each.transactional_id for each in root.topic("txn-a").head().kafka_open} == {"tx-open"}
+    assert {each.transactional_id for each in root.topic("txn-a").log.head().kafka_open} == {"tx-open"}
     import_log_dir(root, fixtures / "transactions/data", ImportOptions(transactions=False))
-    assert {each.transactional_id for each in root.topic("txn-a").head().kafka_open} == {"tx-open"}
+    assert {each.transactional_id for each in root.topic("txn-a").log.head().kafka_open} == {"tx-open"}
 
 
 # ---------------------------------------------------------------- groups by hand
@@ -285,7 +285,7 @@ def test_what_was_decided_is_known_and_kept(root: Root, decided: Path) -> None:
     ]
     assert (read(root, "t"), read(root, "u")) == ([], [b"a"])
     assert "('commits') in partition 0, from 0, decided: commit" in str(found[0])
-    assert World(root.store, seed=3).root().topic("t").head().kafka_open == found
+    assert World(root.store, seed=3).root().topic("t").log.head().kafka_open == found
     # The next import brings the markers.
     ends = marker(3, 7, commit=True) + marker(4, 8, commit=False) + marker(5, 9, commit=True)
     write_partition(decided, "t-0", {3: ends})
@@ -313,10 +313,10 @@ def test_what_is_decided_while_logs_are_copied_does_not_count(
 
     monkeypatch.setattr(importing, "copy_partition", copied)
     import_log_dir(root, decided, ImportOptions(topics=["t"]))
-    assert [each.decided for each in root.topic("t").head().kafka_open] == [None, "abort", None]
+    assert [each.decided for each in root.topic("t").log.head().kafka_open] == [None, "abort", None]
     monkeypatch.setattr(importing, "copy_partition", whole)
     import_log_dir(root, decided, ImportOptions(topics=["t"]))
-    assert [each.decided for each in root.topic("t").head().kafka_open] == ["commit", "abort", None]
+    assert [each.decided for each in root.topic("t").log.head().kafka_open] == ["commit", "abort", None]
 
 
 @pytest.mark.parametrize("way", ["append", "abort", "by hand"])

@@ -28,7 +28,6 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from tests.fixture_data import (
@@ -325,7 +324,7 @@ def test_a_log_ends_where_its_empty_active_segment_begins(root: Root, tmp_path: 
     (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 10, ("t", 1): 7}))
     import_log_dir(root, tmp_path)
     topic = World(root.store, seed=3).root().topic("t")
-    head = topic.head()
+    head = topic.log.head()
     assert head.log_start.tolist() == [0, 0, 0]
     assert head.log_end.tolist() == [10, 7, 0]
     assert head.cleaned_through.tolist() == [10, 7, 0]
@@ -461,7 +460,7 @@ def test_internal_topics_alone_are_not_all_topics(root: Root, tmp_path: Path) ->
 def test_configs_are_those_given(fixtures: Path, root: Root) -> None:
     configs: Mapping[str, object] = {"internal.segment.bytes": "4096", "cleanup.policy": "compact"}
     import_log_dir(root, fixtures / "compaction/keyless-then-compacted/before", ImportOptions(configs=configs))
-    head = root.topic("compacted").head()
+    head = root.topic("compacted").log.head()
     assert dict(head.configs.explicit) == {"cleanup.policy": "compact", "segment.bytes": "4096"}
     assert head.configs.segment_bytes == 4096
 

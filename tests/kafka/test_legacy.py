@@ -340,5 +340,5 @@ def test_old_tombstones_go_by_the_age_of_their_file(tmp_path: Path, older_ms: in
             root.store.delete(info.key)
             root.store.create(info.key, data)
     compact_topic(topic, Settings(now_ms=world.now_ms), InProcess())
-    assert topic.head().cleaned_through.tolist() == [3]
+    assert topic.log.head().cleaned_through.tolist() == [3]
     assert offsets(scanned(topic)) == ([1, 2] if older_ms >= 1000 else [0, 1, 2])

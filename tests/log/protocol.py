@@ -12,6 +12,7 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Fault, FaultyStore, Script
 from tests.log.topics import file_of
 from tests.support.world import World
 

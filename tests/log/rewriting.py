@@ -61,7 +61,7 @@ def rewrite(place: CountedRoot, topic: Topic, path: str) -> None:
 
 def prepared(place: CountedRoot, topic: Topic, table: pa.Table, transactional_id: str, number: int) -> int:
     """Append as part of a transaction that stays open; the version of the prepare."""
-    target = topic.append_target()
+    target = topic.log.append_target()
     writer = AppendWriter(target, small(), place.world.env(), seed=number)
     for batch in table.to_batches():
         writer.write(batch)
@@ -80,7 +80,7 @@ def appended_by_hand(place: CountedRoot, topic: Topic, batches: list[bytes], fla
     """Append record batches as they are, offsets counting from 0, as one slice of partition 0."""
     data = b"".join(batches)
     headers = scan_headers(data)
-    output = AppendOutput(place.inner, topic.name, append_path(topic.head().version, place.world.env().new_id()))
+    output = AppendOutput(place.inner, topic.name, append_path(topic.log.head().version, place.world.env().new_id()))
     output.write(data)
     output.end_slice(
         partition=0,

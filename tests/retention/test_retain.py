@@ -19,7 +19,7 @@ from sparklog.maintenance.work import Settings
 from sparklog.retention.expiry import SIZE, TIME
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import RetainReport, plan_topic, retain_root, retain_topic
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore, Script
 from tests.retention.fixture_stages import fixture
 from tests.retention.vacuum_world import VacuumWorld
 from tests.support.world import DAY_MS, HOUR_MS, World

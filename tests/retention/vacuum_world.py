@@ -11,7 +11,7 @@ from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum
-from sparklog.storage.faulty import Call, Fault
+from sparklog.testing.faulty_store import Call, Fault
 from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 from tests.support.maintaining import maintain
 from tests.support.world import DAY_MS

@@ -29,7 +29,7 @@ def written(world: TopicsWorld, root: object, *values: str) -> list[tuple[object
 
     found = []
     for name in "abc":
-        target = root.topic(name).append_target()  # type: ignore[attr-defined]
+        target = root.topic(name).log.append_target()  # type: ignore[attr-defined]
         writer = AppendWriter(target, env=world.env())
         for batch in rows(*values).to_batches():
             writer.write(batch)
@@ -44,14 +44,14 @@ class TestJepsen:
         producer = world.producer()
         world.prepare(producer, a=["zero"]).abort()
         helper = world.topic("a")
-        topic_id = helper.head().topic_id
-        outcome = world.root().decisions.resolve("a", helper.head())
+        topic_id = helper.log.head().topic_id
+        outcome = world.root().decisions.resolve("a", helper.log.head())
         assert outcome == [Resolved("job", 0)]
         second = world.prepare(producer, a=["one"])
-        helper.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
+        helper.log.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
         assert world.values_by_topic()["a"] == []
         second.commit()
-        helper.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
+        helper.log.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
         assert world.values_by_topic()["a"] == ["one"]
 
     def test_a_late_commit_does_not_commit_the_next_transaction(self) -> None:
@@ -89,7 +89,7 @@ class TestJepsen:
         topic = world.topic("a")
         late = written(world, world.root(), "late")[0]
         for _ in range(2):
-            topic.commit_append(late[1], late[0], txn=Txn("job", 0))  # type: ignore[arg-type]
+            topic.log.commit_append(late[1], late[0], txn=Txn("job", 0))  # type: ignore[arg-type]
             assert world.values_by_topic()["a"] == ["in time"]
             world.prepare(producer, c=["one"])
             late = written(world, world.root(), "late")[0]
@@ -145,7 +145,7 @@ class TestTimeouts:
         world.topic("a").append(rows("later"))
         assert world.values_by_topic() == {"a": ["soon", "later"], "b": [], "c": []}
         assert world.undecided("b") == [0], "decided for all topics, recorded in one"
-        assert world.topic("b").head().open
+        assert world.topic("b").log.head().open
 
     def test_a_zombie_that_goes_on_writing_after_its_timeout(self) -> None:
         world = TopicsWorld()
@@ -165,7 +165,7 @@ class TestTimeouts:
             zombie.commit()
         assert world.values_by_topic() == {"a": [], "b": [], "c": []}
         assert world.undecided("b") == [0]
-        del zombie._root.topic_handle("b").commit_append
+        del zombie._root.topic_handle("b").log.commit_append
         with producer.begin() as transaction:
             transaction.append("b", rows("2"))
         assert (transaction.n, world.values_by_topic()["b"]) == (1, ["2"])

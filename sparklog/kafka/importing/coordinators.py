@@ -165,7 +165,7 @@ def kafka_transactions(
 
 def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: Mapping[int, CoordinatorEntry]) -> None:
     """Commit the decisions of the topic's open transactions that both readings of the coordinators agree on."""
-    head = topic.head(refresh=False)
+    head = topic.log.head(refresh=False)
     source = head.kafka_source
     decided = {
         producer: entry

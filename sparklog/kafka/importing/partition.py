@@ -131,7 +131,6 @@ class Target:
 
     def linked_writer(self, file: SegmentFile, path: str) -> ObjectWriter | None:
         """Hard-link the file as an object; None if that is not possible."""
-        link = getattr(self.store, "link", None)
         key = file_key(self.topic, path)
         if not self.link or not self.store.link(file.path, file.inode, key):
             return None

@@ -162,7 +162,7 @@ def test_consumers_of_another_clusters_topic_go_on_after_a_restart(broker: Broke
     segments = {at: led(batch(at, [b"%d" % at] * 35), 40 + at) for at in range(0, records, 35)}
     write_partition(tmp_path / "log", "old-0", segments)
     import_log_dir(root, tmp_path / "log", ImportOptions(configs={"retention.ms": -1}))
-    stood = CommittedOffset("old", root.topic("old").head().topic_id, 0, 100, 110, "", root.env.wall_ms())
+    stood = CommittedOffset("old", root.topic("old").log.head().topic_id, 0, 100, 110, "", root.env.wall_ms())
     Groups(root).group("moved").restore([stood])
     with broker:
         ids = {"old": broker.create("old", 1, {"retention.ms": "-1"})}

@@ -35,7 +35,7 @@ from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from tests.compaction.test_kafka_tools import PEERS, fill, parsed, some_rows
 from tests.fixture_data import ExpectedRecord
 from tests.format.old_messages import message
@@ -147,7 +147,7 @@ def test_checkpoints_of_topics_in_all_states(place: CountedRoot, tmp_path: Path)
     topics = many_states(place)
     out = tmp_path / "out"
     export_topics(place.root, out, list(topics), ExportOptions(durable=False))
-    heads = {name: topic.head() for name, topic in topics.items()}
+    heads = {name: topic.log.head() for name, topic in topics.items()}
     ends = {(n, p): int(head.last_stable()[p]) for n, head in heads.items() for p in range(head.partitions)}
     assert parse_offsets((out / HIGH_WATERMARKS_FILE).read_bytes()) == ends
     cleaned = parse_offsets((out / CLEANER_OFFSETS_FILE).read_bytes())
@@ -222,7 +222,7 @@ def test_older_versions_and_times(place: CountedRoot, tmp_path: Path) -> None:
     for number in range(6):
         place.world.now_ms += 1000
         fill(topic, [number])
-        seen[topic.head().version] = (place.world.now_ms, scanned(topic))
+        seen[topic.log.head().version] = (place.world.now_ms, scanned(topic))
     compacted(topic, place.world.now_ms, roll=True)
     for version, (time_ms, expected) in seen.items():
         for options in ({"version": version}, {"time_ms": time_ms}, {"time_ms": time_ms + 999}):
@@ -550,7 +550,7 @@ def test_from_and_to_a_time(place: CountedRoot, tmp_path: Path) -> None:
     (late,) = export_topics(
         place.root, tmp_path / "late", ["orders"], ExportOptions(start_ms=START_MS + 10**6, durable=False)
     )
-    assert [part.log_start for part in late.partitions] == topic.head().log_end.tolist()
+    assert [part.log_start for part in late.partitions] == topic.log.head().log_end.tolist()
     (only,) = export_topics(
         place.root, tmp_path / "only", ["orders"], ExportOptions(partitions=[1], end_ms=0, durable=False)
     )

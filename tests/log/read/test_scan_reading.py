@@ -195,7 +195,7 @@ def test_parts_travel_to_other_processes(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path)
     topic = place.topic(2)
     topic.append(random_rows(100))
-    end = int(topic.head().log_end[0])
+    end = int(topic.log.head().log_end[0])
     part = replace(part_of(topic, 0, 3, end), store=place.inner)
     again = pickle.loads(pickle.dumps(part))
     assert again.range == part.range
@@ -313,7 +313,7 @@ def moved(place: CountedRoot, topic: Topic) -> None:
     from sparklog.log.journal.names import append_path
     from tests.log.rewriting import rewrite
 
-    rewrite(place, topic, append_path(topic.head().version, place.world.env().new_id()))
+    rewrite(place, topic, append_path(topic.log.head().version, place.world.env().new_id()))
 
 
 def test_a_file_that_was_rewritten_is_found_where_it_lies_now(place: CountedRoot) -> None:

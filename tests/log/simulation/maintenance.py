@@ -10,7 +10,7 @@ from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.intents import Input, MaintainIntent, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.storage.faulty import Decide
+from sparklog.testing.faulty_store import Decide
 from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import TOPIC, Run, process
 

@@ -72,7 +72,7 @@ class TestEdits:
         return world
 
     def run(self, process: HookedProcess, intent: RewriteIntent) -> Outcome:
-        return process.root.topic_handle("t").commit(intent)
+        return process.root.topic_handle("t").log.commit(intent)
 
     def test_two_rewrites_of_a_shared_file_in_different_partitions_stand(self, world: WatchedWorld) -> None:
         first, second = world.process(), world.process()
@@ -226,9 +226,9 @@ class TestTransactions:
             self.prepare(owner, 2, {0: 3})
 
         helper.at("create:commit", owner_goes_on)
-        assert late.commit(marker).commit is None, "what it wanted to say has been said"
+        assert late.log.commit(marker).commit is None, "what it wanted to say has been said"
         assert self.statuses(world) == [COMMITTED, OPEN]
-        head = world.process().topic().head()
+        head = world.process().topic().log.head()
         assert (head.log_end[0], head.last_stable()[0]) == (5, 2)
 
     def test_a_zombie_slice_does_not_join_a_committed_transaction(self) -> None:
@@ -238,7 +238,7 @@ class TestTransactions:
         self.prepare(zombie, 1, {0: 2})
         maintain(world.process().topic(), resolved=(Resolved("tx", 1, (named,)),))
         assert self.statuses(world) == [COMMITTED, ABORTED]
-        assert world.process().topic().head().last_stable().tolist() == [4, 0]
+        assert world.process().topic().log.head().last_stable().tolist() == [4, 0]
 
     def test_the_last_stable_offset_stops_at_the_first_open_slice(self) -> None:
         world = WatchedWorld()
@@ -246,11 +246,11 @@ class TestTransactions:
         writer.append({0: 1, 1: 1})
         version = self.prepare(writer, 1, {0: 2})
         writer.append({0: 1, 1: 1})
-        assert world.process().topic().head().last_stable().tolist() == [1, 2]
+        assert world.process().topic().log.head().last_stable().tolist() == [1, 2]
         world.commits(6)
-        assert world.process().topic().head().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
+        assert world.process().topic().log.head().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
         maintain(world.process().topic(), resolved=(Resolved("tx", 1, ()),))
-        assert world.process().topic().head().last_stable().tolist() == [10, 2]
+        assert world.process().topic().log.head().last_stable().tolist() == [10, 2]
         rows = world.process().topic().snapshot().slices.all()
         assert rows.status[rows.prepare_version == version].tolist() == [ABORTED]
 
@@ -260,7 +260,7 @@ class TestTransactions:
         self.prepare(writer, 1, {0: 2})
         writer.append({0: 1})
         writer.topic().delete_records({0: 2})
-        head = world.process().topic().head()
+        head = world.process().topic().log.head()
         assert head.open == ()
         assert head.last_stable().tolist() == [3, 0]
 
@@ -272,7 +272,7 @@ class TestTransactions:
         writer.append({0: 1})
         plan = merge(writer.topic().snapshot(), writer, {0: (0, 4)})
         with pytest.raises(BadRequest, match="above the last stable offset"):
-            writer.topic().commit(plan)
+            writer.topic().log.commit(plan)
         assert world.log.state.version == 3
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.state.registry import WriterKey
-from sparklog.storage.faulty import Crash, FaultKind
+from sparklog.testing.faulty_store import Crash, FaultKind
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.watched_world import WatchedWorld
 from tests.support.maintaining import maintain
@@ -129,7 +129,7 @@ class TestUploadFloor:
         admin = world.process()
         admin.root.delete_topic("t")
         admin.root.create_topic("t")
-        assert admin.topic().head().floor == 3
+        assert admin.topic().log.head().floor == 3
         assert world.log.state.floor == 3
 
     def test_a_hold_below_the_floor_is_refused(self) -> None:
@@ -210,7 +210,7 @@ class TestRegistry:
         idle = {name: entry.version for name, entry in topic.log.head().registry.items()}
         keeper.at("create:commit", lambda: driver.append({0: 1}, driver.target(), WriterKey("q", 1)))
         maintain(topic, expired=idle)
-        assert set(world.process().topic().head().registry) == {"q"}
+        assert set(world.process().topic().log.head().registry) == {"q"}
         assert driver.append({0: 1}, driver.target(), WriterKey("q", 1)).skipped
         assert world.log.state.log_end == (3, 0)
 
@@ -405,7 +405,7 @@ class TestCreating:
                 with pytest.raises(Conflict, match="already exists, with 3 partitions"):
                     second.root.create_topic("n", partitions=5)
             else:
-                assert second.root.ensure_topic("n", partitions=5).head().partitions == 3
+                assert second.root.ensure_topic("n", partitions=5).log.head().partitions == 3
             assert len(world.model.topic("n").state.log_end) == 3
 
     def test_a_name_created_again_is_another_topic(self) -> None:

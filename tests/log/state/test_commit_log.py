@@ -288,7 +288,7 @@ def test_a_stall_after_which_the_commit_is_gone() -> None:
             publish(rival)
             publish(rival)
             rival.log.write_checkpoint(rival.log.with_table(rival.log.current()))
-            collect(store, rival.head().version)
+            collect(store, rival.log.head().version)
             world.now_ms += 8 * 24 * HOUR_MS
 
         hooked.after = stall
@@ -348,7 +348,7 @@ def test_a_reader_that_slept_opens_afresh() -> None:
     topic.log.write_checkpoint(topic.log.with_table(topic.log.current()))
     collect(store, 3)
     world.boot_ahead_ms += HOUR_MS + 1
-    assert reader.head().version == 3
+    assert reader.log.head().version == 3
     assert reader.snapshot().slices.all().base.tolist() == [0, 3, 6]
 
 
@@ -371,7 +371,7 @@ def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
     )
     store.create(commit_key("t", 1), draft_of_zombie)
     world.now_ms += 8 * 24 * HOUR_MS
-    assert reader.head().log_end.tolist() == [9, 0]
+    assert reader.log.head().log_end.tolist() == [9, 0]
 
 
 # -- clocks
@@ -410,7 +410,7 @@ def test_commit_time_goes_on_when_a_clock_is_behind() -> None:
     slow = replace(world.env(), wall_ms=lambda: world.now_ms - 10 * HOUR_MS)
     late = world.root(store, slow).topic("t")
     publish(late)
-    assert late.head().time_ms == topic.head().time_ms == world.now_ms
+    assert late.log.head().time_ms == topic.log.head().time_ms == world.now_ms
 
 
 # -- transactions and other intents

@@ -67,7 +67,7 @@ def test_a_replayed_micro_batch_writes_no_commit(place: CountedRoot) -> None:
 def test_losing_a_race_costs_one_look_and_one_more_create(place: CountedRoot) -> None:
     topic, other = place.topic(PARTITIONS), place.reopened()
     micro_batch(place, topic, 0)
-    target = topic.append_target()
+    target = topic.log.append_target()
     other.append(random_rows(10))
     other.append(random_rows(10))
     place.store.reset()

@@ -21,6 +21,8 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.local import LocalStore
+from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script
 from tests.log.topics import append, file_of
 from tests.support.world import World
 

@@ -18,7 +18,7 @@ from sparklog.log.topic.root import Root
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_topic
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, Script
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, Script
 from tests.maintenance.simulation.records import Written
 from tests.maintenance.simulation.seeds import check_data_files
 from tests.maintenance.simulation.workload import COLUMNS, TOPIC, Rows, Run, batch_of, plans, rows_of

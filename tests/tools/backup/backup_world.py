@@ -14,6 +14,7 @@ from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call, Fault, FaultKind
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.manifest import Manifest
 from sparklog.tools.backup.restore_point import Wanted

@@ -131,7 +131,7 @@ class Story:
         committed = Groups(root).group("movers").committed()
         assert committed["a", 0].offset == len(moves["a"])
         for item in Groups(root).group("readers").committed().values():
-            assert item.offset <= root.topic(item.topic).head().log_end[item.partition]
+            assert item.offset <= root.topic(item.topic).log.head().log_end[item.partition]
         source = contents(self.world.root())
         for name, rows in contents(root).items():
             assert all(source[name][place] == row for place, row in rows.items())
@@ -234,7 +234,7 @@ def killed(step: int, start: int = 0) -> int:
         assert contents(root) == contents(story.world.root())
         story.world.now_ms += DAY_MS + HOUR_MS
         story.world.retain()
-        assert not story.world.root().topic("a").head().holds
+        assert not story.world.root().topic("a").log.head().holds
     return len(range(start, total, step))
 
 

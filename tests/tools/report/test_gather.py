@@ -113,7 +113,7 @@ def test_commits_of_the_last_day_and_hour_are_counted_by_the_stores_clock(world:
 
 def test_open_transactions_are_named_with_what_they_hold(world: TopicsWorld) -> None:
     held = reported(world).held_back
-    head = world.topic("c").head()
+    head = world.topic("c").log.head()
     assert [(each.topic, each.partition, each.owner, each.first, each.end) for each in held] == [
         ("c", partition, "<script>alert(1)</script> #0", 0, int(head.log_end[partition])) for partition in range(2)
     ]
