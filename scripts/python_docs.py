@@ -15,7 +15,7 @@ from pathlib import Path
 import sparklog
 from sparklog.datasource.option_table import OPTIONS
 
-FOLDER = "docs"
+FOLDER = "docs/reference"
 """Of all pages, below the repository."""
 OPTIONS_PAGE = "spark-options.md"
 OPTIONS_HEAD = """# Options of the Spark data source
@@ -23,7 +23,7 @@ OPTIONS_HEAD = """# Options of the Spark data source
 Of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `format("sparklog")`: names, values and
 defaults of Spark's Kafka connector where it has the option. Settings of Kafka's clients (`kafka.*`) that are not here
 are accepted without effect, or refused with the reason. `scripts/python_docs.py` makes this page from the table of
-options.
+options. Columns of a write: `value`, and if you like `key`, `headers`, `topic`, `partition`, `timestamp`.
 
 | option | where | type | default | what it does |
 |---|---|---|---|---|

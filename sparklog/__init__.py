@@ -4,7 +4,7 @@
     topic = sparklog.open("/data/log").topic("orders")      # plain Python over Arrow, no Spark, no Java
     sparklog.register(spark)                                # spark.read.format("sparklog") and the other three
 
-Everything a user holds or calls is here; docs/python.md has it on one page.
+Everything a user holds or calls is here; docs/reference/python.md lists it.
 """
 
 from __future__ import annotations

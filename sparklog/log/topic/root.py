@@ -135,7 +135,7 @@ class Root:
         Args:
             name: of letters, digits, `.`, `_` and `-`, as in Kafka.
             partitions: how many.
-            configs: by Kafka's names; every one there is: docs/configs.md.
+            configs: by Kafka's names: see docs/reference/configs.md.
             force: allow a `file.delete.delay.ms` below one hour.
 
         Raises:
