@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparklog.format.kernels.warm import warm_up
+from sparklog.format.record_batch import Codec
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import append_path, checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, encode_checkpoint, write_slice_table
@@ -35,8 +36,8 @@ from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
-from sparklog.storage.counting import CountingStore
 from sparklog.storage.local import LocalStore
+from sparklog.testing.counting_store import CountingStore
 
 PARTITIONS = 16
 TAIL_COMMITS = 120
@@ -80,7 +81,7 @@ def contest(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict
     return {name: statistics.median(figures) for name, figures in spent.items()}
 
 
-def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: str, rounds: int) -> None:
+def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: Codec, rounds: int) -> None:
     """Append a table to 16 partitions and scan it, against writing and reading Parquet."""
     table = table_of(rows, value_bytes)
     batches = table.to_batches(max_chunksize=10_000)
@@ -228,7 +229,8 @@ def main() -> None:
         bench_open(folder, arguments.commits // share, arguments.rounds)
         bench_seeks(folder, arguments.rows // share // 5, 100 // share)
         for value_bytes in (100, 1000):
-            for codec in ("none", "lz4", "zstd"):
+            codecs: tuple[Codec, ...] = ("none", "lz4", "zstd")
+            for codec in codecs:
                 rows = arguments.rows // share // (1 if value_bytes == 100 else 5)
                 bench_throughput(folder, rows, value_bytes, codec, arguments.rounds)
 

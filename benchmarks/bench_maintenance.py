@@ -25,6 +25,7 @@ from sparklog.compaction.cleaning import plan_cleaning
 from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.format.kernels.warm import warm_up
+from sparklog.format.record_batch import Codec
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
@@ -77,7 +78,7 @@ def fixed(data: np.ndarray, count: int, width: int) -> pa.Array:
 
 
 def filled(
-    folder: Path, name: str, records: int, unique: int, *, codec: str, partitions: int = 1, **configs: object
+    folder: Path, name: str, records: int, unique: int, *, codec: Codec, partitions: int = 1, **configs: object
 ) -> Topic:
     """A topic with `records` records in each partition, in commits of half a million."""
     root = open_root(LocalStore(str(folder), durable=True), create=True)
@@ -105,7 +106,7 @@ def run(topic: Topic, works: Sequence[Work], runner: Runner) -> tuple[float, lis
     for work, done in runner.run(works):
         if not isinstance(done, Done):
             raise SystemExit(f"{work.title}: {done}")
-        topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
+        topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
         finished.append(done)
     return time.perf_counter() - began, finished
 

@@ -1,4 +1,4 @@
-"""Found by Spark by its name: every top-level module `pyspark_*` with a `DefaultSource` is a format, here `sparklog`.
+"""The format `sparklog`: Spark finds every top-level module `pyspark_*` that has a `DefaultSource`.
 
 Spark imports this in half a dozen processes per query, so it imports nothing but the class.
 """
@@ -7,4 +7,4 @@ from sparklog.datasource.source import SparklogDataSource
 
 
 class DefaultSource(SparklogDataSource):
-    """What `spark.read.format("sparklog")` and its three sisters use."""
+    """The data source of `spark.read.format("sparklog")`, and of readStream, write and writeStream."""

@@ -1,60 +1,104 @@
-"""sparklog: Kafka's partitioned log as Kafka-format files on a disk, with Spark as the engine.
+"""sparklog: Kafka's partitioned log as Kafka-format files on a disk, with Spark as the engine and no broker.
 
     import sparklog
     topic = sparklog.open("/data/log").topic("orders")      # plain Python over Arrow, no Spark, no Java
     sparklog.register(spark)                                # spark.read.format("sparklog") and the other three
 
-Names are loaded on first use, so that importing the package costs nothing in the many processes Spark starts.
+Everything a user holds or calls is here; docs/reference/python.md lists it.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from sparklog.lazy import lazy_names
+
 if TYPE_CHECKING:
-    from sparklog.datasource import partitioned, register
+    from sparklog.api import (
+        View,
+        backup,
+        clone,
+        compact,
+        export_kafka,
+        import_kafka,
+        open_view,
+        restore,
+        retain,
+        verify,
+    )
+    from sparklog.datasource.source import partitioned, register
     from sparklog.datasource.watch import watch
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
-    from sparklog.groups.consumer import consumer
+    from sparklog.groups.consumer import Consumer, consumer
+    from sparklog.groups.groups import Groups
+    from sparklog.log.read.topic_scan import Scan
+    from sparklog.log.state.registry import WriterKey
+    from sparklog.log.topic.root import Root
     from sparklog.log.topic.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
-    from sparklog.transactions import transactional
+    from sparklog.log.topic.topic import Topic
+    from sparklog.log.write.append_writer import WriteOptions
+    from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
 
 __version__ = "0.1.0"
 __all__ = [
     "BadRequest",
     "Conflict",
+    "Consumer",
     "Corrupt",
     "Fenced",
+    "Groups",
     "NotFound",
+    "Root",
+    "Scan",
     "SparklogError",
+    "Topic",
+    "Transaction",
+    "TransactionalProducer",
     "Unavailable",
+    "View",
+    "WriteOptions",
+    "WriterKey",
     "__version__",
+    "backup",
+    "clone",
+    "compact",
     "consumer",
+    "export_kafka",
+    "import_kafka",
     "open",
+    "open_view",
     "partitioned",
     "register",
+    "restore",
+    "retain",
     "transactional",
+    "verify",
     "watch",
 ]
 
-_HOME = {
-    "open": ("sparklog.log.topic.root", "open_root"),
-    "register": ("sparklog.datasource", "register"),
-    "consumer": ("sparklog.groups.consumer", "consumer"),
-    "partitioned": ("sparklog.datasource", "partitioned"),
-    "transactional": ("sparklog.transactions", "transactional"),
-    "watch": ("sparklog.datasource.watch", "watch"),
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'sparklog' has no attribute {name!r}")
-    module, attribute = _HOME.get(name, ("sparklog.errors", name))
-    found = getattr(import_module(module), attribute)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "sparklog.api": (
+                *("View", "backup", "clone", "compact", "export_kafka", "import_kafka"),
+                *("open_view", "restore", "retain", "verify"),
+            ),
+            "sparklog.datasource.source": ("partitioned", "register"),
+            "sparklog.datasource.watch": ("watch",),
+            "sparklog.errors": (
+                *("BadRequest", "Conflict", "Corrupt", "Fenced", "NotFound", "SparklogError", "Unavailable"),
+            ),
+            "sparklog.groups.consumer": ("Consumer", "consumer"),
+            "sparklog.groups.groups": ("Groups",),
+            "sparklog.log.read.topic_scan": ("Scan",),
+            "sparklog.log.state.registry": ("WriterKey",),
+            "sparklog.log.topic.root": ("Root", "open_root=open"),
+            "sparklog.log.topic.topic": ("Topic",),
+            "sparklog.log.write.append_writer": ("WriteOptions",),
+            "sparklog.transactions.producer": ("Transaction", "TransactionalProducer", "transactional"),
+        },
+    )
 
 
 def __dir__() -> list[str]:

@@ -1,19 +1,21 @@
-"""Every error sparklog raises on purpose, by what the caller should do about it.
+"""The errors that sparklog raises on purpose, by what the caller should do.
 
 | class       | what the caller does                                                        |
 |-------------|-----------------------------------------------------------------------------|
 | BadRequest  | fix the request: an option, a schema, a config, a name                      |
 | NotFound    | name something that exists: a root, topic, partition, an offset in range    |
-| Conflict    | look again and retry: somebody else changed what the request was based on   |
+| Conflict    | look again and retry: what the request was based on has changed             |
 | Fenced      | stop: a newer instance of this writer took over, or the root was replaced   |
 | Corrupt     | repair or restore: bytes are not what their checksum or format says         |
 | Unavailable | retry later: the store failed, or the outcome of a write is unknown         |
 
-Each message is one line that says what was expected, what was found and what to do. Kinds stay few; detail goes into
-the message. A class inherits the built-in error that plain Python callers already catch for the same situation.
+Each message is one line: what was expected, what was found, what to do. A class inherits the built-in error that plain
+Python callers already catch for the same situation.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 
 class SparklogError(Exception):
@@ -23,25 +25,25 @@ class SparklogError(Exception):
 
 
 class BadRequest(SparklogError, ValueError):
-    """The request itself is wrong: fix it."""
+    """The request is wrong: fix it."""
 
     code = "SPARKLOG_BAD_REQUEST"
 
 
 class NotFound(SparklogError, LookupError):
-    """The thing named does not exist: a root, a topic, a partition, an object, an offset out of range."""
+    """A root, a topic, a partition or an object does not exist, or an offset is out of range."""
 
     code = "SPARKLOG_NOT_FOUND"
 
 
 class Conflict(SparklogError):
-    """Somebody else changed what this request was based on: look again and retry."""
+    """The state that this request was based on has changed: look again and retry."""
 
     code = "SPARKLOG_CONFLICT"
 
 
 class Fenced(SparklogError):
-    """A newer instance of this writer took over, or another root lies where this one was: stop."""
+    """A newer instance of this writer took over, or the root was replaced by another one: stop."""
 
     code = "SPARKLOG_FENCED"
 
@@ -57,30 +59,19 @@ class Corrupt(SparklogError):
     def __init__(
         self, message: str, *, file: str | None = None, position: int | None = None, offset: int | None = None
     ) -> None:
-        place = [
-            text
-            for text in (
-                f"file {file}" if file is not None else "",
-                f"position {position}" if position is not None else "",
-                f"offset {offset}" if offset is not None else "",
-            )
-            if text
-        ]
-        super().__init__(f"{message} ({', '.join(place)})" if place else message)
+        known = {"file": file, "position": position, "offset": offset}
+        place = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+        super().__init__(f"{message} ({place})" if place else message)
         self.message = message
         self.file = file
         self.position = position
         self.offset = offset
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _corrupt, (self.message, self.file, self.position, self.offset)
+        return partial(Corrupt, self.message, file=self.file, position=self.position, offset=self.offset), ()
 
 
 class Unavailable(SparklogError, OSError):
-    """The store failed or an outcome is unknown: retry later."""
+    """The store failed, or the outcome of a write is unknown: retry later."""
 
     code = "SPARKLOG_UNAVAILABLE"
-
-
-def _corrupt(message: str, file: str | None, position: int | None, offset: int | None) -> Corrupt:
-    return Corrupt(message, file=file, position=position, offset=offset)

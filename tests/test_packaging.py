@@ -14,8 +14,8 @@ import pytest
 
 from tests.test_architecture import REPOSITORY, ROOMS, imports, layer, modules
 
-# Spark and pandas are extras; numba is made of llvmlite, pyspark of py4j.
-NOT_DECLARED = frozenset({"pyspark", "py4j", "pandas", "llvmlite"})
+# Spark and pandas are extras; numba is made of llvmlite, pyspark of py4j; tests of stores bring pytest.
+NOT_DECLARED = frozenset({"pyspark", "py4j", "pandas", "llvmlite", "pytest"})
 
 
 def project() -> dict[str, Any]:

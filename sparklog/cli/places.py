@@ -110,7 +110,7 @@ def open_place(
 
     `corrupt_records`, `on_skipped`: what damage in a Kafka directory does, and who is told.
     """
-    from sparklog.datasource.location import ROOT, TOPIC, open_log, open_view, resolve
+    from sparklog.kafka.in_place.location import ROOT, TOPIC, open_log, open_view, resolve
 
     location = resolve(root)
     view = open_view(location, tailing=follow, corrupt_records=corrupt_records, on_skipped=on_skipped)
@@ -119,14 +119,14 @@ def open_place(
 
 def open_root(root: str, *, create: bool = False) -> Root:
     """A sparklog root, for writing; `create` makes a new one where there is nothing yet."""
-    from sparklog.datasource.location import open_log, resolve
+    from sparklog.kafka.in_place.location import open_log, resolve
 
     return open_log(resolve(root), create=create)
 
 
 def open_folder(path: str) -> Store:
     """The store of a folder that need not be there; `~` is the home directory, as in `--root`."""
-    from sparklog.datasource.location import absolute
+    from sparklog.kafka.in_place.location import absolute
     from sparklog.storage import open_store
 
     return open_store(path if not path or path.startswith("file:") else absolute(path))
@@ -134,8 +134,8 @@ def open_folder(path: str) -> Store:
 
 def root_to_copy(path: str) -> Root:
     """A sparklog root, to be copied. Raises BadRequest for one topic's folder and for Kafka's directories."""
-    from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, open_log, resolve
     from sparklog.errors import BadRequest
+    from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, open_log, resolve
 
     location = resolve(path)
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):

@@ -295,7 +295,7 @@ def _fetched(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], 
                 check_slice(body, row)
             data[places[i] : places[i] + row.size] = body
 
-    if getattr(store, "parallel_reads", 1) <= 1:
+    if store.parallel_reads <= 1:
         for request in _requests(rows, REQUEST_BYTES):
             fetch(request)
         return data

@@ -242,7 +242,7 @@ class _TopicRun:
         if not result.rewrites:
             return result
         try:
-            outcome = self._topic.commit(RewriteIntent(work.op, work.topic_id, result.rewrites, result.files))
+            outcome = self._topic.log.commit(RewriteIntent(work.op, work.topic_id, result.rewrites, result.files))
         except (Conflict, NotFound) as error:
             return self._failed(work, error)
         except SparklogError as error:

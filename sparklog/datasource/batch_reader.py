@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sparklog.datasource.bounds import Clock, DataLoss, check_end, check_start, resolve_bound, wait_until_reached
-from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Bound, Options, ReadOptions
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
@@ -16,6 +15,7 @@ from sparklog.datasource.starting_offsets import group_offsets, offsets_now, sta
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import BadRequest
+from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView, OffsetRange
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
 def batch_ranges(
     view: LogView, subscriber: Subscriber, read: ReadOptions, clock: Clock | None = None
 ) -> list[OffsetRange]:
-    """What a batch reads, from one snapshot. Raises BadRequest and NotFound for bounds that do not fit it."""
+    """Return the ranges of a batch read, from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
     topics = subscriber.topics()
     known = group_offsets(view, read)
     subscriber.require(topics)
@@ -55,7 +55,7 @@ def batch_ranges(
     end_bound = read.end or Bound("latest", "endingOffsets")
     starts = start_positions(view, partitions, read, "earliest", loss, known)
     ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
-    found: list[OffsetRange] = []
+    ranges: list[OffsetRange] = []
     for topic in topics:
         for partition, limits in sorted(partitions[topic].items()):
             start, end = starts[topic][partition], ends[topic][partition]
@@ -64,8 +64,8 @@ def batch_ranges(
             end = min(end, max(start, limits.end(read.isolation)))
             start = check_end(topic, partition, start, limits, loss)
             start = check_start(topic, partition, start, end, limits, loss) if start < end else end
-            found.append(OffsetRange(topic, partition, start, end))
-    return found
+            ranges.append(OffsetRange(topic, partition, start, end))
+    return ranges
 
 
 def _check_order(topic: str, partition: int, start: int, end: int, first: Bound | None, last: Bound) -> None:

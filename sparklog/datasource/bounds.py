@@ -1,15 +1,9 @@
-"""Where a read starts and ends: `earliest`, `latest`, offsets and timestamps as numbers, by the Kafka connector's
-rules.
+"""Bounds of a read as offsets, by the rules of Spark's Kafka connector, and the wait until a log reaches them.
 
-Waiting until a view reaches offsets that are known from elsewhere: a checkpoint, or a consumer group.
-
-A stream that is started again on another machine knows offsets that the machine before has seen. Where names are
-cached, as network file systems do, this one may believe for a while that the newest commits do not exist. Taken for the
-end of the log that would be data loss. The same holds for a decision of a transaction: a batch that was planned when it
-was known must not be read again where it is not. So what lies beyond the end is looked for again, as long as caches
-last (`SETTLE_MS`).
-
-Offsets of a topic that is gone, or was created again, are not waited for.
+A stream that is started again on another machine knows offsets that the machine before has seen. Network file systems
+cache names: this machine may not see the newest commits for a while. Taken for the end of the log, that would be data
+loss. The same holds for a decision of a transaction. So offsets beyond the end are looked for again, as long as caches
+last (`SETTLE_MS`), but not those of a topic that is gone or was created again.
 """
 
 from __future__ import annotations
@@ -31,15 +25,14 @@ Partitions = Mapping[str, Mapping[int, Bounds]]
 
 
 class DataLoss:
-    """What to do about records that cannot be read any more: an error, or with `failOnDataLoss=false` a warning,
-    once."""
+    """Report records that are gone: by an error, or with `failOnDataLoss=false` by one warning."""
 
     def __init__(self, fail: bool) -> None:
         self.fail = fail
         self._said: set[str] = set()
 
     def report(self, what: str, otherwise: str) -> None:
-        """`what` was lost; `otherwise` says how reading goes on. Raises NotFound unless the user allows it."""
+        """Raise NotFound, or warn that `what` was lost and that reading `otherwise`."""
         if self.fail:
             raise NotFound(f"{what}. To go on without them set failOnDataLoss=false: reading then {otherwise}")
         if what not in self._said:
@@ -50,15 +43,15 @@ class DataLoss:
 def resolve_bound(
     view: LogView, partitions: Partitions, bound: Bound, isolation: str, *, no_match_is_latest: bool
 ) -> dict[str, dict[int, int]]:
-    """The offset of every partition for one bound. Raises BadRequest where the listed partitions are not those read."""
+    """Return the offset of every partition for a bound. Raises BadRequest if other partitions are listed than read."""
     _check_listed(partitions, bound)
     result: dict[str, dict[int, int]] = {}
-    for topic, found in partitions.items():
+    for topic, bounds in partitions.items():
         if bound.kind == "timestamp":
-            result[topic] = _by_timestamp(view, topic, found, bound, isolation, no_match_is_latest)
+            result[topic] = _by_timestamp(view, topic, bounds, bound, isolation, no_match_is_latest)
             continue
         result[topic] = {}
-        for partition, limits in found.items():
+        for partition, limits in bounds.items():
             wanted = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
             offset = bound.offsets[topic][partition] if wanted is None else wanted
             special = {EARLIEST: limits.log_start, LATEST: limits.end(isolation)}
@@ -67,8 +60,7 @@ def resolve_bound(
 
 
 def _check_listed(partitions: Partitions, bound: Bound) -> None:
-    """Offsets given one by one must be given for exactly the partitions that are read, as Kafka's connector wants
-    it."""
+    """Offsets by partition must be given for exactly the partitions that are read, as in Kafka's connector."""
     listed = bound.partitions()
     if listed is None:
         return
@@ -82,13 +74,13 @@ def _check_listed(partitions: Partitions, bound: Bound) -> None:
 
 
 def _by_timestamp(
-    view: LogView, topic: str, found: Mapping[int, Bounds], bound: Bound, isolation: str, no_match_is_latest: bool
+    view: LogView, topic: str, bounds: Mapping[int, Bounds], bound: Bound, isolation: str, no_match_is_latest: bool
 ) -> dict[int, int]:
     each = bound.timestamps[topic] if bound.timestamps is not None else {}
-    targets = {p: bound.timestamp if bound.timestamp is not None else each[p] for p in found}
+    targets = {p: bound.timestamp if bound.timestamp is not None else each[p] for p in bounds}
     answers = view.offsets_for_timestamps(topic, targets, isolation)
     result: dict[int, int] = {}
-    for partition, limits in found.items():
+    for partition, limits in bounds.items():
         answer = answers[partition]
         if answer is None and not no_match_is_latest:
             raise NotFound(
@@ -100,7 +92,7 @@ def _by_timestamp(
 
 
 def check_start(topic: str, partition: int, start: int, end: int, limits: Bounds, loss: DataLoss) -> int:
-    """The start of a range in the snapshot: at or after the log start, else data loss. Returns where to start."""
+    """Return the start of a range: at or after the log start, else data loss."""
     if start < limits.log_start:
         stop = min(end, limits.log_start)
         loss.report(
@@ -113,7 +105,7 @@ def check_start(topic: str, partition: int, start: int, end: int, limits: Bounds
 
 
 def check_end(topic: str, partition: int, end: int, limits: Bounds, loss: DataLoss) -> int:
-    """The end of a range in the snapshot: at or before the log end, else data loss. Returns where to end."""
+    """Return the end of a range: at or before the log end, else data loss."""
     if end > limits.log_end:
         loss.report(
             f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}",
@@ -165,14 +157,14 @@ def wait_until_reached(
 
 def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of: Callable[[Bounds], int]) -> list[str]:
     """Partitions that end before these offsets, or do not exist, in topics that do."""
-    found = []
+    beyond = []
     for topic, offsets in sorted(named.positions.items()):
         if topic not in present or named.ids.get(topic) not in (None, view.topic_id(topic)):
             continue
         bounds = view.bounds(topic)
-        found += [
+        beyond += [
             f"{topic}-{partition}"
             for partition, offset in sorted(offsets.items())
             if partition not in bounds or end_of(bounds[partition]) < offset
         ]
-    return found
+    return beyond

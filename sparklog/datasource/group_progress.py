@@ -1,15 +1,13 @@
-"""What one run of a streaming query tells its consumer group (`kafka.group.id`): how far it has come.
+"""Committed offsets of a streaming query in its consumer group (`kafka.group.id`).
 
-Spark asks for the end of the next micro-batch from the end of the one before, and only once that one is done: an answer
-that it comes back with has been processed. So offsets are published when Spark plans, ahead of `commit(end)`, which
-it calls a little later in the same planning with the same offsets. That is right after each micro-batch, or with the
-next trigger; an AvailableNow run asks a last time before it ends and leaves nothing unsaid, and what a query that
-was killed had done is said by its next run.
+Spark asks for the end of the next micro-batch from the end of the one before, and only once that one is done. So the
+start it comes back with has been processed, and is committed to the group when Spark plans: after each micro-batch, or
+with the next trigger. An AvailableNow run asks a last time before it ends. What a killed query had done is committed by
+its next run.
 
-A run is a member of the group, as a generation of its own. The newest run wins: whoever was a member is fenced by
-it, and stops with an error at its next micro-batch, for two queries that overwrite each other's offsets say nothing
-about either. Spark's checkpoint keeps what the query itself goes on from; the group is for others to see. So offsets
-that cannot be published for the moment never stop a query.
+A run is a member of the group, as a generation of its own. The newest run fences the one before, which stops with an
+error at its next micro-batch. Spark's checkpoint keeps the offsets the query goes on from; the group shows them to
+others. So offsets that cannot be committed for the moment never stop a query.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ RETRY_MS = 5_000
 
 
 class GroupProgress:
-    """See the module. Lives in the process that plans one run of a query."""
+    """The member of a group for one run of a query, in the process that plans it."""
 
     def __init__(self, root: Root, options: ReadOptions) -> None:
         self._env = root.env
@@ -46,10 +44,10 @@ class GroupProgress:
         self._left = False
 
     def processed(self, start: Document) -> None:
-        """Spark came back with `start`: everything before it is done. At most one commit, none where nothing moved.
+        """Commit what lies before `start`, if it moved.
 
-        Raises Fenced if another run took over, or somebody has reset or deleted the group; Corrupt, BadRequest if its
-        log cannot be read. What passes by itself is warned of, and tried again with a later call.
+        Raises Fenced if another run took over, or the group was reset or deleted; Corrupt, BadRequest if its log cannot
+        be read. Other errors are warned of, and a later call tries again.
         """
         if self._left and start == self._seen:
             return
@@ -70,10 +68,7 @@ class GroupProgress:
             warn(f"group '{self._group.id}' is behind, a later micro-batch publishes: {error}")
 
     def finish(self, last: Document | None = None) -> None:
-        """There will be nothing more: the group is empty at once. Never raises for a store that fails.
-
-        `last`: what is done, for which there will be no later call: it is tried again now if it was not published.
-        """
+        """Leave the group. Never raises for a store that fails. `last` is committed now, if it was not."""
         if last is not None and self._failed is not None:
             self._failed = None
             self.processed(last)
@@ -113,13 +108,10 @@ class GroupProgress:
         return self._member
 
     def _moved(self, at: StreamOffset) -> dict[str, dict[int, int]]:
-        """Positions that the group does not have, of the topics that are still those that were read.
+        """Return positions that the group does not have, of topics that are still those that were read.
 
-        No request: the planner has looked at the topics when it planned these positions, or they are looked at now for
-        the first time. What was deleted since is for the planner to report; offsets under its id mean nothing then.
-
-        A root that was restored may have less than the query had read. That is for the planner to report; the group
-        keeps what was restored with the root.
+        No request: the planner has looked at these topics. A topic that was deleted since, and a restored root that
+        has less than the query had read, are for the planner to report.
         """
         moved = {}
         for topic, offsets in at.positions.items():

@@ -51,22 +51,22 @@ class StreamOffset:
     def from_json(document: Mapping[str, object]) -> StreamOffset:
         """Reads what `to_json` wrote. Raises BadRequest naming what is wrong (checkpoints are edited by hand at
         times)."""
-        own = {key: value for key, value in document.items() if key.startswith("$")}
-        unknown = sorted(set(own) - {"$ids", "$start", "$initial"})
+        keys = {key: value for key, value in document.items() if key.startswith("$")}
+        unknown = sorted(set(keys) - {"$ids", "$start", "$initial"})
         if unknown:
             raise BadRequest(
                 f"The checkpoint's offset holds {unknown[0]!r}, which this version of sparklog does not know: "
                 "read it with the version that wrote it or a newer one"
             )
-        ids = own.get("$ids", {})
+        ids = keys.get("$ids", {})
         if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
             raise BadRequest(f"The checkpoint's offset must have an object of topic ids under '$ids', found {ids!r}")
-        start = own.get("$start")
+        start = keys.get("$start")
         return StreamOffset(
             positions=_positions({key: value for key, value in document.items() if not key.startswith("$")}),
             ids=ids,
             start=None if start is None else _positions(start),
-            initial=own.get("$initial") is True,
+            initial=keys.get("$initial") is True,
         )
 
     def get(self, topic: str, partition: int) -> int | None:

@@ -1,9 +1,8 @@
-"""Options of a read or a write, parsed and checked once, in `DataSource.__init__`.
+"""Options of a read or a write, parsed and checked once, in `DataSource.__init__`, by the table of `option_table`.
 
-Whatever can be wrong in an option's text is found here, with one line that says what was expected, what was found and
-what to do. What depends on the topics (partitions that exist, offsets in range) is checked by the planner; whether the
-read is a batch or a stream is not known yet, so `check_batch_read` and `check_stream_read` say what only one of them
-allows.
+A mistake in an option's text is found here: one line says what was expected, what was found and what to do. What
+depends on topics (partitions that exist, offsets in range) is checked by the planner. A read does not know yet if it is
+a batch or a stream: `check_batch_read` and `check_stream_read` refuse what only the other one allows.
 """
 
 from __future__ import annotations
@@ -11,42 +10,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
-from sparklog.datasource.option_names import CODEC_LEVELS, READ, WRITE, canonical
+from sparklog.datasource.option_table import OPTIONS, WRITE, OptionDef, find_option
 from sparklog.errors import BadRequest
-from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
-from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
-from sparklog.log.journal.names import check_id
+from sparklog.log.journal.names import check_id, nearest
 from sparklog.log.state.config_table import SECURITY, is_security
-from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-CORRUPT_RECORDS = ("fail", "skip", "truncate")
-"""What damage in a Kafka directory does: see `sparklog.kafka.in_place.damage`, which option parsing does not import."""
-DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
-DEFAULT_METADATA_MAX_AGE_MS = 5 * 60 * 1000
-DEFAULT_WRITE_BUFFER_BYTES = 64 << 20
-MAX_WRITE_BUFFER_BYTES = 1 << 30
+if TYPE_CHECKING:
+    from sparklog.format.record_batch import Codec
+    from sparklog.kafka.in_place.damage import CorruptRecords
+
 GROUP = "group"
-"""`startingOffsets=group`: where the consumer group stands."""
-RESETS = ("earliest", "latest", "none")
-FOR_WRITES_TOO = (
-    *("kafka.group.id", "kafka.group.instance.id", "kafka.session.timeout.ms"),
-    *("kafka.isolation.level", "metadata.max.age.ms"),
-)
-"""Options of reads that a write has without effect: settings of Kafka's clients that are kept for both."""
-DEFAULT_SESSION_TIMEOUT_MS = 300_000
-"""A query shows that it lives whenever Spark plans, which a micro-batch holds up. So not `session.timeout.ms` of
-Kafka's consumer, whose heartbeats go on meanwhile, but its `max.poll.interval.ms`."""
-
+"""`startingOffsets=group`: the committed offsets of the consumer group."""
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_BY_NAME = {each.name: each for each in OPTIONS}
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """Which topics to read: exactly one of names, a pattern, or names with partitions."""
+    """The topics to read: exactly one of names, a pattern, or names with partitions."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -55,7 +39,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to start or end: `earliest`, `latest`, `group`, `offsets`, or `timestamp` (one or one each)."""
+    """A start or an end: `earliest`, `latest`, `group`, `offsets`, or `timestamp` (one, or one each)."""
 
     kind: str
     option: str
@@ -68,49 +52,53 @@ class Bound:
         return self.offsets if self.kind == "offsets" else self.timestamps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    subscription: Subscription | None = None
-    start: Bound | None = None
-    end: Bound | None = None
-    no_match_is_latest: bool = False
-    fail_on_data_loss: bool = True
-    corrupt_records: str = CORRUPT_RECORDS[0]
-    min_partitions: int | None = None
-    max_records_per_partition: int | None = None
-    include_headers: bool = False
-    isolation: str = READ_COMMITTED
-    group_id: str | None = None
-    group_instance: str | None = None
-    group_reset: str | None = None
-    session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS
-    max_offsets_per_trigger: int | None = None
-    min_offsets_per_trigger: int | None = None
-    max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
-    max_bytes_per_trigger: int | None = None
-    poll_interval_ms: int | None = None
-    metadata_max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS
+    """Options of a read; defaults are those of the table."""
+
+    subscription: Subscription | None
+    start: Bound | None
+    end: Bound | None
+    no_match_is_latest: bool
+    fail_on_data_loss: bool
+    corrupt_records: CorruptRecords
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    include_headers: bool
+    isolation: str
+    group_id: str | None
+    group_instance: str | None
+    group_reset: str | None
+    session_timeout_ms: int
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
+    max_bytes_per_trigger: int | None
+    poll_interval_ms: int | None
+    metadata_max_age_ms: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    topic: str | None = None
-    codec: str | None = None
-    level: int | None = None
-    buffer_bytes: int = DEFAULT_WRITE_BUFFER_BYTES
-    partitions: int = 1
-    auto_create: bool = True
-    txn_app_id: str | None = None
-    txn_version: int | None = None
-    replay_mismatch: str = "error"
-    transaction_timeout_ms: int = DEFAULT_TIMEOUT_MS
+    """Options of a write; defaults are those of the table."""
+
+    topic: str | None
+    codec: Codec | None
+    level: int | None
+    buffer_bytes: int
+    partitions: int
+    auto_create: bool
+    txn_app_id: str | None
+    txn_version: int | None
+    replay_mismatch: Literal["error", "accept"]
+    transaction_timeout_ms: int
 
 
 @dataclass(frozen=True)
 class Options:
-    """All options of one `load` or `save`. `given` holds the names the user gave, in their own spelling.
+    """All options of one `load` or `save`. `given`: the names that were given, in their own spelling.
 
-    `warnings`: what a user should know of options that are accepted without effect, a line each.
+    `warnings`: a line for each option that has no effect and seems to.
     """
 
     path: str | None
@@ -121,14 +109,14 @@ class Options:
 
     def check_read(self) -> None:
         """Raises BadRequest for options that only a write has."""
-        wrong = sorted(self.given & set(WRITE))
+        wrong = sorted(name for name in self.given if _BY_NAME[name].uses == WRITE and not _BY_NAME[name].codec)
         if wrong:
             hint = "; name the topics to read with 'subscribe'" if wrong[0] == "topic" else ""
             raise BadRequest(f"Option '{wrong[0]}' is for writing{hint}: remove it from this read")
 
     def check_write(self) -> None:
         """Raises BadRequest for options that only a read has."""
-        wrong = sorted(self.given & set(READ) - set(FOR_WRITES_TOO))
+        wrong = sorted(n for n in self.given if "write" not in _BY_NAME[n].uses and not _BY_NAME[n].harmless)
         if wrong:
             hint = "; name the topic to write with 'topic'" if wrong[0] in ("subscribe", "assign") else ""
             raise BadRequest(f"Option '{wrong[0]}' is for reading{hint}: remove it from this write")
@@ -174,137 +162,82 @@ def parse_options(given: Mapping[str, str]) -> Options:
     """Parse and check all options. Raises BadRequest, one line, for the first thing that is wrong."""
     values: dict[str, str] = {}
     for name, value in given.items():
-        option = canonical(name)
-        own = option is not None and option.lower() == name.lower()
-        if option is not None and (own or option not in values):
-            values[option] = value
+        option = find_option(name)
+        # The name of ours beats Kafka's name for it.
+        if option is not None and (option.name.lower() == name.lower() or option.name not in values):
+            values[option.name] = value
+    _check_texts(values)
+    parsed = {each.field: _parse(values, each) for each in OPTIONS if each.field}
     return Options(
-        path=_path(values.get("path")),
-        read=_read_options(values),
-        write=_sink_options(values),
+        path=values.get("path"),
+        read=_read_options(values, parsed),
+        write=_sink_options(values, parsed),
         given=frozenset(values),
         warnings=_warnings(given, values),
     )
 
 
+def _check_texts(values: Mapping[str, str]) -> None:
+    """Raise BadRequest for a text that is empty, or no id."""
+    for name, message in {
+        "path": "path is empty: give the root, topic folder or Kafka log directory",
+        "topic": "Option 'topic' is empty: name the topic to write",
+        "txnAppId": "txnAppId is empty: give the name of the application that writes, the same in every run",
+    }.items():
+        if name in values and not values[name].strip():
+            raise BadRequest(message)
+    for name in ("kafka.group.id", "kafka.group.instance.id"):
+        if name in values:
+            check_id(values[name], name)
+
+
 def _warnings(given: Mapping[str, str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """What to say of bounds that others hide, and of the security of brokers."""
-    found = []
+    """Warn of bounds that others hide, and of the security of brokers."""
+    warnings = []
     for side in ("starting", "ending"):
         names = _bound_names(values, side)
         if len(names) > 1:
             hidden = " and ".join(map(repr, names[1:]))
-            found.append(
+            warnings.append(
                 f"Option '{names[0]}' counts and hides {hidden}, as for Spark's Kafka connector: give one of them"
             )
     secure = sorted(name for name in given if is_security(name))
     if secure:
         have = "has" if len(secure) == 1 else "have"
-        found.append(f"{', '.join(secure)} {have} no effect: {SECURITY}")
-    return tuple(found)
+        warnings.append(f"{', '.join(secure)} {have} no effect: {SECURITY}")
+    return tuple(warnings)
 
 
-def _path(value: str | None) -> str | None:
-    if value is not None and not value.strip():
-        raise BadRequest("path is empty: give the root, topic folder or Kafka log directory")
-    return value
-
-
-def _read_options(values: Mapping[str, str]) -> ReadOptions:
-    start = _bound(values, "starting")
-    group = values.get("kafka.group.id")
-    _check_group(values, start)
-    return ReadOptions(
+def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadOptions:
+    read = ReadOptions(
         subscription=_subscription(values),
-        start=start,
+        start=_bound(values, "starting"),
         end=_bound(values, "ending"),
-        no_match_is_latest=_choice(values, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
-        == "latest",
-        fail_on_data_loss=_boolean(values, "failOnDataLoss", True),
-        corrupt_records=_choice(values, "corruptRecords", CORRUPT_RECORDS, CORRUPT_RECORDS[0]),
-        min_partitions=_number(values, "minPartitions", 1),
-        max_records_per_partition=_number(values, "maxRecordsPerPartition", 1),
-        include_headers=_boolean(values, "includeHeaders", False),
-        isolation=_choice(values, "kafka.isolation.level", (READ_COMMITTED, READ_UNCOMMITTED), READ_COMMITTED),
-        group_id=None if group is None else check_id(group, "kafka.group.id"),
-        group_instance=values.get("kafka.group.instance.id"),
-        group_reset=_choice(values, "kafka.auto.offset.reset", RESETS, "") or None,
-        session_timeout_ms=_at_most(
-            values, "kafka.session.timeout.ms", DEFAULT_SESSION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS
-        ),
-        max_offsets_per_trigger=_number(values, "maxOffsetsPerTrigger", 1),
-        min_offsets_per_trigger=_min_offsets(values),
-        max_trigger_delay_ms=_duration(values, "maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
-        max_bytes_per_trigger=_number(values, "maxBytesPerTrigger", 1),
-        poll_interval_ms=_number(values, "poll.interval.ms", 0),
-        metadata_max_age_ms=_number(values, "metadata.max.age.ms", 0, DEFAULT_METADATA_MAX_AGE_MS),
+        no_match_is_latest=_parse(values, _BY_NAME["startingOffsetsByTimestampStrategy"]) == "latest",
+        **{name: parsed[name] for name in ReadOptions.__dataclass_fields__ if name in parsed},
     )
-
-
-def _check_group(values: Mapping[str, str], start: Bound | None) -> None:
-    """Raises BadRequest for a group that is asked where to start and not named, or named and not asked."""
-    if start is not None and start.kind == GROUP:
-        if "kafka.group.id" not in values:
+    least, most = read.min_offsets_per_trigger, read.max_offsets_per_trigger
+    if least is not None and most is not None and least > most:
+        raise BadRequest(f"minOffsetsPerTrigger ({least}) must not be greater than maxOffsetsPerTrigger ({most})")
+    if read.start is not None and read.start.kind == GROUP:
+        if read.group_id is None:
             raise BadRequest("startingOffsets=group needs the name of a consumer group: give kafka.group.id")
-    elif "kafka.auto.offset.reset" in values:
+    elif read.group_reset is not None:
         raise BadRequest(
             "Option 'kafka.auto.offset.reset' goes with startingOffsets=group only: use startingOffsets=earliest or "
             "latest"
         )
-    instance = values.get("kafka.group.instance.id")
-    if instance is not None:
-        check_id(instance, "kafka.group.instance.id")
+    return read
 
 
-def _sink_options(values: Mapping[str, str]) -> SinkOptions:
-    app, version = values.get("txnAppId"), _number(values, "txnVersion", 0)
-    if version is not None and app is None:
+def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> SinkOptions:
+    if parsed["txn_version"] is not None and parsed["txn_app_id"] is None:
         raise BadRequest("txnVersion is given without txnAppId: give both, or neither")
-    if app is not None and not app.strip():
-        raise BadRequest("txnAppId is empty: give the name of the application that writes, the same in every run")
-    codec = None
-    if "compression.type" in values:
-        codec = _choice(values, "compression.type", CODECS, "")
-    level = _number(values, "compression.level", -(1 << 17))
-    for name, of_codec in CODEC_LEVELS.items():
-        if level is None and of_codec == (codec or "zstd"):
-            level = _number(values, name, -(1 << 17))
-    buffer_bytes = _number(values, "write.buffer.bytes", 1, DEFAULT_WRITE_BUFFER_BYTES)
-    if buffer_bytes > MAX_WRITE_BUFFER_BYTES:
-        raise BadRequest(f"Option 'write.buffer.bytes' must be at most {MAX_WRITE_BUFFER_BYTES}; found {buffer_bytes}")
-    return SinkOptions(
-        topic=_topic(values.get("topic")),
-        codec=codec,
-        level=level,
-        buffer_bytes=buffer_bytes,
-        partitions=_number(values, "num.partitions", 1, 1),
-        auto_create=_boolean(values, "auto.create.topics.enable", True),
-        txn_app_id=app,
-        txn_version=version,
-        replay_mismatch=_choice(values, "replayMismatch", ("error", "accept"), "error"),
-        transaction_timeout_ms=_at_most(values, "transaction.timeout.ms", DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS),
-    )
-
-
-def _at_most(values: Mapping[str, str], name: str, default: int, most: int) -> int:
-    """A time in ms of at most `most`, which is a day. What Kafka's clients take its broker limits, too."""
-    found = _number(values, name, 1, default)
-    if found > most:
-        raise BadRequest(f"Option '{name}' must be at most {most} (a day); found {found}")
-    return found
-
-
-def _topic(value: str | None) -> str | None:
-    if value is not None and not value.strip():
-        raise BadRequest("Option 'topic' is empty: name the topic to write")
-    return value
-
-
-def _min_offsets(values: Mapping[str, str]) -> int | None:
-    least, most = _number(values, "minOffsetsPerTrigger", 1), _number(values, "maxOffsetsPerTrigger", 1)
-    if least is not None and most is not None and least > most:
-        raise BadRequest(f"minOffsetsPerTrigger ({least}) must not be greater than maxOffsetsPerTrigger ({most})")
-    return least
+    given = {name: parsed[name] for name in SinkOptions.__dataclass_fields__}
+    if given["level"] is None:
+        codec = given["codec"] or "zstd"
+        given["level"] = next((_parse(values, each) for each in OPTIONS if each.codec == codec), None)
+    return SinkOptions(**given)
 
 
 def _subscription(values: Mapping[str, str]) -> Subscription | None:
@@ -360,7 +293,7 @@ def _bound(values: Mapping[str, str], side: str) -> Bound | None:
         return None
     name, text = names[0], values[names[0]].strip()
     if name == f"{side}Timestamp":
-        return Bound("timestamp", name, timestamp=_number(values, name, 0))
+        return Bound("timestamp", name, timestamp=_number(_BY_NAME[name], values[name]))
     if name == f"{side}OffsetsByTimestamp":
         return Bound("timestamp", name, timestamps=_per_partition(name, text, "timestamp", 0))
     if text.lower() in _words(side):
@@ -393,51 +326,45 @@ def _per_partition(
 
 
 def _did_you_mean(text: str, choices: tuple[str, ...]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(text.lower(), choices, n=1, cutoff=0.6)
+    near = nearest(text.lower(), choices, limit=1)
     return f". Did you mean {near[0]!r}?" if near else ""
 
 
-def _choice(values: Mapping[str, str], name: str, choices: tuple[str, ...], default: str) -> str:
-    if name not in values:
-        return default
-    text = values[name].strip().lower()
+def _parse(values: Mapping[str, str], option: OptionDef) -> Any:
+    """Return the value of an option, its default where it is not given. Raises BadRequest."""
+    if option.name not in values:
+        return option.default
+    given = values[option.name]
+    text = given.strip().lower()
+    if option.kind == "number":
+        return _number(option, given)
+    if option.kind == "time":
+        return _milliseconds(option.name, given)
+    if option.kind == "text":
+        return given
+    choices = ("true", "false") if option.kind == "boolean" else option.choices
     if text not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise BadRequest(
-            f"Option '{name}' must be one of {listed}; found {values[name]!r}{_did_you_mean(text, choices)}"
+            f"Option '{option.name}' must be one of {listed}; found {given!r}{_did_you_mean(text, choices)}"
         )
-    return text
+    return text == "true" if option.kind == "boolean" else text
 
 
-def _boolean(values: Mapping[str, str], name: str, default: bool) -> bool:
-    return _choice(values, name, ("true", "false"), str(default).lower()) == "true"
-
-
-@overload
-def _number(values: Mapping[str, str], name: str, lowest: int) -> int | None: ...
-
-
-@overload
-def _number(values: Mapping[str, str], name: str, lowest: int, default: int) -> int: ...
-
-
-def _number(values: Mapping[str, str], name: str, lowest: int, default: int | None = None) -> int | None:
-    if name not in values:
-        return default
-    text = values[name].strip()
-    if re.fullmatch(r"[+-]?\d{1,19}", text, re.ASCII) is None or not lowest <= int(text) < 1 << 63:
-        kind = "a whole number" if lowest < 0 else f"a whole number >= {lowest}"
-        raise BadRequest(f"Option '{name}' must be {kind}; found {values[name]!r}")
+def _number(option: OptionDef, given: str) -> int:
+    text = given.strip()
+    if re.fullmatch(r"[+-]?\d{1,19}", text, re.ASCII) is None or not option.low <= int(text) < 1 << 63:
+        kind = "a whole number" if option.low < 0 else f"a whole number >= {option.low}"
+        raise BadRequest(f"Option '{option.name}' must be {kind}; found {given!r}")
+    if option.high is not None and int(text) > option.high:
+        day = " (a day)" if option.high == 86_400_000 else ""
+        raise BadRequest(f"Option '{option.name}' must be at most {option.high}{day}; found {text}")
     return int(text)
 
 
-def _duration(values: Mapping[str, str], name: str, default: int) -> int:
-    """Milliseconds from Spark's time strings: `15m`, `90s`, `500ms`; a bare number is milliseconds."""
-    if name not in values:
-        return default
-    found = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", values[name].strip().lower())
-    if found is None or (found[2] or "ms") not in _UNITS_MS:
-        raise BadRequest(f"Option '{name}' must be a time like '15m', '90s' or '500ms'; found {values[name]!r}")
-    return int(found[1]) * _UNITS_MS[found[2] or "ms"]
+def _milliseconds(name: str, given: str) -> int:
+    """Return the milliseconds of Spark's time strings: `15m`, `90s`, `500ms`; a bare number is milliseconds."""
+    match = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", given.strip().lower())
+    if match is None or (match[2] or "ms") not in _UNITS_MS:
+        raise BadRequest(f"Option '{name}' must be a time like '15m', '90s' or '500ms'; found {given!r}")
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"]

@@ -1,14 +1,12 @@
-"""Spark's worker daemon runs `gc.collect()` after every task: 28 ms over the objects of pyspark, numpy and pyarrow, and
-several times that once numba is loaded.
+"""State of Spark's long-lived Python processes: open roots and topics, and objects exempt from garbage collection.
 
-Frozen objects are not visited. Done once everything that a kind of work needs is imported, that is after its first
-use in a worker, this takes the Python CPU time of a small micro-batch from 250 to 48 ms.
+Processes that plan and commit writes live between micro-batches, over queries and sessions. So a handle is never
+trusted: the root's id is read anew each time (a folder may have been deleted and made again), and the topic itself
+probes for the next commit.
 
-Roots and topics kept open in the processes that plan and commit writes.
-
-Spark keeps those processes alive between micro-batches, over queries and sessions. A handle is therefore never
-trusted: the root's id is read anew each time (a folder may have been deleted and made again), and a topic's head is
-revalidated by the topic itself with one probe of the next commit.
+Spark's worker daemon runs `gc.collect()` after every task: 28 ms over the objects of pyspark, numpy and pyarrow, and
+several times that once numba is loaded. Frozen objects are not visited. Freezing after the first use in a worker takes
+the Python CPU time of a small micro-batch from 250 to 48 ms.
 """
 
 from __future__ import annotations
@@ -16,9 +14,9 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from sparklog.datasource.location import NOTHING, Location, open_log
 from sparklog.datasource.options import SinkOptions
 from sparklog.errors import NotFound
+from sparklog.kafka.in_place.location import NOTHING, Location, open_log
 
 _done: set[str] = set()
 
@@ -39,7 +37,7 @@ _roots: dict[str, Root] = {}
 
 
 def root_at(location: Location, *, create: bool = False) -> Root:
-    """The root at a location, kept open. Raises NotFound where there is none, unless `create`."""
+    """Return the root at a location, kept open. Raises NotFound where there is none, unless `create`."""
     from sparklog.log.journal.root_id import read_root_id
 
     kept = _roots.get(location.root)
@@ -60,7 +58,7 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
 
 def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
-    """The topic to write, created with `num.partitions` where it is missing and may be created."""
+    """Return the topic to write, created with `num.partitions` where it is missing and may be created."""
     if options.auto_create:
         return root.ensure_topic(name, partitions=options.partitions, configs=None)
     try:

@@ -1,12 +1,9 @@
-"""How much one Spark task reads: small ranges are packed into one task, big ones split.
+"""Plan the tasks of a read, and read in a task: small ranges are packed into one task, big ones are split.
 
 A task costs 15 to 30 ms in Python however little it reads, so a thousand partitions of a few records are a few tasks.
 A range is split where it holds more than `SPLIT_BYTES` or `SPLIT_RECORDS`, where `maxRecordsPerPartition` asks for it,
 and where it is more than its share of `minPartitions` tasks. What counts is what is stored: offsets that nothing lies
 at cost nothing, however many there are. Pieces keep the order of the ranges and of their offsets.
-
-What runs in a read task: the parts it was given, as Arrow batches of the size and with the schema that Spark
-wants.
 """
 
 from __future__ import annotations
@@ -18,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.process import freeze_gc
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.user_errors import guard_iterator, warn
 from sparklog.errors import NotFound
+from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView, OffsetRange, ReadPart, Stored
 
 PACK_BYTES = 16 << 20
@@ -131,7 +128,7 @@ def plan_tasks(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[list[ReadPart]]:
-    """What each task reads of these ranges, from the view's snapshot. Empty ranges give no task."""
+    """Return the parts of each task for these ranges, from the view's snapshot. Empty ranges give no task."""
     wanted = [each for each in ranges if each.end > each.start]
     pieces = split(wanted, view.stored(wanted), min_partitions=min_partitions, max_records=max_records)
     tasks = pack(pieces, min_partitions=min_partitions, max_records=max_records)
@@ -151,7 +148,7 @@ MERGE_BATCHES = 4096
 
 
 class LogPartition(InputPartition):  # type: ignore[misc]
-    """What one Spark task reads. `value` is a list of `ReadPart`s, as plans name them: by offsets, not by positions."""
+    """The parts of one Spark task: `value` is a tuple of `ReadPart`s, which name offsets and no positions."""
 
     def __init__(self, parts: Sequence[ReadPart]) -> None:
         super().__init__(tuple(parts))
@@ -206,7 +203,7 @@ class ReadTask:
             yield from self._what_is_left(part)
 
     def _what_is_left(self, part: ReadPart) -> Iterator[pa.RecordBatch]:
-        """With failOnDataLoss=false: records deleted since the plan was made are left out, and said."""
+        """With failOnDataLoss=false: leave out, with a warning, records that were deleted since the plan was made."""
         columns = tuple(dict.fromkeys((*self._projection.columns, "offset")))
         following = part.range.start
         try:
@@ -219,9 +216,9 @@ class ReadTask:
                 yield from again.read(self._projection.columns, batch_bytes=BATCH_BYTES)
 
     def _again(self, part: ReadPart, following: int, error: NotFound) -> Sequence[ReadPart]:
-        """What can still be read of a part whose records up to `following` were read; raises `error` if none are gone.
+        """Plan what is left of a part behind `following`; raise `error` if no record of it is gone.
 
-        Of a topic that was created again under the same name that is nothing: its records are planned by themselves.
+        Nothing is left of a topic that was created again under the same name.
         """
         from sparklog.log.read.scan import NativeReadPart
 
@@ -246,7 +243,7 @@ class ReadTask:
 
 
 def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows with neighbouring small batches put together: each batch costs the JVM much the same."""
+    """Join neighbouring small batches: each batch costs the JVM much the same."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

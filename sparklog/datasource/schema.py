@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
+from sparklog.log.journal.names import nearest
 from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
 
 if TYPE_CHECKING:
@@ -98,12 +99,14 @@ def projection(schema: StructType) -> Projection:
     for column in schema.fields:
         name = column.name
         if name not in SPARK_TYPES:
-            raise BadRequest(f"The schema names a column {name!r}{_nearest(name)}; columns are {', '.join(COLUMNS)}")
+            near = nearest(name.lower(), COLUMNS, limit=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise BadRequest(f"The schema names a column {name!r}{hint}; columns are {', '.join(COLUMNS)}")
         if name in columns:
             raise BadRequest(f"The schema names the column {name!r} twice")
-        found = type_name(column.dataType)
-        if found != SPARK_TYPES[name]:
-            raise BadRequest(f"Column {name!r} must have the type {SPARK_TYPES[name]}; the schema says {found}")
+        kind = type_name(column.dataType)
+        if kind != SPARK_TYPES[name]:
+            raise BadRequest(f"Column {name!r} must have the type {SPARK_TYPES[name]}; the schema says {kind}")
         if not column.nullable and name in _MAY_BE_NULL:
             raise BadRequest(f"Column {name!r} may hold nulls: declare it nullable in the schema")
         columns.append(name)
@@ -113,14 +116,6 @@ def projection(schema: StructType) -> Projection:
     return Projection(tuple(columns), pa.schema(fields))
 
 
-def _nearest(name: str) -> str:
-    import difflib
-
-    lower = {column.lower(): column for column in COLUMNS}
-    found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    return f" (did you mean {lower[found[0]]!r}?)" if found else ""
-
-
 def type_name(kind: DataType) -> str:
     """Spark's short name of a type: `array<struct<key:string,value:binary>>`."""
     return str(kind.simpleString())
@@ -128,7 +123,7 @@ def type_name(kind: DataType) -> str:
 
 @dataclass(frozen=True)
 class WriteColumns:
-    """Which of our columns a DataFrame to be written has. Others are ignored, as Kafka's sink does."""
+    """The columns of a DataFrame that are written. Others are ignored, as by Kafka's sink."""
 
     names: tuple[str, ...]
 
@@ -145,10 +140,10 @@ def write_columns(schema: StructType, topic_option: str | None) -> WriteColumns:
             continue
         if name in names:
             raise BadRequest(f"There are two columns named {name!r}: drop or rename one")
-        found = type_name(column.dataType)
-        if found not in WRITE_TYPES[name]:
+        kind = type_name(column.dataType)
+        if kind not in WRITE_TYPES[name]:
             wanted = " or ".join(WRITE_TYPES[name])
-            raise BadRequest(f"Column {name!r} must be {wanted} but is {found}: cast it before writing")
+            raise BadRequest(f"Column {name!r} must be {wanted} but is {kind}: cast it before writing")
         names.append(name)
     if "value" not in names:
         found_names = ", ".join(schema.fieldNames()) or "none"
@@ -159,8 +154,7 @@ def write_columns(schema: StructType, topic_option: str | None) -> WriteColumns:
 
 
 def pick(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, Any]:
-    """Our columns of a batch that Spark hands to a writer, by our names (Spark resolves names without regard to
-    case)."""
+    """Return these columns of a batch; Spark resolves names without regard to case."""
     positions: dict[str, int] = {}
     for index, name in enumerate(batch.schema.names):
         positions.setdefault(name.lower(), index)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
 from sparklog.datasource.options import ReadOptions, parse_options
 from sparklog.datasource.schema import projection, read_schema
 from sparklog.datasource.user_errors import user_errors, warn_once
 from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
 from sparklog.log.journal.env import SYSTEM
 
 if TYPE_CHECKING:
@@ -125,23 +125,42 @@ _COLUMN = "__sparklog_partition"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `sparklog` known to a session. Needed only where Spark does not find `pyspark_sparklog` by
-    itself.
+    """Make the format `sparklog` known to a session.
 
-    That is so with `--py-files`, and where any other module named `pyspark_*` cannot be imported: Spark then silently
-    knows none of them.
+    Needed only where Spark does not find `pyspark_sparklog` by itself: with `--py-files`, and where another module
+    named `pyspark_*` cannot be imported.
+
+    Args:
+        spark: the session.
+
+    Example:
+        sparklog.register(spark)
+        records = spark.read.format("sparklog").option("subscribe", "orders").load("/data/log")
     """
-
     spark.dataSource.register(SparklogDataSource)
 
 
 def partitioned(df: DataFrame, n: int) -> DataFrame:
-    """`df` shuffled so that all rows of one log partition are in one task, `n` being the topic's number of partitions.
+    """Shuffle a data frame so that all rows of one partition of the log are in one task.
 
-    Rows go by their `partition` column where that is not null, else by murmur2 of the key as the sink itself does. So
-    the order of a key's rows holds over a whole write, and a task writes for one partition: what a topic with very
-    many partitions needs. Rows without either are spread evenly. Raises BadRequest without a `key` or `partition`
-    column.
+    The order of a key's rows then holds over a whole write, and a task writes for one partition: what a topic with very
+    many partitions needs. Rows go by their `partition` column where that is not null, else by murmur2 of the key as in
+    Kafka; rows without either are spread evenly.
+
+    Args:
+        df: with a column `key` or `partition`.
+        n: the number of partitions of the topic.
+
+    Returns:
+        The same rows, to be written.
+
+    Raises:
+        BadRequest: there is neither column.
+
+    Example:
+        rows = spark.createDataFrame([("anna", "book"), ("ben", "lamp")], "key string, value string")
+        parted = sparklog.partitioned(rows, 2)
+        parted.write.format("sparklog").option("topic", "orders").mode("append").save("/data/log")
     """
     from pyspark.sql import functions as F  # noqa: N812
 

@@ -1,4 +1,4 @@
-"""Where a read begins: what its options say, or where its consumer group stands (`startingOffsets=group`).
+"""Starting offsets of a read: by its options, or the committed offsets of its group (`startingOffsets=group`).
 
 The rules for a partition of which the group has no offset, or one that is out of range, are those of Kafka's consumer:
 `kafka.auto.offset.reset` says where it begins. Where that is not given, a partition without an offset begins where a
@@ -27,10 +27,10 @@ GroupOffsets = dict[Place, dict[int, int]]
 def start_positions(
     view: LogView, partitions: Partitions, read: ReadOptions, default: str, loss: DataLoss, known: GroupOffsets
 ) -> dict[str, dict[int, int]]:
-    """The offset to begin at of every partition; `default`: earliest or latest, where options say nothing.
+    """Return the starting offset of every partition; `default`: earliest or latest, where no option says.
 
-    `known`: `group_offsets`, asked for before the snapshot that `partitions` is of was taken. What a consumer of the
-    group committed after it would seem to lie beyond the end, and be reset.
+    `known`: `group_offsets`, read before the snapshot of `partitions` was taken. What is committed after it would seem
+    to lie beyond the end, and be reset.
 
     Raises BadRequest where listed partitions are not those read, NotFound for `kafka.auto.offset.reset=none`, and what
     `loss` raises.
@@ -41,10 +41,10 @@ def start_positions(
     result: dict[str, dict[int, int]] = {}
     missing: dict[str, dict[int, int]] = {}
     outside: list[str] = []
-    for topic, found in partitions.items():
+    for topic, bounds in partitions.items():
         offsets = known.get((topic, view.topic_id(topic)), {})
         result[topic] = {}
-        for partition, limits in found.items():
+        for partition, limits in bounds.items():
             at = offsets.get(partition)
             if at is None:
                 missing.setdefault(topic, {})[partition] = 0
@@ -64,7 +64,7 @@ def start_positions(
 
 
 def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
-    """Where the group stands that a read begins at, once no transaction holds any of it pending; else nothing.
+    """Return the committed offsets that a read begins at, once no transaction has any pending; else nothing.
 
     Raises BadRequest for a view that is no root, Unavailable if a transaction is not decided within a minute.
     """
@@ -83,7 +83,7 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
 
 
 def offsets_now(view: LogView, topics: Sequence[str], known: GroupOffsets) -> StreamOffset:
-    """What the group has committed of these topics, as they are in the snapshot."""
+    """Return the committed offsets of these topics, as they are in the snapshot."""
     ids = {topic: view.topic_id(topic) for topic in topics} if known else {}
     return StreamOffset({topic: known.get((topic, ids[topic]), {}) for topic in ids}, ids)
 
@@ -93,12 +93,12 @@ def _reset(limits: Bounds, where: str, isolation: str) -> int:
 
 
 def _say(read: ReadOptions, missing: dict[str, dict[int, int]], outside: list[str]) -> None:
-    """Raises NotFound under `none` for what the group does not know; else an offset out of range is warned of."""
+    """Raise NotFound under `none` for what the group does not know; else warn of offsets out of range."""
     if read.group_reset == "none" and (missing or outside):
-        found = [f"no offset committed for {describe(missing)}"] if missing else []
-        found += outside[:8]
+        problems = [f"no offset committed for {describe(missing)}"] if missing else []
+        problems += outside[:8]
         raise NotFound(
-            f"Group '{read.group_id}' has {'; '.join(found)}: reset the group, or set kafka.auto.offset.reset to "
+            f"Group '{read.group_id}' has {'; '.join(problems)}: reset the group, or set kafka.auto.offset.reset to "
             "earliest or latest"
         )
     if read.group_reset is not None:

@@ -1,4 +1,4 @@
-"""Which offsets each micro-batch reads: the streaming source without Spark.
+"""Plan the offsets of each micro-batch: the streaming source without Spark.
 
 Spark asks for an end offset again and again, comparing answers as text, keeps end offsets (never the initial one) in
 its checkpoint, and asks for the range between two of them, also after a restart and then with texts from the
@@ -49,7 +49,7 @@ class StreamPlanner:
     # What Spark asks
 
     def initial(self) -> Document:
-        """Where a new query starts. Spark asks twice: the answer stays the same for the life of this object."""
+        """Return the start of a new query. Spark asks twice: the answer stays the same for the life of this object."""
         if self._initial is None:
             self._topics = self._subscriber.topics()
             self._listed_at = self._clock.now()
@@ -74,7 +74,7 @@ class StreamPlanner:
 
     @property
     def has_target(self) -> bool:
-        """Whether this is an AvailableNow run, which ends where an answer is the start itself."""
+        """True in an AvailableNow run, which ends where an answer is the start itself."""
         return self._target is not None
 
     def latest(self, start: Document, *, limited: bool) -> Document:
@@ -113,10 +113,10 @@ class StreamPlanner:
         if not self._covered(stop):
             self._snapshot_taken(self._subscriber.refresh(sorted(stop.positions)))
             self._reach_end(base, stop)
-        found: list[OffsetRange] = []
+        ranges: list[OffsetRange] = []
         for topic in sorted(stop.positions):
-            found += self._topic_ranges(topic, base, stop)
-        return found
+            ranges += self._topic_ranges(topic, base, stop)
+        return ranges
 
     def report(self) -> Document | None:
         """Newest offsets by the last snapshot, for progress reports; costs nothing."""
@@ -205,7 +205,7 @@ class StreamPlanner:
         return {topic: self._view.topic_id(topic) for topic in positions if topic in self._present}
 
     def _covered(self, stop: StreamOffset) -> bool:
-        """Whether the snapshot at hand is new enough for this end."""
+        """True if the snapshot at hand is new enough for this end."""
         end_of = attrgetter("last_stable" if self._options.isolation == READ_COMMITTED else "log_end")
         for topic, offsets in stop.positions.items():
             bounds = self._bounds(topic)
@@ -249,7 +249,7 @@ class StreamPlanner:
 
     @staticmethod
     def _same(start: StreamOffset, answer: StreamOffset, begin: Offsets) -> bool:
-        """Whether an answer says nothing that `start` does not: then Spark must get `start` itself."""
+        """True if an answer says no more than `start`: then Spark must get `start` itself."""
         if any(start.ids.get(topic, found) != found for topic, found in answer.ids.items()):
             return False
         if set(start.positions) - set(answer.positions):
@@ -297,7 +297,7 @@ class StreamPlanner:
         return end
 
     def _stored(self, begin: Offsets, end: Offsets) -> dict[TopicPartition, Stored]:
-        """What lies between, without offsets below the log start, which a view cannot measure."""
+        """Measure what lies between, without offsets below the log start, which a view cannot measure."""
         ranges = [
             OffsetRange(topic, p, max(offset, self._bounds(topic)[p].log_start), end[topic][p])
             for topic, offsets in begin.items()
@@ -324,7 +324,7 @@ class StreamPlanner:
             return []
         bounds = self._bounds(topic)
         same = base.ids.get(topic) in (None, planned)
-        found = []
+        ranges = []
         for partition, end in sorted(stop.positions[topic].items()):
             limits = bounds.get(partition)
             if limits is None:
@@ -336,8 +336,8 @@ class StreamPlanner:
                 begin = check_start(topic, partition, begin, end, limits, self._loss)
                 end = check_end(topic, partition, end, limits, self._loss)
             if begin < end:
-                found.append(OffsetRange(topic, partition, begin, end))
-        return found
+                ranges.append(OffsetRange(topic, partition, begin, end))
+        return ranges
 
 
 def _ends(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Offsets:

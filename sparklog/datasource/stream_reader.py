@@ -13,7 +13,6 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sparklog.datasource.group_progress import GroupProgress
-from sparklog.datasource.location import Location, open_view
 from sparklog.datasource.options import Options
 from sparklog.datasource.process import freeze_gc
 from sparklog.datasource.read_task import ReadTask, log_partitions
@@ -22,6 +21,7 @@ from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import SparklogError
+from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root_view import RootView
 
@@ -113,24 +113,14 @@ class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         self._error = error
 
     @user_errors
-    def initialOffset(self) -> dict[str, object]:  # noqa: N802
+    def initialOffset(self, *asked: object) -> Any:  # noqa: N802
         raise self._error
 
-    @user_errors
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        raise self._error
+    prepareForTriggerAvailableNow = partitions = read = initialOffset  # noqa: N815
 
     @user_errors
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
-        raise self._error
-
-    @user_errors
-    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
-        raise self._error
-
-    @user_errors
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        raise self._error
+        raise self._error  # Spark looks at the parameters of this method
 
     def commit(self, end: dict[str, object]) -> None:
         """Nothing was read."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 
-from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
 from sparklog.datasource.options import Subscription
 from sparklog.errors import BadRequest, NotFound
 from sparklog.kafka.in_place.directory import is_internal
+from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
+from sparklog.log.journal.names import nearest
 from sparklog.log.state.view import Bounds, LogView
 
 
 class Subscriber:
-    """Which topics of a view a read is about."""
+    """The topics of a view that a read is about."""
 
     def __init__(self, view: LogView, location: Location, subscription: Subscription | None) -> None:
         self._view = view
@@ -25,7 +25,7 @@ class Subscriber:
 
     @property
     def open_ended(self) -> bool:
-        """Whether new topics may join while a stream runs."""
+        """True if new topics may join while a stream runs."""
         if self._subscription is not None:
             return self._subscription.pattern is not None
         return self._location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION)
@@ -38,14 +38,14 @@ class Subscriber:
         if subscription is not None and subscription.pattern is None:
             return sorted(subscription.topics)
         # Topics that Kafka keeps for itself are read only where they are named, as Kafka's consumers do.
-        found = [topic for topic in self._view.topics() if not is_internal(topic)]
+        names = [topic for topic in self._view.topics() if not is_internal(topic)]
         if subscription is not None and subscription.pattern is not None:
             pattern = re.compile(subscription.pattern)
-            return sorted(topic for topic in found if pattern.fullmatch(topic))
+            return sorted(topic for topic in names if pattern.fullmatch(topic))
         if self.open_ended:
-            return sorted(found)
+            return sorted(names)
         raise BadRequest(
-            f"The path {self._location.path} is a root with {_listed(found)}: name those to read with 'subscribe', "
+            f"The path {self._location.path} is a root with {_listed(names)}: name those to read with 'subscribe', "
             "'subscribePattern' or 'assign', or give a topic folder as the path"
         )
 
@@ -69,7 +69,7 @@ class Subscriber:
         missing = sorted(set(topics) - set(self.refresh(topics)))
         if missing:
             known = self._view.topics()
-            near = difflib.get_close_matches(missing[0], known, n=3, cutoff=0.6)
+            near = nearest(missing[0], known)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {_listed(known)}"
             raise NotFound(f"There is no topic {missing[0]!r} at {self._view.location}: {hint}")
 

@@ -1,4 +1,4 @@
-"""How far Spark's streaming queries are behind, seen in the driver: `lags = sparklog.watch(spark)`.
+"""The lag of Spark's streaming queries, seen in the driver: `lags = sparklog.watch(spark)`.
 
 Spark's own progress of a Python source has two sets of offsets and no figures: where a micro-batch ended, and what was
 there when it was planned. What lies between them is `offsetsBehindLatest` of Spark's Kafka source. It is as of the
@@ -60,12 +60,21 @@ def watch(
     tell: Callable[[str], None] | None = None,
     metrics_file: str | os.PathLike[str] | None = None,
 ) -> QueryLags:
-    """Watch all streaming queries of a session; call what this returns for the figures, `stop()` it to end.
+    """Watch how far all streaming queries of a session are behind.
 
-    `tell` is given a line per micro-batch, such as `print` in a notebook (default: `logging` takes it, as
-    `sparklog.lag` at level INFO). `metrics_file` is written anew with each micro-batch, for the node exporter's
-    textfile collector; give each driver a file of its own. A file that cannot be written is warned of, and stops no
-    query.
+    Args:
+        spark: the session.
+        tell: takes a line per micro-batch, such as `print`; default: the logger `sparklog.lag`, at level INFO.
+        metrics_file: written anew with each micro-batch, for the node exporter's textfile collector. Give each driver
+            a file of its own.
+
+    Returns:
+        A listener: call it for the figures, `stop()` it to end.
+
+    Example:
+        lags = sparklog.watch(spark, tell=print)
+        print(lags())
+        lags.stop()
     """
     lags = QueryLags(spark, tell or _LOG.info, None if metrics_file is None else str(metrics_file))
     spark.streams.addListener(lags)
@@ -85,8 +94,8 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
     def __call__(self) -> list[QueryLag]:
         """The figures of all running queries, in the order of queries, sources and topics."""
         with self._lock:
-            found = [item for items in self._found.values() for item in items]
-        return sorted(found, key=lambda item: (item.query, item.run_id, item.source, item.topic))
+            lags = [item for items in self._found.values() for item in items]
+        return sorted(lags, key=lambda item: (item.query, item.run_id, item.source, item.topic))
 
     def stop(self) -> None:
         """Watch no more."""
@@ -98,14 +107,14 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         progress = event.progress
         query = progress.name or str(progress.id)
-        found: list[QueryLag] = []
+        lags: list[QueryLag] = []
         for number, source in enumerate(progress.sources):
-            found += source_lags(query, str(progress.runId), progress.batchId, number, source)
-        if found:
+            lags += source_lags(query, str(progress.runId), progress.batchId, number, source)
+        if lags:
             with self._lock:
-                self._found[str(progress.runId)] = tuple(found)
-            parts = ", ".join(f"{item.topic} {item.behind}" for item in found)
-            total = sum(item.behind for item in found)
+                self._found[str(progress.runId)] = tuple(lags)
+            parts = ", ".join(f"{item.topic} {item.behind}" for item in lags)
+            total = sum(item.behind for item in lags)
             self._tell(f"query {query}, batch {progress.batchId}: {total} offsets behind latest ({parts})")
             self._write()
 
@@ -137,16 +146,16 @@ def source_lags(query: str, run_id: str, batch_id: int, number: int, source: Any
         return []
     try:
         positions = StreamOffset.from_json(end).positions
-        there = parse_partition_numbers(latest, "offset", lowest=0)
+        newest = parse_partition_numbers(latest, "offset", lowest=0)
     except (BadRequest, ValueError):
         return []
-    found = []
-    for topic, ends in sorted(there.items()):
+    lags = []
+    for topic, ends in sorted(newest.items()):
         at = positions.get(topic, {})
         behind = [max(0, offset - at[partition]) for partition, offset in ends.items() if partition in at]
         if behind:
-            found.append(QueryLag(query, run_id, batch_id, number, topic, len(behind), sum(behind), max(behind)))
-    return found
+            lags.append(QueryLag(query, run_id, batch_id, number, topic, len(behind), sum(behind), max(behind)))
+    return lags
 
 
 def _document(offset: object) -> dict[str, object] | None:

@@ -1,5 +1,4 @@
-"""What runs in a write task: rows to append files of one or several topics, and the message that carries them to the
-commit.
+"""Write append files in a Spark task, for one topic or several, and the message that carries them to the commit.
 
 Nothing is published here. A failed or repeated attempt leaves files that no commit names; the vacuum removes them.
 """
@@ -8,22 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from sparklog.datasource.location import Location
 from sparklog.datasource.options import SinkOptions
 from sparklog.datasource.process import freeze_gc, root_at, topic_at
 from sparklog.datasource.schema import WriteColumns, pick
 from sparklog.errors import BadRequest
+from sparklog.kafka.in_place.location import Location
 from sparklog.log.write.append_writer import TopicFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.log.topic.root import Root
-    from sparklog.log.write.append_writer import AppendTarget, AppendWriter, WriteOptions
+    from sparklog.log.write.append_writer import AppendTarget, AppendWriter
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -32,9 +31,9 @@ RUN_ID = "spark.jobGroup.id"
 
 @dataclass(frozen=True)
 class SinkPlan:
-    """What the planner tells the tasks. `topic` and `target` are None where a column names the topics. Picklable.
+    """Plan of a write, for its tasks. `topic` and `target` are None where a column names the topics. Picklable.
 
-    `root_id` is None for the commit of a micro-batch, which was planned for nobody: the tasks' targets say it.
+    `root_id` is None for the commit of a micro-batch, which plans no tasks: the targets of the tasks have it.
     """
 
     location: Location
@@ -55,8 +54,7 @@ class SparklogCommitMessage(WriterCommitMessage):  # type: ignore[misc]
 
 
 def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> SparklogCommitMessage:
-    """Write a task's rows. `job` tells this write from others, so that keyless rows do not all begin in one
-    partition."""
+    """Write the rows of a task. `job` tells writes apart, so that keyless rows do not all begin in one partition."""
     from pyspark import TaskContext
 
     from sparklog.log.write.partitioner import sticky_seed
@@ -79,15 +77,6 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
     except BaseException:
         sink.discard()
         raise
-
-
-def _write_options(options: SinkOptions) -> WriteOptions:
-    from sparklog.log.write.append_writer import WriteOptions
-
-    given: dict[str, Any] = {"level": options.level, "buffer_bytes": options.buffer_bytes}
-    if options.codec is not None:
-        given["codec"] = options.codec
-    return WriteOptions(**given)
 
 
 class _OneTopic:
@@ -117,9 +106,11 @@ class _OneTopic:
 
 
 def _writer(plan: SinkPlan, target: AppendTarget, seed: int, *, checked_root: bool = False) -> AppendWriter:
-    from sparklog.log.write.append_writer import AppendWriter
+    from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 
-    return AppendWriter(target, _write_options(plan.options), seed=seed, checked_root=checked_root)
+    sink = plan.options
+    options = WriteOptions(sink.codec or "zstd", sink.level, buffer_bytes=sink.buffer_bytes)
+    return AppendWriter(target, options, seed=seed, checked_root=checked_root)
 
 
 class _SeveralTopics:
@@ -174,7 +165,7 @@ class _SeveralTopics:
                     "driver and executors share"
                 )
             self._root = root
-        return topic_at(self._root, topic, self._plan.options).append_target(refresh=False)
+        return topic_at(self._root, topic, self._plan.options).log.append_target(refresh=False)
 
     def finish(self) -> Iterator[TopicFiles]:
         for topic in sorted(self._writers):

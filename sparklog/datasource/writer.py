@@ -1,16 +1,14 @@
-"""The commit of a Spark write, at most once per batch.
+"""Commit a Spark write, at most once per batch: over all its topics, or none.
 
-Rows for the topic that an option or the path names are one commit. Where a column names the topics, also when its rows
-happen to name a single one, the write is a transaction over them: its id is the query's (or `txnAppId`), or one of its
-own for a batch write that has no name. The replay rule is then asked in the decisions of that id, which know all topics
-of a batch, and not topic by topic.
-
-The sink: tasks upload append files, the driver's commit publishes them at once, over all topics or none.
+Tasks upload append files, the driver's commit publishes them. Rows for the topic that an option or the path names are
+one commit. Where a column names the topics, the write is a transaction over them: its id is the query's (or
+`txnAppId`), or one of its own for a batch write without a name. A replay is then looked up in the decisions of that id,
+which know all topics of a batch.
 
 A streaming write is exactly once because its commit carries a key: the query's id, which Spark keeps in the checkpoint
 (or the user's `txnAppId`), and the batch id. `commit` is given only the batch id and runs on a writer that was built
-anew, so the tasks read query and run id from their TaskContext and send them up. A batch write takes no key from
-there: inside `foreachBatch` all writes of one batch see the same ids, and the second would vanish. Only `txnAppId` and
+anew, so the tasks read query and run id from their TaskContext and send them up. A batch write takes no key from it:
+inside `foreachBatch` all writes of one batch see the same ids, and the second would vanish. Only `txnAppId` and
 `txnVersion` make it repeatable.
 """
 
@@ -18,62 +16,49 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from sparklog.datasource.location import NOTHING, ROOT, Location
 from sparklog.datasource.options import Options
 from sparklog.datasource.process import freeze_gc, root_at, topic_at
 from sparklog.datasource.schema import WriteColumns, write_columns
 from sparklog.datasource.user_errors import user_errors
 from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
 from sparklog.errors import BadRequest, Conflict
+from sparklog.kafka.in_place.location import NOTHING, ROOT, Location
 from sparklog.log.journal.env import SYSTEM
+from sparklog.log.state.registry import WriterKey
 from sparklog.log.write.append_writer import TopicFiles
 
 if TYPE_CHECKING:
-    from sparklog.log.state.registry import WriterKey
     from sparklog.log.topic.root import Root
 
 _LOG = logging.getLogger("sparklog.datasource")
 
 
-@dataclass(frozen=True)
-class BatchKey:
-    """`txnAppId` and `txnVersion` of a batch write: a version at or below the newest is skipped, as Delta does."""
+def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: WriterKey | None) -> None:
+    """Commit what the tasks wrote: to one topic at once, to several as a transaction.
 
-    writer: str
-    version: int
-
-
-@dataclass(frozen=True)
-class StreamKey:
-    """A micro-batch: the query's id (or `txnAppId`), the batch id, and the run, so that a superseded run is stopped.
-
-    `epoch` is higher in each later run: when it first committed, ms. None where that is not known.
+    `key` skips what was published before; its epoch is by this machine's clock. In mode `txn` (`txnAppId`) a version at
+    or below the newest is skipped, as in Delta. In mode `stream` a run that a later one superseded is stopped.
     """
-
-    writer: str
-    batch: int
-    run: str | None
-    epoch: int | None = None
-
-
-def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: BatchKey | StreamKey | None) -> None:
-    """Commit what the tasks wrote: to one topic at once, to several as a transaction."""
     root = root_at(plan.location)
     _check_root(root, plan, messages)
-    writer = _writer_key(root, plan, key)
     topics = collect(messages)
-    if isinstance(key, StreamKey) and writer is not None and _published_otherwise(root, plan, topics, writer):
-        return
+    if key is not None and key.mode == "stream":
+        # Machines' clocks differ, and the next run may be on another one.
+        epoch = None if key.epoch is None else max(0, root.by_store_clock(key.epoch))
+        key = replace(key, epoch=epoch, replay_mismatch=plan.options.replay_mismatch)
+        if _published_otherwise(root, plan, topics, key):
+            return
     if plan.topic is None:
-        _transaction(root, topics, writer, plan.options.transaction_timeout_ms)
+        _transaction(root, topics, key, plan.options.transaction_timeout_ms)
         return
     for name, written in topics.items():
-        _commit(root, name, written, writer)
+        if written.files or key is not None:
+            root.topic_handle(name).log.commit_append(written.files, written.target, writer=key)
 
 
 def _check_root(root: Root, plan: SinkPlan, messages: Iterable[SparklogCommitMessage]) -> None:
@@ -88,12 +73,12 @@ def _check_root(root: Root, plan: SinkPlan, messages: Iterable[SparklogCommitMes
 
 
 def collect(messages: Iterable[SparklogCommitMessage]) -> dict[str, TopicFiles]:
-    """Topic -> what was written for it, topics sorted. Raises Conflict if a topic was re-created under the tasks."""
-    found: dict[str, list[TopicFiles]] = {}
+    """Join the files of all tasks by topic, topics sorted. Raises Conflict if a topic was created again meanwhile."""
+    by_topic: dict[str, list[TopicFiles]] = {}
     for message in messages:
         for part in message.topics:
-            found.setdefault(part.target.topic, []).append(part)
-    return {name: _together(name, found[name]) for name in sorted(found)}
+            by_topic.setdefault(part.target.topic, []).append(part)
+    return {name: _together(name, by_topic[name]) for name in sorted(by_topic)}
 
 
 def _together(name: str, parts: Sequence[TopicFiles]) -> TopicFiles:
@@ -102,24 +87,6 @@ def _together(name: str, parts: Sequence[TopicFiles]) -> TopicFiles:
         raise Conflict(f"The topic {name!r} was deleted and created again while this write ran: write again")
     target = min((part.target for part in parts), key=lambda target: target.read_version)
     return TopicFiles(target, tuple(file for part in parts for file in part.files))
-
-
-def _writer_key(root: Root, plan: SinkPlan, key: BatchKey | StreamKey | None) -> WriterKey | None:
-    from sparklog.log.state.registry import WriterKey
-
-    if key is None:
-        return None
-    if isinstance(key, BatchKey):
-        return WriterKey(key.writer, key.version, mode="txn")
-    return WriterKey(
-        key.writer,
-        key.batch,
-        run=key.run,
-        mode="stream",
-        replay_mismatch="accept" if plan.options.replay_mismatch == "accept" else "error",
-        # Machines' clocks differ, and the next run may be on another one.
-        epoch=None if key.epoch is None else max(0, root.by_store_clock(key.epoch)),
-    )
 
 
 def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, TopicFiles], writer: WriterKey) -> bool:
@@ -133,12 +100,6 @@ def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, TopicFile
     if plan.topic is None:
         return in_topics(root, writer, count, None if plan.options.txn_app_id is None else topics)
     return in_decisions(root, plan.topic, writer, count)
-
-
-def _commit(root: Root, name: str, written: TopicFiles, writer: WriterKey | None) -> None:
-    if not written.files and writer is None:
-        return
-    root.topic_handle(name).commit_append(written.files, written.target, writer=writer)
 
 
 def _transaction(root: Root, topics: dict[str, TopicFiles], writer: WriterKey | None, timeout_ms: int) -> None:
@@ -164,13 +125,13 @@ def plan_write(location: Location, options: Options, schema: StructType) -> Sink
     root = root_at(location, create=sink.auto_create)
     if location.kind == NOTHING:
         location = Location(ROOT, location.path, location.root)
-    target = None if topic is None else topic_at(root, topic, sink).append_target(refresh=False)
+    target = None if topic is None else topic_at(root, topic, sink).log.append_target(refresh=False)
     freeze_gc("plan")
     return SinkPlan(location, root.id, sink, columns, topic, target)
 
 
 def plan_commit(location: Location, options: Options) -> SinkPlan:
-    """What the commit of a micro-batch needs: the tasks' messages say the rest. No request: the commit itself asks."""
+    """Plan the commit of a micro-batch, without a request; the tasks' messages have the rest."""
     return SinkPlan(location, None, options.write, WriteColumns(()), _topic(location, options.write.topic), None)
 
 
@@ -192,7 +153,7 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         sink = plan.options
         self._key = None
         if sink.txn_app_id is not None and sink.txn_version is not None:
-            self._key = BatchKey(sink.txn_app_id, sink.txn_version)
+            self._key = WriterKey(sink.txn_app_id, sink.txn_version, mode="txn")
 
     @user_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SparklogCommitMessage:
@@ -210,7 +171,7 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """One micro-batch: Spark builds a writer for the tasks and another one for the commit.
 
-    `epoch`: of the run that commits, see `StreamKey`.
+    `epoch`: of the run that commits, higher in each later run: when it first committed, ms. None where it is not known.
     """
 
     def __init__(self, plan: SinkPlan, epoch: int | None = None) -> None:
@@ -229,7 +190,7 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         writer = self._plan.options.txn_app_id or query
         if writer is None:
             raise BadRequest("The tasks of this micro-batch know no streaming query id: give the option 'txnAppId'")
-        publish(self._plan, ours, StreamKey(writer, batchId, run, self._epoch))
+        publish(self._plan, ours, WriterKey(writer, batchId, run, epoch=self._epoch))
         freeze_gc("commit")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

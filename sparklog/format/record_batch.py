@@ -29,7 +29,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,8 @@ TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+CODECS: tuple[Codec, ...] = ("none", "gzip", "snappy", "lz4", "zstd")
 
 MIN_LEGACY_SIZE_FIELD = (14, 22)
 """The smallest size fields of formats v0 and v1."""

@@ -7,8 +7,9 @@ Transactions commit offsets of groups too (`sparklog.transactions`).
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from sparklog.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sparklog.groups.consumer import Consumer
@@ -16,16 +17,6 @@ if TYPE_CHECKING:
     from sparklog.groups.groups import Groups
     from sparklog.groups.offsets import CommittedOffset, GroupMetadata, OffsetAndMetadata
 
-_HOME = {
-    "CommittedOffset": "offsets",
-    "Consumer": "consumer",
-    "Group": "group",
-    "GroupDescription": "group",
-    "GroupMetadata": "offsets",
-    "Groups": "groups",
-    "Membership": "group",
-    "OffsetAndMetadata": "offsets",
-}
 __all__ = [
     "CommittedOffset",
     "Consumer",
@@ -37,8 +28,13 @@ __all__ = [
     "OffsetAndMetadata",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'sparklog.groups' has no attribute {name!r}")
-    return getattr(import_module(f"sparklog.groups.{_HOME[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "sparklog.groups.consumer": ("Consumer",),
+            "sparklog.groups.group": ("Group", "GroupDescription", "Membership"),
+            "sparklog.groups.groups": ("Groups",),
+            "sparklog.groups.offsets": ("CommittedOffset", "GroupMetadata", "OffsetAndMetadata"),
+        },
+    )

@@ -27,6 +27,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -37,12 +38,13 @@ from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.offsets import CommittedOffset, GroupMetadata
 from sparklog.log.journal.env import SETTLE_MS, Backoff, Moment
 from sparklog.log.read.scan import check_isolation, read_parts
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange, Stored, check_columns
+from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, Stored, check_columns
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.groups")
+OffsetReset = Literal["earliest", "latest", "none"]
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"
 FETCH_BYTES = 4 << 20
 """Bytes read of each partition before the next one's turn, about."""
@@ -55,10 +57,10 @@ def consumer(
     group: str,
     *,
     topics: str | Sequence[str],
-    auto_offset_reset: str = LATEST,
+    auto_offset_reset: OffsetReset = "latest",
     enable_auto_commit: bool = True,
     auto_commit_interval_ms: int = 5_000,
-    isolation_level: str = READ_COMMITTED,
+    isolation_level: IsolationLevel = "read_committed",
     session_timeout_ms: int = SESSION_TIMEOUT_MS,
     max_poll_records: int | None = None,
     columns: Sequence[str] = COLUMNS,
@@ -276,7 +278,7 @@ class Consumer:
         return positions
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on from an offset. One out of range is met by `auto_offset_reset` at the next `poll`."""
+        """Go on from an offset. If it is out of range, `auto_offset_reset` counts at the next `poll`."""
         self.position(topic, partition)
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
             raise BadRequest(f"expected an offset of at least 0, found {offset!r}")

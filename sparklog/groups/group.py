@@ -381,7 +381,7 @@ class Group:
             if not offsets[topic]:
                 continue
             handle = (self.root.topic if refresh else self.root.topic_handle)(topic)
-            head = handle.head(refresh=False)
+            head = handle.log.head(refresh=False)
             # The offsets must not outlive the records that they are about.
             handle.log.make_durable()
             if ids is not None and ids.get(topic, head.topic_id) != head.topic_id:

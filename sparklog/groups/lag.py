@@ -131,7 +131,7 @@ def _ages(root: Root, snapshot: Snapshot, offsets: TopicOffsets, now_ms: int | N
         if partition < head.partitions and offset < head.log_end[partition]
     }
     newer = root.topic_handle(snapshot.topic).read_snapshot
-    if getattr(root.store, "parallel_reads", 1) > 1:
+    if root.store.parallel_reads > 1:
         each = [{partition: offset} for partition, offset in unread.items()]
         answers = list(ask_each(root.store, lambda one: first_records(snapshot, one, newer=newer), each))
     else:

@@ -92,7 +92,7 @@ def plan_reset(
         scenario = Scenario(To.DATETIME, now_ms - scenario.value)
     plan = []
     for topic, partitions in sorted(topics.items()):
-        head = group.root.topic(topic).head(refresh=False)
+        head = group.root.topic(topic).log.head(refresh=False)
         wanted = sorted(range(head.partitions) if partitions is None else set(partitions))
         outside = [partition for partition in wanted if not 0 <= partition < head.partitions]
         if outside:

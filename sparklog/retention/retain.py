@@ -137,7 +137,7 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
     planned = plan_topic(snapshot, settings)
     moved = {e.partition: e.log_start for e, _ in planned if e.log_start > head.log_start[e.partition]}
     if moved and not dry_run:
-        topic.commit(LogStartIntent(head.topic_id, moved, op=RETAIN), head)
+        topic.log.commit(LogStartIntent(head.topic_id, moved, op=RETAIN), head)
     expired = []
     for expiry, segments in planned:
         if expiry.partition not in moved:

@@ -64,7 +64,7 @@ class DeleteWork:
 
     def run(self, progress: Progress = silent) -> Done:
         """Delete the keys. `Unavailable` at the first one that the store refuses; another run deletes the rest."""
-        if getattr(self.store, "parallel_reads", 1) > 1:
+        if self.store.parallel_reads > 1:
             with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-delete") as pool:
                 for _ in pool.map(self.store.delete, self.keys):
                     pass
@@ -265,7 +265,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
     wanted = max(head.floor, floor) if data or commits else head.floor
     if not dry_run:
-        after = topic.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
+        after = topic.log.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
         if after.version != head.version:
             if files:
                 kept |= _named_between(run, head, after)
@@ -429,15 +429,14 @@ def remove_temporaries(
 
     A writer that is still alive fails when it names its file, with an error.
     """
-    listing = getattr(store, "temporary_files", None)
     gone: list[Victim] = []
     failures: list[SparklogError] = []
-    for info in () if listing is None else list(listing(folder, deep=bool(folder))):
+    for info in list(store.temporary_files(folder, deep=bool(folder))):
         if info.modified_ms >= limit_ms:
             continue
         try:
             if not dry_run:
-                store.delete_temporary(info.key)  # type: ignore[attr-defined]
+                store.delete_temporary(info.key)
             gone.append(Victim(info.key, plan.TEMPORARY, info.size, "its writer has been silent for too long"))
         except SparklogError as error:
             failures.append(error)

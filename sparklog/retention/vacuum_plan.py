@@ -29,7 +29,8 @@ from sparklog.log.state.commit import DELETE
 from sparklog.log.state.history import CommitFiles, History
 from sparklog.log.state.intents import DeleteIntent
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic.topic import RootContext, Topic
+from sparklog.log.topic.topic import Topic
+from sparklog.log.topic.topic_log import RootContext
 from sparklog.maintenance.work import Settings
 from sparklog.storage.store import ObjectInfo
 
@@ -222,9 +223,9 @@ def give_up_clones(topic: Topic, head: Head, now_ms: int) -> frozenset[str]:
 def _give_up(clone: Topic, topic_id: str, now_ms: int) -> None:
     head = clone.log.refresh().head
     if not is_given_up(head, topic_id):
-        head = clone.commit(GiveUpIntent(topic_id, now_ms)).head
+        head = clone.log.commit(GiveUpIntent(topic_id, now_ms)).head
     if is_given_up(head, topic_id) and head.exists and head.topic_id == topic_id:
-        clone.commit(DeleteIntent(topic_id, head.version))
+        clone.log.commit(DeleteIntent(topic_id, head.version))
 
 
 def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) -> frozenset[str]:

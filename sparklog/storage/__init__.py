@@ -1,4 +1,4 @@
-"""Where objects live: the `Store` protocol and its implementations."""
+"""Stores of objects: the base class `Store`, and the store of a directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 
 
 def local_path(location: str | os.PathLike[str]) -> str:
-    """The absolute path that a path or `file:` URL names; `BadRequest` for an empty one or another scheme.
+    """Return the absolute path that a path or `file:` URL names; `BadRequest` for an empty one or another scheme.
 
     Spark and Hadoop write `file:/a`, `file:///a` and `file://localhost/a`; all are the same path.
     """
@@ -39,7 +39,7 @@ def local_path(location: str | os.PathLike[str]) -> str:
 
 
 def refuse_scheme(location: str) -> None:
-    """`BadRequest` for a location with any scheme but `file:`, with or without slashes (`hdfs:/x`, `s3:x`)."""
+    """Raise `BadRequest` for any scheme but `file:`, with or without slashes (`hdfs:/x`, `s3:x`)."""
     scheme = _SCHEME.match(location)
     if scheme is None or scheme.group(1).lower() == "file":
         return
@@ -51,7 +51,7 @@ def refuse_scheme(location: str) -> None:
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:
-    """The store at a location: a directory, which need not exist yet. A location that is a file is a `BadRequest`."""
+    """Return the store of a directory, which need not exist yet. `BadRequest` if the location is a file."""
     path = local_path(location)
     if os.path.exists(path) and not os.path.isdir(path):
         raise BadRequest(f"{path} is a file; expected a directory")

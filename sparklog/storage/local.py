@@ -36,6 +36,7 @@ from sparklog.storage.store import (
     MAX_DOCUMENT,
     ObjectInfo,
     ObjectWriter,
+    Store,
     check_key,
     check_prefix,
     is_part,
@@ -48,7 +49,7 @@ _ATTEMPTS = 100
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
-class LocalStore:
+class LocalStore(Store):
     """A directory of a file system that has link() and fsync. Picklable; safe to use from threads and after a fork.
 
     `durable=False` skips every fsync and nothing else: for tests and scratch data, which a power loss may take.
@@ -75,7 +76,7 @@ class LocalStore:
 
     @property
     def durable(self) -> bool:
-        """Whether an acknowledged object survives power loss."""
+        """True if an acknowledged object survives power loss."""
         return self._durable
 
     # Reading
@@ -90,11 +91,11 @@ class LocalStore:
         except OSError as error:
             self._fail(error, "read", key)
         try:
-            found = os.fstat(fd)
-            if not stat_module.S_ISREG(found.st_mode):
+            status = os.fstat(fd)
+            if not stat_module.S_ISREG(status.st_mode):
                 raise NotFound(f"no object {key} in {self._path}: no regular file lies there")
             # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
-            held = max(0, found.st_size - start)
+            held = max(0, status.st_size - start)
             if length is None and held > MAX_DOCUMENT and key.endswith(DOCUMENT_SUFFIX):
                 raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {held}; restore it", file=key)
             return _read(fd, start, held if length is None else min(length, held))
@@ -105,12 +106,12 @@ class LocalStore:
 
     def stat(self, key: str) -> ObjectInfo | None:
         try:
-            found = os.lstat(self._file(key))
+            status = os.lstat(self._file(key))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return None
             self._fail(error, "look at", key)
-        return _info(key, found) if stat_module.S_ISREG(found.st_mode) else None
+        return _info(key, status) if stat_module.S_ISREG(status.st_mode) else None
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         folder, _, start = check_prefix(prefix).rpartition("/")
@@ -148,7 +149,6 @@ class LocalStore:
         return LocalWriter(self, key, path, fd, temporary)
 
     def settle(self, key: str) -> None:
-        """Make the name of an object durable that somebody else has created."""
         self._settle(self._file(key), key)
 
     def link(self, file: str, inode: int, key: str) -> bool:
@@ -196,7 +196,7 @@ class LocalStore:
             self._fail(error, "read the clock of", "")
 
     def names(self) -> Sequence[str]:
-        """Names of all that lies directly in the directory, whether they can be keys or not; none if there is none."""
+        """Return the names of all that lies directly in the directory, keys or not; none without a directory."""
         try:
             return sorted(os.listdir(self._path))
         except FileNotFoundError:
@@ -205,14 +205,10 @@ class LocalStore:
             self._fail(error, "list", "")
 
     def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
-        """Files that somebody is writing, or died writing, below a folder (`""` or ending in `/`), in no order.
-
-        Their keys are for `delete_temporary` alone. With `deep=False` only those in the folder itself.
-        """
         check_prefix(folder, folder=True)
         try:
-            with os.scandir(os.path.join(self._path, folder)) as found:
-                entries = list(found)
+            with os.scandir(os.path.join(self._path, folder)) as scanned:
+                entries = list(scanned)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -227,7 +223,6 @@ class LocalStore:
                 yield from self.temporary_files(f"{folder}{entry.name}/")
 
     def delete_temporary(self, key: str) -> None:
-        """Remove a file that `temporary_files` named; no error if there is none. Who still writes it fails to close."""
         folder, slash, name = key.rpartition("/")
         if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):
             raise BadRequest(f"{key} is not the name of a temporary file")
@@ -242,10 +237,7 @@ class LocalStore:
         self._prune(os.path.dirname(path))
 
     def self_check(self) -> None:
-        """What the probe cannot see through keys: link counts and that a directory can be fsynced.
-
-        `BadRequest` naming the mount if this place cannot hold a root.
-        """
+        """Check link counts, and that a directory can be fsynced. `BadRequest` naming the mount."""
         fd, temporary = self._temporary(os.path.join(self._path, "probe"), "")
         os.close(fd)
         linked = os.path.join(self._path, _temporary_name())
@@ -280,7 +272,7 @@ class LocalStore:
         raise store_error(error, action, key, self._path) from error
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
-        """A new file beside `path`, creating folders; a folder may vanish again under a concurrent delete."""
+        """Open a new file beside `path`; its folder is made, again if a concurrent delete removes it."""
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, _temporary_name())
         for attempt in range(_ATTEMPTS):
@@ -400,13 +392,10 @@ class LocalStore:
         return os.path.isdir(target) and os.path.commonpath((target, root)) not in (target, root)
 
     def _entries(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
-        """What lies in a folder and is named like a part of a key, in key order (a folder sorts as `name/`).
-
-        Each with True if it is a folder.
-        """
+        """List what is named like a part of a key, in key order (a folder sorts as `name/`); True for a folder."""
         try:
-            with os.scandir(os.path.join(self._path, folder)) as found:
-                entries = [(entry, self._is_folder(entry, folder)) for entry in found if is_part(entry.name)]
+            with os.scandir(os.path.join(self._path, folder)) as scanned:
+                entries = [(entry, self._is_folder(entry, folder)) for entry in scanned if is_part(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -424,14 +413,14 @@ class LocalStore:
                     yield from self._walk(below, "", after)
             elif key > after:
                 try:
-                    found = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue  # deleted since the directory was read
                 except OSError as error:
                     self._fail(error, "list", key)
                 # A network client renames files that are deleted while open to .nfs*: they are no objects.
-                if stat_module.S_ISREG(found.st_mode) and not entry.name.startswith(".nfs0"):
-                    yield _info(key, found)
+                if stat_module.S_ISREG(status.st_mode) and not entry.name.startswith(".nfs0"):
+                    yield _info(key, status)
 
 
 def replace_file(path: str, text: str) -> None:
@@ -449,7 +438,7 @@ def replace_file(path: str, text: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Make the names in a directory durable: for who has renamed something in it."""
+    """fsync a directory after a rename."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         full_fsync(fd)
@@ -458,7 +447,7 @@ def sync_folder(path: str) -> None:
 
 
 def full_fsync(fd: int) -> None:
-    """fsync that reaches the medium. macOS' fsync only reaches the drive's cache."""
+    """fsync to the medium. The fsync of macOS only reaches the drive's cache."""
     if sys.platform == "darwin":
         import fcntl
 
@@ -475,8 +464,8 @@ def _temporary_name() -> str:
     return f"{TEMPORARY_PREFIX}{os.urandom(12).hex()}"
 
 
-def _info(key: str, found: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 def _read(fd: int, start: int, length: int) -> bytes:

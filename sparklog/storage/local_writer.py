@@ -1,10 +1,9 @@
-"""What the operating system's errors mean for a local store, in words that say what to do.
+"""Write a data object of a local store: a temporary file, which gets its name when it is whole and durable.
 
-Writing a data object of a local store: a temporary file, which gets its name when it is whole and durable.
+While it is written the kernel is asked to begin writing its bytes to the disk, so that the fsync at its end has little
+left to do. Python has no `sync_file_range`; Linux' C library has. It is a hint: durability comes from fsync alone.
 
-While it is written the kernel is asked to begin writing its bytes to the disk, so that the fsync at its end finds
-little left to do. Python has no `sync_file_range`; Linux' C library has. It is a hint and nothing more: durability
-comes from fsync alone, and where the call is missing or refused nothing changes but the time that fsync takes.
+Also the errors of the operating system in words that say what to do.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ _ADVICE = {
 
 
 def store_error(error: OSError, action: str, key: str, location: str) -> SparklogError:
-    """The error to raise when the system refused to `action` the object `key` below `location`.
+    """Return the error to raise when the system refused to `action` the object `key` below `location`.
 
-    An error raised on purpose comes back as it is. "No such file" is `NotFound` where an object was to be read,
-    everything else is `Unavailable` (whether a write took effect is then unknown).
+    "No such file" is `NotFound` where an object was to be read, most others are `Unavailable`: a write may have taken
+    effect then.
     """
     if isinstance(error, SparklogError):
         return error
@@ -54,14 +53,14 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
 
 
 def refuse(location: str, reason: str) -> NoReturn:
-    """This place cannot keep a store's promises: name the mount, so that its owner knows what to change."""
+    """Raise `BadRequest` for a place that cannot keep the promises of a store, naming its mount."""
     raise BadRequest(
         f"{location} on {mount_of(location)} cannot hold a sparklog root: {reason}; use another file system"
     )
 
 
 def mount_of(path: str) -> str:
-    """The mount a path lies on, for messages: `/mnt/usb (vfat)`, or the mount point alone where the type is unknown."""
+    """Return the mount of a path, for messages: `/mnt/usb (vfat)`, or the mount point where the type is unknown."""
     point = os.path.realpath(path)
     while not os.path.ismount(point) and os.path.dirname(point) != point:
         point = os.path.dirname(point)

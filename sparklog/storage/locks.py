@@ -1,11 +1,8 @@
-"""A lock that no child inherits as taken.
+"""Threads: a lock that no forked child inherits as taken, and several requests to a store at once.
 
-`os.fork` copies the locks that other threads hold at that moment, and in the child nobody is there to release them.
-Python forks by itself (multiprocessing on Linux up to 3.13, Spark's worker daemon), so every lock that outlives a call
-is one of these. What they guard must be usable at any point of a critical section: caches, of which an entry may be
-missing.
-
-Asking a store for several things at once, where each answer costs a round trip.
+`os.fork` copies locks that other threads hold at that moment; in the child no thread releases them. Python forks by
+itself (multiprocessing on Linux up to 3.13, Spark's worker daemon), so every lock that outlives a call is a `ForkLock`.
+What it guards must be usable at any point of a critical section: a cache, of which an entry may be missing.
 """
 
 from __future__ import annotations
@@ -57,11 +54,11 @@ R = TypeVar("R")
 
 
 def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """What `look`, which makes requests to `store`, finds of each item, in order.
+    """Yield the answer of `look`, which makes requests to `store`, for each item, in order.
 
-    Several at once where the store says `parallel_reads`, else one after the other and no sooner than asked for.
+    Several run at once if the store has `parallel_reads`; else each runs when its answer is asked for.
     """
-    at_once = min(getattr(store, "parallel_reads", 1), len(items))
+    at_once = min(store.parallel_reads, len(items))
     if at_once <= 1:
         yield from map(look, items)
         return

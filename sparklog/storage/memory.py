@@ -8,12 +8,12 @@ from typing import NoReturn
 
 from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.storage.locks import ForkLock
-from sparklog.storage.store import ObjectInfo, ObjectWriter, check_key, check_prefix
+from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, check_key, check_prefix
 
 Snapshot = dict[str, tuple[bytes, int]]
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A dict of objects. Not picklable: a copy in another process would be another store.
 
     `clock` gives the store's time in ms since the epoch and stamps new objects. `snapshot` and `restore` go back in
@@ -21,7 +21,7 @@ class MemoryStore:
     """
 
     needs_probe = False
-    """Exclusive by construction: there is no file system or service whose promises could be false."""
+    parallel_reads = 1
 
     def __init__(self, clock: Callable[[], int], name: str = "test") -> None:
         self._clock = clock
@@ -43,10 +43,10 @@ class MemoryStore:
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if start < 0 or (length is not None and length < 0):
             raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
-        found = self._objects.get(check_key(key))
-        if found is None:
+        stored = self._objects.get(check_key(key))
+        if stored is None:
             raise NotFound(f"no object {key} in {self.location}: it was never written, or has been deleted")
-        data = found[0]
+        data = stored[0]
         return data[start:] if length is None else data[start : start + length]
 
     def create(self, key: str, data: bytes) -> bool:
@@ -65,12 +65,12 @@ class MemoryStore:
         check_prefix(prefix)
         with self._lock:
             first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
-            found = []
+            infos = []
             for key in self._keys[first:]:
                 if not key.startswith(prefix):
                     break
-                found.append(self._info(key))
-        return iter(found)
+                infos.append(self._info(key))
+        return iter(infos)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix, folder=True)

@@ -1,8 +1,8 @@
-"""Does this store keep its promises? Asked when a root is created, by `doctor`, and once in each process that commits.
+"""Test that a store keeps its promises: when a root is created, by `doctor`, and once in each process that commits.
 
-A gateway that ignores a conditional header, a mount without hard links or a store that folds names' case would lose
-data silently, so a few requests are spent on seeing for ourselves. A probe that creates twice in sequence would pass a
-gateway that looks first and writes then: 8 threads race for one key.
+A gateway that ignores a conditional header, a mount without hard links or a store that folds the case of names would
+lose data silently. To create an object twice in sequence is no test: a gateway that looks first and writes then would
+pass it. So 8 threads race for one key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """What a probe measured: `clock_ahead_ms`, this machine's clock minus the store's, and how long it all took."""
+    """Result of a probe: `clock_ahead_ms` is this machine's clock minus the store's."""
 
     location: str
     clock_ahead_ms: int
@@ -40,9 +40,7 @@ def probe(store: Store, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1
     folder = f"{PROBE_FOLDER}/{os.urandom(12).hex()}"
     keys = [f"{folder}/{name}" for name in ("race", "case", "CASE")]
     try:
-        self_check = getattr(store, "self_check", None)
-        if self_check is not None:
-            self_check()
+        store.self_check()
         _race(store, keys[0])
         _case(store, keys[1:])
         before = wall_ms()
@@ -57,7 +55,7 @@ def probe(store: Store, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1
 
 def ensure_probed(store: Store) -> ProbeReport | None:
     """Probe a store unless this process has done so already. None for stores that need none (`needs_probe = False`)."""
-    if not getattr(store, "needs_probe", True):
+    if not store.needs_probe:
         return None
     report = _probed.get(store.location)
     if report is None:

@@ -1,47 +1,28 @@
-"""Keys: what names an object may have, and what kind of object a key names.
+"""`Store`, the base class of everything that holds objects, and the keys that name them.
 
-A key is what a file system, an object store and a URL all take without escaping: parts of letters, digits and
-`._-%=+@,` joined by `/`. `~` is kept for temporary files of the local store, so no key can collide with one.
+An object is bytes under a key. Objects never change once they exist: `create` and a closed writer make them, `delete`
+removes them. A key is made of parts joined by `/`, each of letters, digits and `._-%=+@,`: what a file system, an
+object store and a URL all take without escaping. `~` begins the names of temporary files, so no key collides with one.
 
-| key                                       | kind         |
-|-------------------------------------------|--------------|
-| `_root.json`                              | `root`       |
-| `<log>/_log/<20 digits>.json`             | `commit`     |
-| `<log>/_log/checkpoints/...`              | `checkpoint` |
-| `<topic>/append/...`                      | `append`     |
-| `<topic>/sealed/...`                      | `sealed`     |
-| anything else                             | `other`      |
+| key                         | kind         |
+|-----------------------------|--------------|
+| `_root.json`                | `root`       |
+| `.../_log/<20 digits>.json` | `commit`     |
+| `.../_log/checkpoints/...`  | `checkpoint` |
+| `<topic>/append/...`        | `append`     |
+| `<topic>/sealed/...`        | `sealed`     |
+| anything else               | `other`      |
 
-The `Store` protocol: all that sparklog asks of the place where objects live.
-
-An object is bytes under a key. Keys are relative, `/`-separated, without empty, `.` or `..` parts. Objects never change
-once they exist: `create` and a closed writer make them, `delete` ends them, nothing rewrites them.
-
-Three promises carry the whole commit protocol, and a store that cannot keep them must refuse to open:
-
-* `create` is exclusive: of any number of callers, in any processes, exactly one succeeds for a key.
-* What `create` or `ObjectWriter.close` has acknowledged survives power loss.
-* An object is visible whole or not at all.
-
-Errors: `NotFound` (get, of a key that does not exist), `Corrupt` (get, of a `.json` far longer than any), `Unavailable`
-(the store failed; **the effect of a create is then unknown**), `BadRequest` (a key that is no key, or where something
-lies that is no object).
-
-Attributes that a store may have beside the protocol: `needs_probe` (False: its promises hold by construction, see
-`probe.py`), `self_check()` (what a probe cannot see through keys), `parallel_reads` (more than 1: each request costs a
-round trip, so reading ahead in parallel pays), `settle(key)` (an object can be read before its creator has been told
-that it is durable: this makes it so), `temporary_files(folder)` and `delete_temporary(key)` (what writers
-leave behind that no listing shows), `link(file, inode, key)` (a local file outside the store becomes the object `key`
-as well, durably and without a copy; False, and nothing is there, where that cannot be: it lies on another file system,
-links are not allowed, or the file of that name no longer has this inode).
+A store of your own: derive from `Store`, and run `sparklog.testing.store_tests.StoreTests` against it.
 """
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from sparklog.errors import BadRequest
 
@@ -64,19 +45,19 @@ _KINDS = re.compile(
 
 
 def is_part(name: str) -> bool:
-    """Whether `name` can be one part of a key."""
+    """True if `name` can be one part of a key."""
     return _PART.match(name) is not None and name not in (".", "..")
 
 
 def check_key(key: str) -> str:
-    """The key itself, if it is one. `BadRequest` if it is absolute, climbs out, is too long or has odd characters."""
+    """Return the key. `BadRequest` if it is absolute, climbs out, is too long or has odd characters."""
     if _KEY.match(key) is not None and len(key) <= MAX_KEY and not _has_dots(key):
         return key
     raise BadRequest(f"not a key: {_show(key)}; {_reason(key)}")
 
 
 def check_prefix(prefix: str, *, folder: bool = False) -> str:
-    """The prefix itself: the beginning of a key. With `folder`, it must be empty or end in `/`."""
+    """Return the prefix, the beginning of a key. With `folder`, it must be empty or end in `/`."""
     if folder and prefix and not prefix.endswith("/"):
         raise BadRequest(f"not a folder prefix: {_show(prefix)}; it must be empty or end in '/'")
     whole = prefix.removesuffix("/")
@@ -92,11 +73,11 @@ def check_prefix(prefix: str, *, folder: bool = False) -> str:
 
 
 def key_kind(key: str) -> str:
-    """Which of `KEY_KINDS` a key is; wrappers count and inject faults by it."""
+    """Return one of `KEY_KINDS`; the stores of `sparklog.testing` count and inject faults by it."""
     if key == "_root.json":
         return "root"
-    found = _KINDS.match(key)
-    return (found.lastgroup or "other") if found else "other"
+    match = _KINDS.match(key)
+    return (match.lastgroup or "other") if match else "other"
 
 
 def _has_dots(key: str) -> bool:
@@ -141,43 +122,92 @@ class ObjectWriter(Protocol):
     def discard(self) -> None: ...
 
 
-@runtime_checkable
-class Store(Protocol):
-    """Where objects live. Implementations are picklable (or say so) and safe to use from threads."""
+class Store(ABC):
+    """A place of objects. Safe to use from threads; picklable, or says that it is not.
+
+    The commit protocol rests on three promises. A store that cannot keep them must refuse to open:
+
+    * `create` is exclusive: of any number of callers, in any processes, exactly one succeeds for a key.
+    * What `create` or `ObjectWriter.close` has acknowledged survives power loss.
+    * An object is visible whole or not at all.
+
+    Errors: `NotFound` (get, of a key that does not exist), `Corrupt` (get, of a `.json` far longer than any),
+    `Unavailable` (the store failed; **the effect of a create is then unknown**), `BadRequest` (a key that is no key, or
+    where something lies that is no object).
+    """
 
     @property
+    @abstractmethod
     def location(self) -> str:
-        """What a person calls this place (a path or URL), for messages."""
-        ...
+        """Path or URL of the store, for messages."""
 
+    @abstractmethod
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes `[start, start + length)` of an object, or to its end; shorter only if the object ends earlier."""
-        ...
+        """Return bytes `[start, start + length)` of an object; fewer only if the object ends earlier."""
 
+    @abstractmethod
     def create(self, key: str, data: bytes) -> bool:
-        """Create-if-absent, durably. True: this call created it. False: the key existed already."""
-        ...
+        """Create an object durably if there is none. True: this call created it. False: the key existed already."""
 
+    @abstractmethod
     def writer(self, key: str) -> ObjectWriter:
-        """Begin a data object under a key nobody else uses (unique by construction)."""
-        ...
+        """Begin a data object under a key that nothing else uses."""
 
+    @abstractmethod
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and is greater than `after`, in key order."""
-        ...
+        """Yield the objects whose key starts with `prefix` and is greater than `after`, in key order."""
 
+    @abstractmethod
     def list_folders(self, prefix: str) -> Iterator[str]:
-        """Names of the folders directly below `prefix` (`""` or ending in `/`), in order, without the prefix."""
-        ...
+        """Yield the names of the folders directly below `prefix` (`""` or ending in `/`), in order."""
 
+    @abstractmethod
     def stat(self, key: str) -> ObjectInfo | None:
-        """The object's size and time, or None if it does not exist."""
-        ...
+        """Return the object's size and time, None if it does not exist."""
 
+    @abstractmethod
     def delete(self, key: str) -> None:
         """Remove an object; no error if there is none."""
-        ...
 
+    @abstractmethod
     def now_ms(self) -> int:
-        """The store's own clock, ms since the epoch (may cost a request)."""
-        ...
+        """Return the store's clock, ms since the epoch; may cost a request."""
+
+    # Capabilities: what a store may do better than these defaults.
+
+    @property
+    def needs_probe(self) -> bool:
+        """True if the promises must be tried before the first commit (`probe`); False if they hold by construction."""
+        return True
+
+    @property
+    def parallel_reads(self) -> int:
+        """Requests worth making at once. More than 1 where each request costs a round trip."""
+        return 1
+
+    def self_check(self) -> None:
+        """Check what a probe cannot see through keys. `BadRequest` if the store cannot hold a root."""
+        return
+
+    def settle(self, key: str) -> None:
+        """Make an object durable that can be read before its creator has made it so."""
+        return
+
+    def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
+        """Yield unfinished files of writers below a folder (with `deep=False`: directly in it), in no order.
+
+        Their keys are for `delete_temporary` alone.
+        """
+        return iter(())
+
+    def delete_temporary(self, key: str) -> None:
+        """Remove a file that `temporary_files` named; no error if there is none. Its writer then fails to close."""
+        raise BadRequest(f"{key} is not the name of a temporary file")
+
+    def link(self, file: str, inode: int, key: str) -> bool:
+        """Make a local file outside the store an object as well, durably and without a copy.
+
+        False, and there is no object, where that cannot be: the file lies on another file system, links are not
+        allowed, or the file of that name no longer has this inode.
+        """
+        return False

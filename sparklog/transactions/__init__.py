@@ -7,23 +7,21 @@ transactions, also those that Kafka left open; `completion` is maintenance. Comm
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from sparklog.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
     from sparklog.transactions.publishing import publish
 
-_HOME = {
-    "Transaction": "producer",
-    "TransactionalProducer": "producer",
-    "transactional": "producer",
-    "publish": "publishing",
-}
 __all__ = ["Transaction", "TransactionalProducer", "publish", "transactional"]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'sparklog.transactions' has no attribute {name!r}")
-    return getattr(import_module(f"sparklog.transactions.{_HOME[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "sparklog.transactions.producer": ("Transaction", "TransactionalProducer", "transactional"),
+            "sparklog.transactions.publishing": ("publish",),
+        },
+    )

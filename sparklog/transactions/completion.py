@@ -43,13 +43,13 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
 
     `NotFound` if the topic was deleted.
     """
-    head = topic.head()
+    head = topic.log.head()
     if not head.open:
         return ()
     resolved = tuple(topic.root.decisions.resolve(topic.name, head))
     if resolved:
         try:
-            topic.commit(MaintainIntent(head.topic_id, resolved=resolved), head)
+            topic.log.commit(MaintainIntent(head.topic_id, resolved=resolved), head)
         except Conflict:
             # Deleted and created again meanwhile: outcomes of the old topic's slices mean nothing here.
             return ()

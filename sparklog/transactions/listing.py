@@ -244,7 +244,7 @@ class _Open:
     @staticmethod
     def of(root: Root, failures: list[SparklogError] | None) -> _Open:
         groups = Groups(root)
-        heads = {name: root.topic_handle(name).head(refresh=False) for name in root.topics(failures)}
+        heads = {name: root.topic_handle(name).log.head(refresh=False) for name in root.topics(failures)}
         states = {name: groups.group(name).log.current() for name in groups.names(failures)}
         return _Open(
             {name: head for name, head in heads.items() if head.open or head.kafka_open},

@@ -101,7 +101,7 @@ class Committed:
 
 
 class TransactionalProducer:
-    """See the module. One transaction at a time; not safe to share between threads."""
+    """A transactional producer: see `transactional`. One transaction at a time; not safe to share between threads."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class TransactionalProducer:
 
 
 class Transaction:
-    """Transaction `n`. As a context manager: commits at the end, aborts on an exception."""
+    """A transaction of a producer. As a context manager it commits at the end, and aborts on an exception."""
 
     def __init__(self, producer: TransactionalProducer, n: int, instance: str | None, part: str | None) -> None:
         self.n = n
@@ -219,7 +219,7 @@ class Transaction:
 
         self._check_open()
         if topic not in self._writers:
-            target = self._root.topic(topic).append_target(refresh=False)
+            target = self._root.topic(topic).log.append_target(refresh=False)
             seed = self._root.env.random.getrandbits(63)
             self._writers[topic] = target, AppendWriter(target, options, self._root.env, seed)
         for batch in batches(data):
@@ -288,7 +288,7 @@ class Transaction:
         return dict(self._outcomes)
 
     def commit(self, *, key: WriterKey | None = None) -> Committed:
-        """Commit: all of it is visible, in all topics, when this returns.
+        """Commit: when this returns, all of it is visible in all topics.
 
         With `key` the batch is entered in the replay rule of the id.
 
@@ -417,7 +417,7 @@ class Transaction:
             if not files:
                 continue
             txn = Txn(self.id, self.n, dict(siblings), self._producer.timeout_ms)
-            outcome = self._root.topic_handle(topic).commit_append(files, _oldest(topic, parts), txn=txn)
+            outcome = self._root.topic_handle(topic).log.commit_append(files, _oldest(topic, parts), txn=txn)
             siblings[topic] = outcome.version
             self._outcomes[topic] = outcome
             topic_id = parts[0][0].topic_id

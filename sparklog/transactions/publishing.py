@@ -178,7 +178,7 @@ def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | Non
     published = False
     for name, intent in intents.items():
         with suppress(NotFound):
-            after = root.topic_handle(name).commit(intent).head.registry.get(key.id)
+            after = root.topic_handle(name).log.commit(intent).head.registry.get(key.id)
             published |= after is not None and after.batch == key.batch
     return published
 

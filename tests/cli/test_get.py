@@ -13,9 +13,9 @@ import pytest
 
 import sparklog as library
 from sparklog.cli.commands.get import KeyFormat
-from sparklog.datasource.location import open_view, resolve
 from sparklog.format.key_hash import partition_for_key
 from sparklog.format.text import KEY_FORMATS, parse_key
+from sparklog.kafka.in_place.location import open_view, resolve
 from sparklog.log.read import key_lookup
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, LogView, OffsetRange
 from sparklog.log.topic.cloning import clone_topic

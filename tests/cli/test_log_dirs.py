@@ -9,8 +9,8 @@ import pyarrow as pa
 
 import sparklog as library
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.datasource.location import open_view, resolve
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.in_place.location import open_view, resolve
 from sparklog.maintenance.work import InProcess, Settings
 from tests.cli.conftest import REPOSITORY, Sparklog
 

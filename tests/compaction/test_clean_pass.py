@@ -104,7 +104,7 @@ def topic_of(place: CountedRoot, log: PlainLog, configs: PlainConfigs, folder: P
 def committed(topic: Topic, work: CleanWork) -> CleanDone:
     done = work.run()
     if done.rewrites:
-        outcome = topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
+        outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
         assert outcome.commit is not None
         assert not outcome.dropped
     return done
@@ -167,7 +167,7 @@ def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
 
 def assert_told(topic: Topic, done: CleanDone, told: Told) -> None:
     assert done.cleaned is not None
-    assert topic.head().cleaned_through.tolist() == [told.end]
+    assert topic.log.head().cleaned_through.tolist() == [told.end]
     plan, counts = done.cleaned.plan, done.cleaned.counts
     assert (plan.first_dirty, plan.first_uncleanable, plan.ratio) == (
         told.first_dirty,
@@ -228,7 +228,7 @@ def append(
 def seal(topic: Topic) -> None:
     for work in plan_sealing(topic.store, topic.snapshot(), Settings(NOW_MS), roll=True):
         done = work.run()
-        assert topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files)).commit is not None
+        assert topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files)).commit is not None
 
 
 def plan(topic: Topic, *, slots: int | None = None, now_ms: int = NOW_MS) -> list[CleanWork]:
@@ -337,9 +337,9 @@ def test_a_delete_horizon_beyond_all_time_is_the_end_of_time(place: CountedRoot)
 def test_a_second_run_finds_nothing_to_do(place: CountedRoot) -> None:
     topic = updated(place)
     committed(topic, plan(topic)[0])
-    version = topic.head().version
+    version = topic.log.head().version
     assert plan(topic) == []
-    assert topic.head().version == version
+    assert topic.log.head().version == version
 
 
 def test_of_two_passes_at_once_one_stands(place: CountedRoot) -> None:
@@ -350,9 +350,9 @@ def test_of_two_passes_at_once_one_stands(place: CountedRoot) -> None:
     strip = [[replace(file, path="") for file in done.files] for done in (first, second)]
     assert strip[0] == strip[1]
     intents = [RewriteIntent(work.op, work.topic_id, done.rewrites, done.files) for done in (first, second)]
-    assert topic.commit(intents[0]).commit is not None
+    assert topic.log.commit(intents[0]).commit is not None
     after = contents(topic)
-    outcome = topic.commit(intents[1])
+    outcome = topic.log.commit(intents[1])
     assert outcome.commit is None
     assert len(outcome.dropped) == 1
     assert contents(topic) == after
@@ -366,7 +366,7 @@ def test_small_maps_reach_the_same_in_several_passes(tmp_path: Path) -> None:
         while works := plan(topic, slots=slots):
             done = committed(topic, works[0])
             passes += 1
-            assert done.more == (int(topic.head().cleaned_through[0]) < 800)
+            assert done.more == (int(topic.log.head().cleaned_through[0]) < 800)
         assert passes == 1 if slots is None else passes > 3
         ends.append(contents(topic))
     assert ends[0] == ends[1] == ends[2]
@@ -462,7 +462,7 @@ def test_damage_is_named_and_nothing_is_committed(place: CountedRoot, where: Cal
     data[at] ^= 1
     place.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
     (work,) = plan(topic)
-    before, version = topic.snapshot().slices.all().base.tolist(), topic.head().version
+    before, version = topic.snapshot().slices.all().base.tolist(), topic.log.head().version
     with pytest.raises(Corrupt) as caught:
         work.run()
     assert caught.value.file == key
@@ -471,7 +471,7 @@ def test_damage_is_named_and_nothing_is_committed(place: CountedRoot, where: Cal
         # The batch, or the place in it; of a byte that no batch's CRC-32C covers only the segment is known.
         batch = len(headers) // 2
         assert headers.position[batch] <= caught.value.position < headers.position[batch] + headers.size[batch]
-    assert topic.head().version == version
+    assert topic.log.head().version == version
     assert topic.snapshot().slices.all().base.tolist() == before
 
 
@@ -555,7 +555,7 @@ def test_segments_below_the_log_start_are_not_named(place: CountedRoot) -> None:
     assert [file.base for file in done.files] == [(10,)]
     assert topic.snapshot().slices.all().base.tolist() == [10]
     assert contents(topic) == [(10, b"a", b"2"), (11, b"b", b"2")]
-    assert topic.head().cleaned_through.tolist() == [12]
+    assert topic.log.head().cleaned_through.tolist() == [12]
 
 
 def test_of_a_log_without_keys_an_empty_batch_is_left(place: CountedRoot) -> None:
@@ -572,7 +572,7 @@ def test_of_a_log_without_keys_an_empty_batch_is_left(place: CountedRoot) -> Non
     assert (base, [(batch.base, batch.last, batch.records) for batch in batches]) == (0, [(4, 5, ())])
     slices = topic.snapshot().slices.all()
     assert (slices.base.tolist(), slices.end.tolist(), slices.records.tolist()) == ([0], [6], [0])
-    assert topic.head().cleaned_through.tolist() == [6]
+    assert topic.log.head().cleaned_through.tolist() == [6]
 
 
 def test_a_full_index_begins_another_segment(place: CountedRoot) -> None:

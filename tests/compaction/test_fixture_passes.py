@@ -67,8 +67,8 @@ def cleaned_once(topic: Topic, each: Pass) -> CleanDone | None:
     done = works[0].run()
     if not done.rewrites:
         return None
-    head = topic.head()
-    outcome = topic.commit(RewriteIntent(works[0].op, head.topic_id, done.rewrites, done.files))
+    head = topic.log.head()
+    outcome = topic.log.commit(RewriteIntent(works[0].op, head.topic_id, done.rewrites, done.files))
     assert outcome.commit is not None
     assert not outcome.dropped
     return done
@@ -146,7 +146,7 @@ def expired(topic: Topic, each: Pass) -> Expiry:
         configs=configs,
         now_ms=each.now_ms,
     )
-    topic.commit(LogStartIntent(head.topic_id, {0: expiry.log_start}))
+    topic.log.commit(LogStartIntent(head.topic_id, {0: expiry.log_start}))
     return expiry
 
 
@@ -177,7 +177,7 @@ def assert_pass(each: Pass, place: CountedRoot) -> None:
     if done is not None:
         assert_told(topic, done, each)
     log_start = expire(topic, each)
-    head = topic.head()
+    head = topic.log.head()
     assert head.log_start.tolist() == [log_start]
     assert head.log_end.tolist() == [each.after.log_end]
     found, expected = segments(topic), expected_segments(each)
@@ -191,7 +191,7 @@ def assert_told(topic: Topic, done: CleanDone, each: Pass) -> None:
     told = each.after.cleaner
     cleaned = done.cleaned
     assert cleaned is not None
-    assert topic.head().cleaned_through.tolist() == [told["endOffset"]]
+    assert topic.log.head().cleaned_through.tolist() == [told["endOffset"]]
     assert cleaned.plan.first_uncleanable == told["firstUncleanableOffset"]
     assert done.more == (told["endOffset"] < told["firstUncleanableOffset"])
     after = [(item["baseOffset"], item["size"], item["largestTimestamp"]) for item in told["segmentsAfterCleaning"]]

@@ -61,7 +61,7 @@ def plan(place: CountedRoot, topic: Topic) -> list[MergeWork]:
 
 
 def publish(topic: Topic, work: MergeWork, done: Done) -> Outcome:
-    outcome = topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
+    outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
     check_state(*state(topic))
     return outcome
 
@@ -112,7 +112,7 @@ def test_many_small_slices_become_one_per_partition(place: CountedRoot, codec: s
     expected, before = whole(topic), topic.snapshot().slices.all()
     (work,) = merge(place, topic)
     after = topic.snapshot().slices.all()
-    assert layout(topic) == [(p, 0, int(topic.head().log_end[p]), 1) for p in range(4)]
+    assert layout(topic) == [(p, 0, int(topic.log.head().log_end[p]), 1) for p in range(4)]
     assert whole(topic) == expected
     assert work.partitions == (0, 1, 2, 3)
     assert work.nbytes == int(before.size.sum()) == int(after.size.sum())
@@ -126,7 +126,7 @@ def test_many_small_slices_become_one_per_partition(place: CountedRoot, codec: s
         assert len(headers) >= 20
         assert headers.base_offset[0] == 0
         assert (headers.base_offset[1:] == headers.next_offset[:-1]).all()
-        assert set(headers.leader_epoch.tolist()) == {topic.head().leader_epoch}
+        assert set(headers.leader_epoch.tolist()) == {topic.log.head().leader_epoch}
     assert plan(place, topic) == []
 
 
@@ -187,7 +187,7 @@ def test_each_batch_keeps_its_leader_epoch(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     epochs = [0, 0, 3, 3, 7, 12]
     for i, epoch in enumerate(epochs):
-        target = topic.append_target()
+        target = topic.log.append_target()
         output = AppendOutput(memory.inner, "t", append_path(target.read_version, f"by-hand-{i}"))
         table = random_rows(10, first=i * 10)
         made = encode(
@@ -199,7 +199,7 @@ def test_each_batch_keeps_its_leader_epoch(memory: CountedRoot) -> None:
                 partition=0, nbytes=made.nbytes, offsets=10, records=10, min_ts=0, max_ts=9, crc=made.crc, flags=0
             )
         )
-        topic.commit(InEpoch(target.topic_id, (output.close(),), epoch=epoch))
+        topic.log.commit(InEpoch(target.topic_id, (output.close(),), epoch=epoch))
     expected = whole(topic)
     merge(memory, topic)
     assert batches(memory, topic, 0).leader_epoch.tolist() == epochs
@@ -221,7 +221,7 @@ def test_gaps_markers_and_flags_are_carried_over(memory: CountedRoot) -> None:
     assert flags & SliceFlag.KAFKA_PRODUCERS
     assert flags & SliceFlag.HAS_NULL_KEYS
     assert not flags & SliceFlag.TIMES_IN_BATCHES
-    assert (found.base[0], found.end[0], found.records[0]) == (0, topic.head().log_end[0], 3 + 10 + 2)
+    assert (found.base[0], found.end[0], found.records[0]) == (0, topic.log.head().log_end[0], 3 + 10 + 2)
     assert batches(memory, topic, 0).is_control.sum() == 1
     for start in range(0, int(found.end[0]), 7):
         read = topic.scan(start=start, isolation=READ_UNCOMMITTED).to_table()
@@ -231,7 +231,7 @@ def test_gaps_markers_and_flags_are_carried_over(memory: CountedRoot) -> None:
 def test_slices_without_any_timestamp_keep_the_time_they_were_written_at(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for _ in range(2):
-        target = topic.append_target()
+        target = topic.log.append_target()
         data = batch_of(0, [0], 0, max_ts=-1)
         output = AppendOutput(memory.inner, "t", append_path(target.read_version, memory.world.env().new_id()))
         output.write(data)
@@ -240,7 +240,7 @@ def test_slices_without_any_timestamp_keep_the_time_they_were_written_at(memory:
                 partition=0, nbytes=len(data), offsets=1, records=1, min_ts=-1, max_ts=77, crc=merge_crc(data), flags=0
             )
         )
-        topic.commit_append([output.close()], target)
+        topic.log.commit_append([output.close()], target)
     merge(memory, topic)
     found = topic.snapshot().slices.all()
     assert (found.min_ts.tolist(), found.max_ts.tolist(), found.records.tolist()) == ([-1], [77], [2])
@@ -597,7 +597,7 @@ def test_aborted_slices_are_dropped(memory: CountedRoot) -> None:
     assert whole(topic) == expected == whole(topic, "read_committed")
     assert sum(report.records_before - report.records_after for report in done.reports) == 40
     found = topic.snapshot().slices.all()
-    assert [end for _, _, end, _ in layout(topic)] == topic.head().log_end.tolist()
+    assert [end for _, _, end, _ in layout(topic)] == topic.log.head().log_end.tolist()
     assert (found.records < found.end - found.base).all()
 
 
@@ -617,7 +617,7 @@ def test_a_lone_aborted_file_leaves_nothing(memory: CountedRoot) -> None:
     publish(topic, work, done)
     assert whole(topic) == expected
     topic.append(random_rows(10, first=900))
-    assert topic.head().log_end.sum() == 90
+    assert topic.log.head().log_end.sum() == 90
 
 
 # -- races and damage
@@ -773,7 +773,7 @@ def test_any_history_reads_the_same_after_merging(data: st.DataObject) -> None:
         elif action == "resolve" and pending:
             resolve(place, topic, "app", pending.pop(0), committed=source.random() < 0.5)
         elif action == "delete":
-            head = topic.head()
+            head = topic.log.head()
             stable = head.last_stable().tolist()
             topic.delete_records({0: source.randrange(int(head.log_start[0]), stable[0] + 1)})
         elif action == "merge":

@@ -89,9 +89,9 @@ def assert_as_kafka(each: Pass, place: CountedRoot) -> bool:
     done = cleaned_once(topic, each)
     assert (done is not None) == told["chosen"]
     if done is not None:
-        assert topic.head().cleaned_through.tolist() == [told["endOffset"]]
+        assert topic.log.head().cleaned_through.tolist() == [told["endOffset"]]
     expired(topic, each)
-    head = topic.head()
+    head = topic.log.head()
     assert head.log_end.tolist() == [after.log_end]
     # Kafka also moves the log start over segments without batches, which a root does not have.
     mine = Left.of([each.data for each in segments(topic)], int(head.log_start[0]))

@@ -141,14 +141,14 @@ def rewritten_by_another(work: Fake, *partitions: int) -> None:
     snapshot = replace(work.snapshot)
     done = Fake(SEAL, snapshot, partitions or work.partitions, lambda work: None).run()
     other = World(seed=99).root(work.snapshot.store).topic(work.topic)
-    outcome = other.commit(RewriteIntent(SEAL, work.topic_id, done.rewrites, done.files))
+    outcome = other.log.commit(RewriteIntent(SEAL, work.topic_id, done.rewrites, done.files))
     assert outcome.commit is not None
     assert not outcome.dropped
 
 
 def test_each_piece_is_a_commit_in_the_order_seal_merge_clean() -> None:
     _, _, topic = place(2)
-    before = topic.head().version
+    before = topic.log.head().version
     shown: list[str] = []
     done: set[str] = set()
 
@@ -167,7 +167,7 @@ def test_each_piece_is_a_commit_in_the_order_seal_merge_clean() -> None:
     plans = Plans(step(SEAL), step(MERGE), step(COMPACT))
     report = compact_topic(topic, SETTINGS, InProcess(), plans=plans, on_done=lambda work, _: shown.append(work.title))
     assert shown == ["seal t-0", "seal t-1", "merge t-0", "merge t-1", "compact t-0", "compact t-1"]
-    head = topic.head()
+    head = topic.log.head()
     assert head.version == before + 6
     assert head.cleaned_through.tolist() == [5, 5]
     assert report.before == {0: Size(10, 200), 1: Size(10, 200)}
@@ -396,7 +396,7 @@ def test_files_below_the_upload_floor_are_written_again() -> None:
 
     def vacuum(work: Fake) -> None:
         append(topic, (0, 1), name="newer")
-        maintain(topic, floor=topic.head().version)
+        maintain(topic, floor=topic.log.head().version)
 
     merger = Merger(once(vacuum))
     report = compact_topic(topic, SETTINGS, InProcess(), plans=merger.plans())
@@ -411,7 +411,7 @@ def test_a_commit_that_fails_is_reported_and_other_topics_go_on(
 ) -> None:
     _, root, topic = place(2)
     other = filled(root, "u", 2)
-    commit = topic.commit
+    commit = topic.log.commit
     tried = []
 
     def fails(intent: RewriteIntent) -> object:
@@ -420,7 +420,7 @@ def test_a_commit_that_fails_is_reported_and_other_topics_go_on(
             raise error("the commit failed")
         return commit(intent)
 
-    monkeypatch.setattr(topic, "commit", fails)
+    monkeypatch.setattr(topic.log, "commit", fails)
     reports = compact_root(root, SETTINGS, InProcess(), plans=Merger(packed=False).plans())
     assert [(failure.partitions, failure.message) for failure in reports[0].failures] == [((0,), "the commit failed")]
     assert slices_of(topic) == [2, 2 if over else 1]
@@ -430,7 +430,7 @@ def test_a_commit_that_fails_is_reported_and_other_topics_go_on(
 def test_what_became_of_a_commit_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit whose outcome is unknown may have landed: the rest of the run leaves that partition alone."""
     _, _, topic = place(2)
-    commit = topic.commit
+    commit = topic.log.commit
 
     def unknown(intent: RewriteIntent) -> object:
         outcome = commit(intent)
@@ -438,7 +438,7 @@ def test_what_became_of_a_commit_is_not_guessed(monkeypatch: pytest.MonkeyPatch)
             raise Unavailable("the outcome is unknown")
         return outcome
 
-    monkeypatch.setattr(topic, "commit", unknown)
+    monkeypatch.setattr(topic.log, "commit", unknown)
     seal = Merger(packed=False)
     planned: list[list[int]] = []
 
@@ -466,7 +466,7 @@ def passes(through: Sequence[int]) -> Plans:
 def test_a_full_map_is_followed_by_another_pass_while_passes_get_further() -> None:
     _, _, topic = place(1)
     report = compact_topic(topic, SETTINGS, InProcess(), plans=passes((3, 6, 9)))
-    assert topic.head().cleaned_through.tolist() == [9]
+    assert topic.log.head().cleaned_through.tolist() == [9]
     assert report.totals()[0].actions == (("compact", 3),)
     report = compact_topic(topic, SETTINGS, InProcess(), plans=passes((9, 10)))
     assert report.totals()[0].actions == (("compact", 1),), "it took in nothing: once more would be once more for ever"
@@ -474,7 +474,7 @@ def test_a_full_map_is_followed_by_another_pass_while_passes_get_further() -> No
 
 def test_nothing_to_do_commits_nothing() -> None:
     _, _, topic = place(1)
-    version = topic.head().version
+    version = topic.log.head().version
     assert compact_topic(topic, SETTINGS, InProcess(), plans=Plans(nothing, nothing, nothing)).totals() == []
 
     @dataclass(frozen=True)
@@ -487,7 +487,7 @@ def test_nothing_to_do_commits_nothing() -> None:
 
     report = compact_topic(topic, SETTINGS, InProcess(), plans=Plans(nothing, nothing, clean))
     assert report.totals() == []
-    assert topic.head().version == version
+    assert topic.log.head().version == version
 
 
 class Recording(InProcess):

@@ -62,7 +62,7 @@ def seal(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options:
     for work, done in InProcess().run(plan(place, topic, now_ms, **options)):
         if isinstance(done, SparklogError):
             raise done
-        outcome = topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
+        outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
         assert outcome.commit is not None
         assert not outcome.dropped
         found.append(done)
@@ -188,7 +188,7 @@ def test_the_tail_stays_until_it_is_large_or_old_enough(memory: CountedRoot) -> 
     assert shape(topic) == [(0, 20, True), (20, 40, True), (40, 50, False)]
     assert plan(memory, topic, now_ms=newest + 1000) == []
     (work,) = plan(memory, topic, now_ms=newest + 1001)
-    assert (work.op, work.topic, work.topic_id, work.partitions) == (SEAL, "t", topic.head().topic_id, (0,))
+    assert (work.op, work.topic, work.topic_id, work.partitions) == (SEAL, "t", topic.log.head().topic_id, (0,))
     assert work.title == "seal t-0"
     assert work.nbytes == int(slices.size[4])
     seal(memory, topic, now_ms=newest + 1001)
@@ -315,7 +315,7 @@ class LeaderEpoch:
 def test_leader_epochs_are_patched_in(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for epoch in (0, 4, 4, 9):
-        topic.commit(LeaderEpoch(epoch))
+        topic.log.commit(LeaderEpoch(epoch))
         appended(topic, 1)
     seal(memory, topic, roll=True)
     (data,) = sealed_files(memory, ".log").values()
@@ -350,7 +350,7 @@ def test_of_an_aborted_segment_nothing_is_left(memory: CountedRoot) -> None:
     seal(memory, topic, roll=True)
     assert shape(topic) == [(5, 10, True)]
     assert scanned(topic) == before
-    assert topic.head().log_end.tolist() == [15]
+    assert topic.log.head().log_end.tolist() == [15]
     appended(topic, 1, 1)
     assert [row[0] for row in scanned(topic)] == [*range(5, 10), 15]
 
@@ -411,7 +411,7 @@ def test_damage_is_found_and_nothing_is_named(memory: CountedRoot) -> None:
         for partition in range(2):
             table = random_rows(10, first=i * 10).append_column("partition", pa.array([partition] * 10, pa.int32()))
             topic.append(table, options=small())
-    state = shape(topic, 0), shape(topic, 1), topic.head().version
+    state = shape(topic, 0), shape(topic, 1), topic.log.head().version
     key = memory.append_files()[2]
     whole = memory.inner.get(key)
     data = bytearray(whole)
@@ -422,7 +422,7 @@ def test_damage_is_found_and_nothing_is_named(memory: CountedRoot) -> None:
     assert caught.value.file == key
     assert caught.value.offset is not None
     assert caught.value.position is not None
-    assert (shape(topic, 0), shape(topic, 1), topic.head().version) == state
+    assert (shape(topic, 0), shape(topic, 1), topic.log.head().version) == state
     memory.inner.replace(key, whole)  # type: ignore[attr-defined]
     seal(memory, topic, roll=True)
     assert all(sealed for p in range(2) for _, _, sealed in shape(topic, p))
@@ -464,7 +464,7 @@ def test_a_file_that_was_replaced_meanwhile_is_a_conflict(memory: CountedRoot) -
     (work,) = plan(memory, topic, roll=True)
     seal(memory, topic, roll=True)
     stale = work.run()
-    outcome = topic.commit(RewriteIntent(work.op, work.topic_id, stale.rewrites, stale.files))
+    outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, stale.rewrites, stale.files))
     assert [edit.start for edit in outcome.dropped] == [0]
     memory.inner.delete(memory.append_files()[0])
     with pytest.raises(Conflict, match=r"t-0 that holds offset 0 is gone.*plan again"):
@@ -478,9 +478,9 @@ def test_a_segment_that_lost_its_race_leaves_the_others_standing(memory: Counted
     (work,) = plan(memory, topic)
     done = work.run()
     assert [(rewrite.edit.start, rewrite.edit.end) for rewrite in done.rewrites] == [(0, 20), (20, 40), (40, 60)]
-    topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites[1:2], done.files[1:2]))
+    topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites[1:2], done.files[1:2]))
     again = work.run()
-    outcome = topic.commit(RewriteIntent(work.op, work.topic_id, again.rewrites, again.files))
+    outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, again.rewrites, again.files))
     assert [edit.start for edit in outcome.dropped] == [20]
     assert shape(topic) == [(0, 20, True), (20, 40, True), (40, 60, True), (60, 70, False)]
     assert scanned(topic) == before
@@ -491,7 +491,7 @@ def test_unsealed_slices_between_segments_are_closed(memory: CountedRoot) -> Non
     appended(topic, 7)
     (work,) = plan(memory, topic)
     done = work.run()
-    topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites[::2], done.files[::2]))
+    topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites[::2], done.files[::2]))
     assert [sealed for _, _, sealed in shape(topic)] == [True, False, False, True, False]
     seal(memory, topic)
     assert shape(topic) == [(0, 20, True), (20, 40, True), (40, 60, True), (60, 70, False)]
@@ -526,7 +526,7 @@ def test_each_segment_says_only_what_holds_of_its_own_slices(memory: CountedRoot
 def timeless(memory: CountedRoot, topic: Topic, modified_ms: int) -> None:
     """A slice whose records have no timestamps, as an import makes it: the file's time stands for theirs."""
     data = BatchHeader(0, 1, 2, NO_TIMESTAMP, NO_TIMESTAMP).pack(b"whatever")
-    path = append_path(topic.head().version, memory.world.env().new_id())
+    path = append_path(topic.log.head().version, memory.world.env().new_id())
     output = AppendOutput(memory.inner, "t", path)
     output.write(data)
     output.end_slice(
@@ -541,7 +541,7 @@ def timeless(memory: CountedRoot, topic: Topic, modified_ms: int) -> None:
             flags=0,
         )
     )
-    topic.commit_append([output.close()], topic.append_target())
+    topic.log.commit_append([output.close()], topic.log.append_target())
 
 
 def test_records_without_timestamps_keep_the_time_of_their_file(memory: CountedRoot) -> None:
@@ -617,7 +617,7 @@ def test_slices_of_many_partitions_are_fetched_together(memory: CountedRoot) -> 
     memory.store.expect(get=10, writer=24)
     assert sum(records for records, _ in told) == 1000
     assert sum(nbytes for _, nbytes in told) == work.nbytes
-    topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
+    topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
     assert [scanned(topic, partition) for partition in range(8)] == before
 
 
@@ -668,7 +668,7 @@ def test_work_runs_in_another_process(tmp_path: Path) -> None:
     now = Settings(place.world.now_ms)
     for work in plan_sealing(place.inner, topic.snapshot(), now, roll=True):
         done = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work)).run()))
-        topic.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
+        topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
     assert scanned(topic) == before
     assert plan(place, topic, roll=True) == []
 
@@ -764,8 +764,8 @@ def test_whatever_was_appended_reads_the_same_once_sealed(
     if roll:
         for partition in range(2):
             assert peers_records(place, topic, partition) == dict.fromkeys(PEERS, before[partition])
-    version = topic.head().version
+    version = topic.log.head().version
     assert seal(place, topic, roll=roll) == []
-    assert topic.head().version == version
+    assert topic.log.head().version == version
     fresh = place.reopened()
     assert [scanned(fresh, partition) for partition in range(2)] == before

@@ -11,17 +11,18 @@ import pytest
 
 from sparklog.datasource.batch_reader import batch_ranges
 from sparklog.datasource.group_progress import RETRY_MS, GroupProgress
-from sparklog.datasource.location import KAFKA_DIRECTORY, ROOT, Location
-from sparklog.datasource.options import DEFAULT_SESSION_TIMEOUT_MS, parse_options
+from sparklog.datasource.option_table import DEFAULT_SESSION_TIMEOUT_MS
+from sparklog.datasource.options import parse_options
 from sparklog.datasource.source import check_group_place
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
 from sparklog.groups import Group, Groups
+from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
-from sparklog.storage.counting import CountingStore
-from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore
 from tests.datasource.memory_view import MemoryView
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld

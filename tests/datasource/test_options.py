@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
-from sparklog.datasource.option_names import ALL, KAFKA_IGNORED, canonical
-from sparklog.datasource.options import CORRUPT_RECORDS, Bound, Subscription, parse_options
+from sparklog.datasource.option_table import CORRUPT_RECORDS, KAFKA_IGNORED, OPTIONS, find_option
+from sparklog.datasource.options import Bound, ReadOptions, SinkOptions, Subscription, parse_options
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.damage import FAIL, POLICIES, SKIP
 from sparklog.log.write.append_writer import MAX_BUFFER_BYTES
@@ -40,9 +42,17 @@ def test_what_damage_does_is_named_as_the_kafka_views_name_it() -> None:
 
 
 def test_names_are_found_in_any_case() -> None:
-    for name in ALL:
-        assert canonical(name.lower()) == name
-        assert canonical(name.upper()) == name
+    for option in OPTIONS:
+        assert find_option(option.name.lower()) == find_option(option.name.upper()) == option
+
+
+def test_the_table_fills_every_field_and_says_what_each_option_does() -> None:
+    made = {"subscription", "start", "end", "no_match_is_latest"}
+    wanted = [each.name for kind in (ReadOptions, SinkOptions) for each in fields(kind) if each.name not in made]
+    assert sorted(option.field for option in OPTIONS if option.field) == sorted(wanted)
+    for option in OPTIONS:
+        assert option.doc.endswith("."), option.name
+        assert bool(option.choices) == (option.kind == "choice")
 
 
 def test_settings_of_kafka_clients_are_accepted_without_effect() -> None:

@@ -14,11 +14,11 @@ import pytest
 
 import sparklog
 from sparklog.datasource import process
-from sparklog.datasource.location import resolve
 from sparklog.datasource.options import parse_options
 from sparklog.errors import Conflict
+from sparklog.kafka.in_place.location import resolve
 from sparklog.log.topic.root import Root
-from sparklog.storage.counting import CountingStore
+from sparklog.testing.counting_store import CountingStore
 from tests.datasource.test_groups import Query, offsets
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
@@ -28,7 +28,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StringType, StructField, StructType
 
 from sparklog.datasource.write_task import write_task
-from sparklog.datasource.writer import StreamKey, plan_commit, plan_write, publish
+from sparklog.datasource.writer import plan_commit, plan_write, publish
+from sparklog.log.state.registry import WriterKey
 
 TOPICS = ("t0", "t1", "t2")
 
@@ -70,7 +71,7 @@ class Processes:
             given = {"key": texts, "value": texts, "topic": [TOPICS[value % 3] for value in range(30)]}
             messages.append(write_task(sink, [pa.RecordBatch.from_pydict(given)], "stream"))
         self.in_("commit")
-        publish(plan_commit(resolve(self.path), options), messages, StreamKey("query", number, "run"))
+        publish(plan_commit(resolve(self.path), options), messages, WriterKey("query", number, "run"))
 
 
 def test_a_micro_batch_that_writes_three_topics_as_a_transaction(
@@ -127,4 +128,4 @@ def test_a_root_made_again_between_the_tasks_and_the_commit(tmp_path: Path) -> N
     shutil.rmtree(path)
     sparklog.open(path, create=True).create_topic("t0")
     with pytest.raises(Conflict, match=r"changed its id from .* while this write ran: write again"):
-        publish(plan_commit(resolve(path), options), [message], StreamKey("query", 0, "run"))
+        publish(plan_commit(resolve(path), options), [message], WriterKey("query", 0, "run"))

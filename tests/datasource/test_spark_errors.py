@@ -138,7 +138,7 @@ def test_what_cannot_be_written(spark: SparkSession, root: str, fixtures: Path) 
         lambda: write("SELECT 'v' AS value", path=kafka, topic="t")
     )
     assert "name the topic to write with 'topic'" in line(lambda: write("SELECT 'v' AS value", subscribe="orders"))
-    assert sparklog.open(root).topic("orders").head().log_end.tolist() == [10]
+    assert sparklog.open(root).topic("orders").log.head().log_end.tolist() == [10]
 
 
 def test_a_newer_format(spark: SparkSession, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def root(tmp_path: Path) -> str:
 
 
 def version(root: str, topic: str = "out") -> int:
-    return sparklog.open(root).topic(topic).head().version
+    return sparklog.open(root).topic(topic).log.head().version
 
 
 def test_a_replayed_batch_changes_nothing_also_with_another_task_layout(
@@ -180,7 +180,7 @@ def test_a_null_topic_stops_the_query_before_anything_is_published(
     writer = routed.writeStream.format("sparklog").option("checkpointLocation", str(tmp_path / "c"))
     assert "[SPARKLOG_BAD_REQUEST]: The topic column holds a null" in failure(writer.option("path", root))
     assert all(
-        sum(sparklog.open(root).topic(t).head().log_end) == 0 for t in ("t",) if t in sparklog.open(root).topics()
+        sum(sparklog.open(root).topic(t).log.head().log_end) == 0 for t in ("t",) if t in sparklog.open(root).topics()
     )
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from sparklog.datasource.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.read_task import plan_tasks
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange, ReadPart
 from sparklog.log.topic.root import open_root

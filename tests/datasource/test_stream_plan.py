@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sparklog.datasource.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound, Unavailable
+from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.log.state.view import OffsetRange
 from tests.datasource.memory_view import RECORD_BYTES, MemoryView
 

@@ -16,17 +16,17 @@ import pytest
 
 import sparklog
 from sparklog.datasource import process
-from sparklog.datasource.location import open_view, resolve
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import HIDE_TRACEBACK, guard_iterator, user_errors
 from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.kafka.in_place.location import open_view, resolve
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.state.history import History
 from sparklog.log.state.view import OffsetRange
 from sparklog.log.topic.root import Root
-from sparklog.log.topic.topic import Topic
+from sparklog.log.topic.topic_log import TopicLog
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_root
@@ -43,7 +43,8 @@ from sparklog.datasource.read_task import BATCH_BYTES, LogPartition, ReadTask, l
 from sparklog.datasource.schema import projection
 from sparklog.datasource.source import COMMITS, SparklogDataSource
 from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
-from sparklog.datasource.writer import BatchKey, StreamKey, plan_commit, plan_write, publish
+from sparklog.datasource.writer import plan_commit, plan_write, publish
+from sparklog.log.state.registry import WriterKey
 
 
 @pytest.fixture(autouse=True)
@@ -215,32 +216,32 @@ def test_tasks_and_commit(tmp_path: Path) -> None:
     messages = [sent(write_task(sink, [rows(range(50)), rows(range(50, 60))], "a")), write_task(sink, [], "a")]
     messages.append(write_task(sink, [rows(range(60, 90))], "b"))
     assert [message.topics[0].records for message in messages] == [60, 0, 30]
-    assert sparklog.open(root).topic("t").head().log_end.sum() == 0
+    assert sparklog.open(root).topic("t").log.head().log_end.sum() == 0
     publish(sink, messages, None)
     assert values(root, "t") == list(range(90))
     publish(sink, [], None)
     publish(sink, [write_task(sink, [], "c")], None)
-    assert sparklog.open(root).topic("t").head().version == 1
+    assert sparklog.open(root).topic("t").log.head().version == 1
 
 
 def test_keys_of_batches_and_streams(tmp_path: Path) -> None:
     root = str(tmp_path / "log")
     sink = plan(root, topic="t")
 
-    def write(first: int, key: BatchKey | StreamKey) -> None:
+    def write(first: int, key: WriterKey | WriterKey) -> None:
         publish(sink, [write_task(sink, [rows(range(first, first + 10))], "a")], key)
 
-    write(0, StreamKey("q", 0, "run-1"))
-    write(0, StreamKey("q", 0, "run-1"))
-    write(10, StreamKey("q", 1, "run-1"))
+    write(0, WriterKey("q", 0, "run-1"))
+    write(0, WriterKey("q", 0, "run-1"))
+    write(10, WriterKey("q", 1, "run-1"))
     with pytest.raises(Conflict, match="checkpoint older than the log"):
-        write(20, StreamKey("q", 0, "run-1"))
-    write(10, StreamKey("q", 1, "run-2"))
+        write(20, WriterKey("q", 0, "run-1"))
+    write(10, WriterKey("q", 1, "run-2"))
     with pytest.raises(sparklog.Fenced):
-        write(20, StreamKey("q", 2, "run-1"))
-    write(20, BatchKey("app", 5))
-    write(20, BatchKey("app", 5))
-    write(20, BatchKey("app", 4))
+        write(20, WriterKey("q", 2, "run-1"))
+    write(20, WriterKey("app", 5, mode="txn"))
+    write(20, WriterKey("app", 5, mode="txn"))
+    write(20, WriterKey("app", 4, mode="txn"))
     assert values(root, "t") == list(range(30))
 
 
@@ -267,7 +268,7 @@ def test_several_topics_share_one_buffer(tmp_path: Path, monkeypatch: pytest.Mon
     topics = [f"t{number}" for number in range(20)]
     batches = [rows(range(first, first + 40), topics) for first in range(0, 2000, 40)]
     message = write_task(sink, batches, "a")
-    publish(sink, [message], StreamKey("q", 0, "run"))
+    publish(sink, [message], WriterKey("q", 0, "run"))
     assert 0 < most <= limit
     assert sum(len(values(root, topic)) for topic in topics) == 2000
     assert values(root, "t7") == list(range(7, 2000, 20))
@@ -276,33 +277,33 @@ def test_several_topics_share_one_buffer(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_replay_that_leaves_a_topic_out(tmp_path: Path) -> None:
     root = str(tmp_path / "log")
     sink = plan(root, "key string, value string, topic string")
-    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], StreamKey("q", 0, "r1"))
+    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], WriterKey("q", 0, "r1"))
     with pytest.raises(Conflict, match="replay mismatch"):
-        publish(sink, [write_task(sink, [rows(range(5), ["a"])], "x")], StreamKey("q", 0, "r2"))
-    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], StreamKey("q", 0, "r3"))
+        publish(sink, [write_task(sink, [rows(range(5), ["a"])], "x")], WriterKey("q", 0, "r2"))
+    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], WriterKey("q", 0, "r3"))
     assert values(root, "b") == [1, 3, 5, 7, 9]
 
 
 def test_a_topic_column_is_a_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = str(tmp_path / "log")
     sink = plan(root, "key string, value string, topic string")
-    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], StreamKey("q", 0, "r1"))
-    real = Topic.commit_append
+    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], WriterKey("q", 0, "r1"))
+    real = TopicLog.commit_append
 
-    def dies_at_b(self: Topic, *given: Any, **how: Any) -> Any:
-        if self.name == "b":
+    def dies_at_b(self: TopicLog, *given: Any, **how: Any) -> Any:
+        if self.topic == "b":
             raise KeyboardInterrupt
         return real(self, *given, **how)
 
-    monkeypatch.setattr(Topic, "commit_append", dies_at_b)
+    monkeypatch.setattr(TopicLog, "commit_append", dies_at_b)
     message = write_task(sink, [rows(range(10, 20), ["a", "b"])], "x")
     with pytest.raises(KeyboardInterrupt):
-        publish(sink, [message], StreamKey("q", 1, "r1"))
+        publish(sink, [message], WriterKey("q", 1, "r1"))
     monkeypatch.undo()
     assert values(root, "a") == [0, 2, 4, 6, 8]
-    assert sparklog.open(root).topic("a").head().open
-    publish(sink, [message], StreamKey("q", 1, "r2"))
-    publish(sink, [message], StreamKey("q", 1, "r2"))
+    assert sparklog.open(root).topic("a").log.head().open
+    publish(sink, [message], WriterKey("q", 1, "r2"))
+    publish(sink, [message], WriterKey("q", 1, "r2"))
     read = [
         [
             int(value)
@@ -313,7 +314,7 @@ def test_a_topic_column_is_a_transaction(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     assert [sorted(found) for found in read] == [list(range(0, 20, 2)), list(range(1, 20, 2))]
     with pytest.raises(sparklog.Fenced, match="was taken over by run r2"):
-        publish(sink, [message], StreamKey("q", 1, "r1"))
+        publish(sink, [message], WriterKey("q", 1, "r1"))
 
 
 @pytest.mark.parametrize("schema", ["key string, value string", "key string, value string, topic string"])
@@ -353,8 +354,8 @@ def test_runs_on_machines_whose_clocks_differ(tmp_path: Path, monkeypatch: pytes
         env = replace(SYSTEM, wall_ms=lambda now=now: now)  # type: ignore[misc]
         opened = sparklog.open(root)
         monkeypatch.setitem(process._roots, root, Root(opened.store, opened.id, env))
-        publish(sink, [message], StreamKey("q", number, f"r{number}", now + number * 1000))
-    entry = sparklog.open(root).topic("t").head().registry["q"]
+        publish(sink, [message], WriterKey("q", number, f"r{number}", epoch=now + number * 1000))
+    entry = sparklog.open(root).topic("t").log.head().registry["q"]
     assert entry.run == "r1"
     assert entry.epoch is not None
     assert abs(entry.epoch - SYSTEM.wall_ms()) < 100_000
@@ -373,7 +374,7 @@ def test_a_sink_that_names_its_topic_in_another_way_after_a_restart(tmp_path: Pa
 
     def write(way: int, number: int, run: str) -> None:
         message = write_task(both[way], [given[way]], "x")
-        publish(plan_commit(resolve(root), both_options[way]), [message], StreamKey("q", number, run))
+        publish(plan_commit(resolve(root), both_options[way]), [message], WriterKey("q", number, run))
 
     both_options = [parse_options({"path": root, **more}) for more in ({"topic": "t"}, {})]
     write(before, 0, "r1")
@@ -394,15 +395,15 @@ def test_a_sink_that_names_its_topic_in_another_way_after_a_restart(tmp_path: Pa
 
 def test_a_sink_that_names_other_topics_after_a_restart(tmp_path: Path) -> None:
     root = str(tmp_path / "log")
-    publish(plan(root, topic="t"), [write_task(plan(root, topic="t"), [rows(range(10))], "x")], StreamKey("q", 4, "r1"))
+    publish(plan(root, topic="t"), [write_task(plan(root, topic="t"), [rows(range(10))], "x")], WriterKey("q", 4, "r1"))
     sink = plan(root, BY_COLUMN)
-    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], StreamKey("q", 4, "r2"))
+    publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], WriterKey("q", 4, "r2"))
     assert values(root, "a") == []
     for number in (4, 3):
         with pytest.raises(Conflict, match=r"replay mismatch|checkpoint older"):
-            publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], StreamKey("q", number, "r3"))
-    assert sparklog.open(root).topic("t").head().registry["q"].run == "r2", "what is refused takes nothing over"
-    publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], StreamKey("q", 5, "r3"))
+            publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], WriterKey("q", number, "r3"))
+    assert sparklog.open(root).topic("t").log.head().registry["q"].run == "r2", "what is refused takes nothing over"
+    publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], WriterKey("q", 5, "r3"))
     assert len(values(root, "a")) == 9
 
 
@@ -423,7 +424,7 @@ def test_batch_writes_with_a_topic_column(tmp_path: Path, caplog: pytest.LogCapt
     [one] = list_transactions(sparklog.open(root))
     assert one.id.startswith("one-write:")
     for version in (5, 5, 4):
-        publish(sink, [write_task(sink, [rows(range(20, 30), ["a", "b"])], "x")], BatchKey("app", version))
+        publish(sink, [write_task(sink, [rows(range(20, 30), ["a", "b"])], "x")], WriterKey("app", version, mode="txn"))
     assert "batch 5 of 'app' is already in transactional id 'app'" in caplog.text
     assert values(root, "a") == [0, 2, 4, 6, 8, 10, 11, 20, 22, 24, 26, 28]
     assert values(root, "b") == [1, 3, 5, 7, 9, 21, 23, 25, 27, 29]
@@ -471,12 +472,12 @@ def test_the_source_checks_options_when_it_is_made() -> None:
 
 def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sparklog.datasource import process
-    from sparklog.datasource.location import TOPIC, Location
     from sparklog.datasource.stream_plan import Clock, StreamPlanner
     from sparklog.datasource.subscription import Subscriber
+    from sparklog.kafka.in_place.location import TOPIC, Location
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.root_view import RootView
-    from sparklog.storage.counting import CountingStore
+    from sparklog.testing.counting_store import CountingStore
 
     path = str(tmp_path / "log")
     opened = sparklog.open(path, create=True)
@@ -488,7 +489,7 @@ def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypat
     def micro_batch(number: int) -> None:
         sink = plan_without_pickling(path)
         messages = [write_task(sink, [rows(range(500))], "stream") for _ in range(2)]
-        publish(sink, messages, StreamKey("query", number, "run"))
+        publish(sink, messages, WriterKey("query", number, "run"))
 
     def requests(verb: str) -> int:
         return sum(count for name, count in store.counts.items() if name.startswith(verb))

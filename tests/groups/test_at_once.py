@@ -8,9 +8,9 @@ import pytest
 
 from sparklog.groups import Groups
 from sparklog.groups.lag import lag
-from sparklog.storage.faulty import FaultyStore
 from sparklog.storage.locks import ask_each
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.faulty_store import FaultyStore
 from sparklog.transactions.listing import list_transactions
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld

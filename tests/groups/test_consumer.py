@@ -143,7 +143,7 @@ def test_offsets_beyond_the_end_are_believed_while_a_cache_may_hide_the_end(
     with place.consumer() as older:
         assert everything(older) == ["1", "2"]
     get, until = place.store.get, place.now_ms + 60_000
-    newest = commit_key("a", place.topic("a").head().version)
+    newest = commit_key("a", place.topic("a").log.head().version)
 
     def stale(key: str) -> bytes:
         if key == newest and place.now_ms < until:

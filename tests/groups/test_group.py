@@ -13,8 +13,8 @@ import sparklog
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.groups import CommittedOffset, Group, Groups, OffsetAndMetadata
 from sparklog.log.journal.names import checkpoint_key, commit_key, groups_prefix
-from sparklog.storage.counting import CountingStore
-from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions import TransactionalProducer
 from sparklog.transactions.completion import forget_recorded
 from sparklog.transactions.listing import describe_transaction
@@ -41,7 +41,7 @@ def test_a_member_commits_and_others_see_it() -> None:
     member.commit({"b": {1: 9}, "a": {2: 8}})
     found = group(world).committed()
     assert {place: item.offset for place, item in found.items()} == {("a", 0): 5, ("a", 2): 8, ("b", 1): 9}
-    assert found["a", 0] == CommittedOffset("a", world.topic("a").head().topic_id, 0, 5, None, "", START_MS)
+    assert found["a", 0] == CommittedOffset("a", world.topic("a").log.head().topic_id, 0, 5, None, "", START_MS)
     member.commit({"a": {2: OffsetAndMetadata(8, "note", 3)}})
     assert (group(world).committed()["a", 2].metadata, group(world).committed()["a", 2].leader_epoch) == ("note", 3)
     member.commit({"a": {2: found["a", 2]}})
@@ -178,7 +178,7 @@ def test_offsets_may_be_numpy_s() -> None:
 def test_offsets_of_a_topic_that_was_created_again_are_gone() -> None:
     world = TopicsWorld()
     member = group(world).join("one")
-    member.topic_ids["a"] = world.topic("a").head().topic_id
+    member.topic_ids["a"] = world.topic("a").log.head().topic_id
     member.commit({"a": {0: 5}, "b": {0: 6}})
     world.root().delete_topic("a")
     assert offsets(group(world)) == {("b", 0): 6}
@@ -194,7 +194,7 @@ def test_offsets_of_a_topic_that_was_created_again_are_gone() -> None:
 
 def test_restoring_keeps_times_and_is_idempotent() -> None:
     world = TopicsWorld()
-    topic_id = world.topic("a").head().topic_id
+    topic_id = world.topic("a").log.head().topic_id
     old = CommittedOffset("a", topic_id, 0, 5, 2, "m", START_MS - 99)
     group(world).restore([old], generation=4)
     group(world).restore([old], generation=4)

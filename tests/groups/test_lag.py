@@ -14,7 +14,7 @@ from sparklog.groups.lag import Lag, lag
 from sparklog.groups.state import GroupState
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.topic.root_view import RootView
-from sparklog.storage.counting import CountingStore
+from sparklog.testing.counting_store import CountingStore
 from tests.support.topics_world import TopicsWorld
 from tests.support.world import START_MS
 

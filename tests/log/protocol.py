@@ -10,9 +10,9 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome
-from sparklog.storage.faulty import Fault, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Fault, FaultyStore, Script
 from tests.log.topics import file_of
 from tests.support.world import World
 
@@ -53,9 +53,9 @@ def other(world: World, store: Store) -> Topic:
 def publish(
     topic: Topic, records: int = 3, key: WriterKey | None = None, txn: Txn | None = None, name: str = "x"
 ) -> AppendOutcome:
-    target = topic.append_target(refresh=False)
+    target = topic.log.append_target(refresh=False)
     file = file_of([(0, records)], read_version=target.read_version, name=name)
-    return topic.commit_append([file], target, writer=key, txn=txn)
+    return topic.log.commit_append([file], target, writer=key, txn=txn)
 
 
 def faulty(world: World, store: Store, faults: dict[str | tuple[str, int], Fault]) -> Topic:
@@ -69,7 +69,7 @@ def faulty(world: World, store: Store, faults: dict[str | tuple[str, int], Fault
 
 
 def topic_records(world: World, store: Store) -> int:
-    return int(other(world, store).head().log_end[0])
+    return int(other(world, store).log.head().log_end[0])
 
 
 def collect(store: MemoryStore, below: int) -> None:

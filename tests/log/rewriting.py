@@ -55,7 +55,7 @@ def rewrite(place: CountedRoot, topic: Topic, path: str) -> None:
         if inputs:
             rewrites.append(Rewrite(edit, inputs))
     old = {file_key(topic.name, found.path(row)) for row in range(len(found))}
-    outcome = topic.commit(RewriteIntent(MERGE, head.topic_id, tuple(rewrites), (file,)))
+    outcome = topic.log.commit(RewriteIntent(MERGE, head.topic_id, tuple(rewrites), (file,)))
     assert outcome.commit is not None
     assert not outcome.dropped
     for key in old:
@@ -64,26 +64,26 @@ def rewrite(place: CountedRoot, topic: Topic, path: str) -> None:
 
 def prepared(place: CountedRoot, topic: Topic, table: pa.Table, transactional_id: str, number: int) -> int:
     """Append as part of a transaction that stays open; the version of the prepare."""
-    target = topic.append_target()
+    target = topic.log.append_target()
     writer = AppendWriter(target, small(), place.world.env(), seed=number)
     for batch in table.to_batches():
         writer.write(batch)
-    return topic.commit_append(writer.finish(), target, txn=Txn(transactional_id, number)).version
+    return topic.log.commit_append(writer.finish(), target, txn=Txn(transactional_id, number)).version
 
 
 def resolve(place: CountedRoot, topic: Topic, transactional_id: str, number: int, *, committed: bool) -> None:
     """Record the outcome of a transaction in the topic."""
-    head = topic.head()
+    head = topic.log.head()
     versions = tuple(item.version for item in head.open if (item.txn.id, item.txn.n) == (transactional_id, number))
     resolved = Resolved(transactional_id, number, versions if committed else ())
-    topic.commit(MaintainIntent(head.topic_id, resolved=(resolved,)))
+    topic.log.commit(MaintainIntent(head.topic_id, resolved=(resolved,)))
 
 
 def appended_by_hand(place: CountedRoot, topic: Topic, batches: list[bytes], flags: int = 0) -> None:
     """Append record batches as they are, offsets counting from 0, as one slice of partition 0."""
     data = b"".join(batches)
     headers = scan_headers(data)
-    output = AppendOutput(place.inner, topic.name, append_path(topic.head().version, place.world.env().new_id()))
+    output = AppendOutput(place.inner, topic.name, append_path(topic.log.head().version, place.world.env().new_id()))
     output.write(data)
     output.end_slice(
         WrittenSlice(
@@ -98,7 +98,7 @@ def appended_by_hand(place: CountedRoot, topic: Topic, batches: list[bytes], fla
             index=build_index(headers.position, headers.base_offset, headers.max_timestamp, len(data)),
         )
     )
-    topic.commit_append([output.close()], topic.append_target())
+    topic.log.commit_append([output.close()], topic.log.append_target())
 
 
 def sealed(place: CountedRoot, topic: Topic) -> str:
@@ -136,5 +136,5 @@ def sealed(place: CountedRoot, topic: Topic) -> str:
         for row in range(len(found))
     )
     intent = RewriteIntent(SEAL, snapshot.head.topic_id, (Rewrite(Edit(0, start, end), inputs),), (file,))
-    assert topic.commit(intent).commit is not None
+    assert topic.log.commit(intent).commit is not None
     return file_key(topic.name, path)

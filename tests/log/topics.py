@@ -63,11 +63,11 @@ def output_of(partition: int, base: int, end: int, *, records: int | None = None
 
 def append(topic: Topic, *slices: tuple[int, int], name: str | None = None, flags: int = 0) -> int:
     """Append one file with slices (partition, records); the version it became."""
-    target = topic.append_target()
+    target = topic.log.append_target()
     file = file_of(
         slices, read_version=target.read_version, name=name or f"f{target.read_version}-{len(slices)}", flags=flags
     )
-    return topic.commit_append([file], target).version
+    return topic.log.commit_append([file], target).version
 
 
 class Chain:

@@ -19,7 +19,7 @@ from sparklog.maintenance.work import Settings
 from sparklog.retention.expiry import SIZE, TIME
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import RetainReport, plan_topic, retain_root, retain_topic
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore, Script
 from tests.retention.fixture_stages import fixture
 from tests.retention.vacuum_world import VacuumWorld
 from tests.support.world import DAY_MS, HOUR_MS, World
@@ -63,7 +63,7 @@ def test_old_records_go_where_nobody_seals() -> None:
     topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
     world.hours(topic, 24)
     report = world.retain(topic)
-    head = topic.head()
+    head = topic.log.head()
     assert head.log_start.tolist() == [190]
     assert head.log_end.tolist() == [240]
     (item,) = report.expired
@@ -83,7 +83,7 @@ def test_an_active_segment_stays_until_all_of_it_is_old() -> None:
     assert world.retain(topic).expired[0].log_start == 240
     assert topic.scan().to_table().num_rows == 0
     world.hours(topic, 1)
-    assert topic.head().log_start.tolist() == [240]
+    assert topic.log.head().log_start.tolist() == [240]
     assert topic.scan().to_table().num_rows == 10
 
 
@@ -104,13 +104,13 @@ def test_partitions_go_in_one_commit_each_by_its_own_records() -> None:
     topic = world.topic(partitions=3, retention_ms=5 * HOUR_MS, segment_ms=1)
     world.hours(topic, 6, partition=0)
     world.hours(topic, 6, partition=2)
-    version = topic.head().version
+    version = topic.log.head().version
     report = world.retain(topic)
     assert [(item.partition, item.log_start) for item in report.expired] == [(0, 60), (2, 10)]
-    assert topic.head().log_start.tolist() == [60, 0, 10]
-    assert topic.head().version == version + 1
+    assert topic.log.head().log_start.tolist() == [60, 0, 10]
+    assert topic.log.head().version == version + 1
     assert world.retain(topic).expired == ()
-    assert topic.head().version == version + 1
+    assert topic.log.head().version == version + 1
 
 
 def test_compacted_topics_keep_their_records_and_those_also_deleting_do_not() -> None:
@@ -140,7 +140,7 @@ def test_a_properties_file_ranks_as_in_kafka(text: str, log_start: int) -> None:
     topic = world.topic(segment_ms=1)
     world.hours(topic, 24)
     world.retain(topic, text)
-    assert topic.head().log_start.tolist() == [log_start]
+    assert topic.log.head().log_start.tolist() == [log_start]
 
 
 def test_what_a_topic_sets_beats_the_properties() -> None:
@@ -148,7 +148,7 @@ def test_what_a_topic_sets_beats_the_properties() -> None:
     topic = world.topic(segment_ms=1, retention_ms=-1)
     world.hours(topic, 24)
     world.retain(topic, "log.retention.ms=1")
-    assert topic.head().log_start.tolist() == [0]
+    assert topic.log.head().log_start.tolist() == [0]
 
 
 @pytest.mark.parametrize("text", ["log.retention.ms=0", "log.retention.minutes=soon", "log.retention.year=1"])
@@ -172,7 +172,7 @@ def test_delete_records_first_then_retention() -> None:
     world.hours(topic, 24)
     topic.delete_records({0: 35})
     assert world.retain(topic).expired[0].log_start_before == 35
-    assert topic.head().log_start.tolist() == [40]
+    assert topic.log.head().log_start.tolist() == [40]
 
 
 def test_a_dry_run_moves_nothing_and_says_the_same() -> None:
@@ -259,8 +259,8 @@ class TestRoots:
         for name in ("a", "b"):
             world.hours(world.topic(name, retention_ms=1, segment_ms=1), 2)
         retain_root(world.opened, world.settings(), topics=("b",))
-        assert world.opened.topic("a").head().log_start.tolist() == [0]
-        assert world.opened.topic("b").head().log_start.tolist() == [20]
+        assert world.opened.topic("a").log.head().log_start.tolist() == [0]
+        assert world.opened.topic("b").log.head().log_start.tolist() == [20]
 
     def test_a_deleted_topic_by_name(self) -> None:
         world = RecordsWorld()
@@ -356,9 +356,9 @@ def test_imported_fixtures_keep_the_segments_that_kafka_keeps(fixtures: Path) ->
             world.opened, folder / before, ImportOptions(configs=dict(configs.explicit), force=True)
         ).names
         topic = world.opened.topic(topic_name)
-        assert topic.head().log_start.tolist() == [stages[before]["logStartOffset"]]
+        assert topic.log.head().log_start.tolist() == [stages[before]["logStartOffset"]]
         retain_topic(topic, Settings(stages[after]["clockMs"]))
-        head = topic.head()
+        head = topic.log.head()
         assert head.log_start.tolist() == [stages[after]["logStartOffset"]]
         assert head.log_end.tolist() == [stages[after]["logEndOffset"]]
         left = topic.snapshot().slices.select(0)

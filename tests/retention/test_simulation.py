@@ -18,7 +18,7 @@ from sparklog.log.state.invariants import check_state
 from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work import Settings
 from sparklog.retention.retain import retain_topic
-from sparklog.storage.faulty import Decide, Seeded
+from sparklog.testing.faulty_store import Decide, Seeded
 from tests.log.simulation.maintenance import merger
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor
@@ -152,7 +152,7 @@ def finish(run: Run) -> None:
     named = {f"{TOPIC}/{piece.path}" for piece in state.slices}
     found = {info.key for info in world.store.list(f"{TOPIC}/append/")}
     expect(named <= found, f"files are missing: {sorted(named - found)}")
-    floor = topic.head().floor
+    floor = topic.log.head().floor
     left = {key for key in found - named if int(key.split("/")[2][:20]) < floor}
     expect(not left, f"orphans are left below the floor {floor}: {sorted(left)}")
     snapshot = topic.snapshot()

@@ -8,7 +8,7 @@ from sparklog.errors import Conflict, Corrupt, Unavailable
 from sparklog.log.state.history import History
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import vacuum
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind
 from tests.retention.vacuum_world import VacuumWorld, meanwhile, requests
 from tests.support.world import DAY_MS, HOUR_MS, MINUTE_MS
 
@@ -82,7 +82,7 @@ class TestCommits:
         world.append(20)
         world.pass_ms(10 * DAY_MS)
         vacuum(world.process().topic(), Settings(world.now_ms - 20 * DAY_MS))
-        floor = world.process().topic().head().floor
+        floor = world.process().topic().log.head().floor
         assert world.commits()[0] == 3 <= floor == 6
         world.hold("late", floor)
         assert History(world.store, "t").at(floor).version == floor
@@ -150,9 +150,9 @@ class TestCommits:
         assert world.log.zombies
         assert world.commits()[0] == 1
         assert world.commits()[1] > 2
-        floor = world.process().topic().head().floor
+        floor = world.process().topic().log.head().floor
         busy(world, 2)
-        assert world.process().topic().head().floor > floor, "the zombie holds up the floor"
+        assert world.process().topic().log.head().floor > floor, "the zombie holds up the floor"
         world.assert_promises()
         busy(world, 8)
         assert world.commits()[0] > 2, "the zombie stays for ever"
@@ -368,7 +368,7 @@ def test_a_log_that_is_not_what_this_process_saw_is_not_touched() -> None:
     for place in (world, elsewhere):
         place.append(2)
     cleaner = world.process()
-    assert cleaner.topic().head().version == 2
+    assert cleaner.topic().log.head().version == 2
     world.store.restore(elsewhere.store.snapshot())
     world.store.create(f"t/append/{0:020d}-orphan.slices", b"orphan")
     before = world.files()

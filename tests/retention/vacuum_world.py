@@ -11,7 +11,7 @@ from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum
-from sparklog.storage.faulty import Call, Fault
+from sparklog.testing.faulty_store import Call, Fault
 from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 from tests.support.maintaining import maintain
 from tests.support.world import DAY_MS
@@ -33,7 +33,7 @@ class VacuumWorld(WatchedWorld):
         writer = self.process()
         paths = []
         for _ in range(n):
-            target = writer.topic(topic).append_target()
+            target = writer.topic(topic).log.append_target()
             file = writer.upload(target, {0: 2})
             writer.commit([file], target)
             paths.append(file.path)
@@ -73,7 +73,7 @@ class VacuumWorld(WatchedWorld):
             base=(start,),
         )
         intent = RewriteIntent(MERGE, snapshot.head.topic_id, (Rewrite(Edit(0, start, end), inputs),), (file,))
-        assert worker.topic(topic).commit(intent).commit is not None
+        assert worker.topic(topic).log.commit(intent).commit is not None
         return path
 
     def hold(self, name: str, version: int | None, expires_ms: int | None = None, topic: str = "t") -> None:

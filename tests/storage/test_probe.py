@@ -15,11 +15,11 @@ import pytest
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.storage import LocalStore
 from sparklog.storage import probe as probe_module
-from sparklog.storage.counting import CountingStore
 from sparklog.storage.locks import ForkLock
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.probe import ensure_probed, probe
 from sparklog.storage.store import Store
+from sparklog.testing.counting_store import CountingStore
 
 
 def clock() -> int:

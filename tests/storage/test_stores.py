@@ -11,11 +11,11 @@ import pytest
 
 from sparklog.errors import NotFound, Unavailable
 from sparklog.storage import LocalStore
-from sparklog.storage.counting import CountingStore
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store, key_kind
-from tests.storage.suite import StoreTests
+from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded
+from sparklog.testing.store_tests import StoreTests
 
 
 def memory() -> MemoryStore:

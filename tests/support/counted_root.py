@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.counting import CountingStore
 from sparklog.storage.local import LocalStore
 from sparklog.storage.store import Store
+from sparklog.testing.counting_store import CountingStore
 from tests.support.world import World
 
 KINDS = ("memory", "local")

@@ -10,4 +10,4 @@ from sparklog.log.topic.topic import Topic
 def maintain(topic: Topic, **changes: object) -> Outcome:
     """Commit a `MaintainIntent` with these fields for the topic, deleted or not, that lies under the name now."""
     topic_id = topic.log.refresh().head.topic_id
-    return topic.commit(MaintainIntent(topic_id, **changes))  # type: ignore[arg-type]
+    return topic.log.commit(MaintainIntent(topic_id, **changes))  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import NotFound
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, check_prefix
+from sparklog.testing.wrapper_store import WrapperStore
 
 __all__ = ["NameCachingStore"]
 
@@ -83,14 +84,14 @@ class _Cache:
                 folder.files[info.key] = info
 
 
-class NameCachingStore:
+class NameCachingStore(WrapperStore):
     """One client of `inner`, which other clients share. Times are in ms of `clock`; 0 remembers nothing of that kind.
 
     Not for threads of one client.
     """
 
     def __init__(self, inner: Store, clock: Callable[[], int], *, name_ms: int = 0, folder_ms: int = 0) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._cache = _Cache(clock, name_ms, folder_ms)
 
     def through(self, inner: Store) -> NameCachingStore:
@@ -98,18 +99,6 @@ class NameCachingStore:
         other = NameCachingStore(inner, self._cache.clock)
         other._cache = self._cache
         return other
-
-    @property
-    def needs_probe(self) -> bool:
-        return getattr(self.inner, "needs_probe", True)
-
-    @property
-    def parallel_reads(self) -> int:
-        return getattr(self.inner, "parallel_reads", 1)
-
-    @property
-    def location(self) -> str:
-        return self.inner.location
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if self._cache.is_absent(key):
@@ -158,9 +147,6 @@ class NameCachingStore:
     def delete(self, key: str) -> None:
         self.inner.delete(key)
         self._cache.missed(key)
-
-    def now_ms(self) -> int:
-        return self.inner.now_ms()
 
     def _remembered(self, top: str) -> list[ObjectInfo]:
         """All objects below a folder, those of each folder as they were when it was listed last."""

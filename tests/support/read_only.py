@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 
 WRITING = ("create", "write", "close", "delete", "now_ms")
 

@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import NotFound
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
-from tests.storage.suite import StoreTests
+from sparklog.testing.store_tests import StoreTests
 from tests.support.name_caching_store import NameCachingStore
 
 KEEP_MS = 1_000

@@ -44,10 +44,10 @@ def test_a_quiet_topic_records_its_outcome_by_a_pass() -> None:
     world.prepare(world.producer(), a=["1"], b=["1"]).commit()
     topic = world.topic("a")
     assert [(item.id, item.n, item.committed) for item in resolve_topic(topic)] == [("job", 0, (1,))]
-    assert topic.head().open == ()
-    assert topic.head().siblings == {"b": 1}
+    assert topic.log.head().open == ()
+    assert topic.log.head().siblings == {"b": 1}
     assert resolve_topic(topic) == ()
-    assert topic.head().version == 2
+    assert topic.log.head().version == 2
 
 
 def test_an_outcome_of_a_topic_says_nothing_of_one_created_again_under_its_name() -> None:
@@ -142,7 +142,7 @@ def test_old_entries_are_collected_by_the_stores_clock(monkeypatch: pytest.Monke
 def test_ids_of_single_writes_go_when_they_are_done_with() -> None:
     world = TopicsWorld()
     root = world.root()
-    target = root.topic("a").append_target()
+    target = root.topic("a").log.append_target()
     sink = AppendWriter(target, env=world.env())
     for batch in rows("1").to_batches():
         sink.write(batch)
@@ -193,7 +193,7 @@ def test_the_retention_job_records_and_times_out() -> None:
     root = world.root()
     dry = retain_root(root, Settings(world.now_ms), dry_run=True)
     assert [report.resolved for report in dry] == [0, 0, 0]
-    assert world.topic("a").head().open
+    assert world.topic("a").log.head().open
     reports = retain_root(root, Settings(world.now_ms))
     assert [(report.topic, report.resolved, report.failed) for report in reports[:3]] == [
         ("a", 1, False),
@@ -273,10 +273,10 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
     assert report.pieces
     assert sorted(world.values("a")) == before
     slices = world.topic("a").snapshot().slices.all()
-    below = slices[slices.end <= world.topic("a").head().last_stable()[slices.partition]]
+    below = slices[slices.end <= world.topic("a").log.head().last_stable()[slices.partition]]
     assert not (below.status == ABORTED).any()
     assert (slices.status == OPEN).sum() == 1
-    head = world.topic("a").head()
+    head = world.topic("a").log.head()
     assert [item.txn.id for item in head.open] == ["open"]
     open_one.commit()
     after = sorted(world.values("a"))
@@ -289,7 +289,7 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
 def write_without_id(root: Root, value: str, *topics: str) -> None:
     written = []
     for name in topics:
-        target = root.topic(name).append_target()
+        target = root.topic(name).log.append_target()
         files = write_files(rows(value), target, root.env, options=None, writer=None)
         written.append(TopicFiles(target, tuple(files)))
     publish(root, None, written)

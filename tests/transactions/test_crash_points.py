@@ -9,7 +9,7 @@ import pytest
 
 import sparklog
 from sparklog.groups import Groups
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.transactions import transactional
 from sparklog.transactions.completion import resolve_topic
 from tests.support.records import rows

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import sparklog
-from sparklog.datasource.option_names import canonical
+from sparklog.datasource.option_table import find_option
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "transactions.md"
 
@@ -28,4 +28,4 @@ def test_the_snippets_without_spark_run_in_order(tmp_path: Path) -> None:
 def test_options_are_spelled_as_they_are_taken() -> None:
     names = re.findall(r'\.option\("([\w.]+)"', "\n".join(snippets()))
     assert names
-    assert [canonical(name) for name in names] == names
+    assert [option.name for name in names if (option := find_option(name))] == names

@@ -18,9 +18,9 @@ from sparklog.log.state.intents import LogStartIntent
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.root_view import RootView
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, Store
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions import TransactionalProducer, transactional
 from sparklog.transactions.completion import resolve_topic
 from tests.support.name_caching_store import NameCachingStore
@@ -41,10 +41,10 @@ def read(view: RootView, *topics: str) -> dict[str, list[str]]:
 def test_a_decision_is_seen_before_any_topic_has_recorded_it() -> None:
     world = TopicsWorld()
     transaction = world.prepare(world.producer(), a=["1"], b=["2"])
-    before = {name: world.topic(name).head().version for name in "ab"}
+    before = {name: world.topic(name).log.head().version for name in "ab"}
     transaction.commit()
     topic = world.topic("a")
-    assert topic.head().open
+    assert topic.log.head().open
     assert topic.describe().open_transactions == ()
     assert [part.last_stable for part in topic.describe().partitions] == [1]
     assert topic.record_at(0, 0)["value"].to_pylist() == [b"1"]
@@ -52,7 +52,7 @@ def test_a_decision_is_seen_before_any_topic_has_recorded_it() -> None:
     assert found is not None
     assert found.offset == 0
     assert world.values_by_topic()["b"] == ["2"]
-    assert {name: world.topic(name).head().version for name in "ab"} == before
+    assert {name: world.topic(name).log.head().version for name in "ab"} == before
 
 
 def test_an_aborted_record_is_never_found_under_read_committed() -> None:
@@ -347,7 +347,7 @@ def test_several_decision_logs_are_asked_at_once_where_each_answer_takes_long(re
         assert topic.read_snapshot().head.last_stable().tolist() == [2]
         return
     topic.append(rows("next"))
-    head = world.topic("a").head()
+    head = world.topic("a").log.head()
     assert [item.txn.id for item in head.open] == ["z"]
 
 
@@ -368,9 +368,9 @@ def test_retention_past_an_open_slice_forgets_it() -> None:
     world = TopicsWorld()
     transaction = world.prepare(world.producer(), a=["1"], b=["1"])
     topic = world.topic("a")
-    topic.commit(LogStartIntent(topic.head().topic_id, {0: 1}))
+    topic.log.commit(LogStartIntent(topic.log.head().topic_id, {0: 1}))
     assert world.undecided("a") == [0]
-    assert topic.head().open == ()
+    assert topic.log.head().open == ()
     transaction.commit()
     assert world.values_by_topic() == {"a": [], "b": ["1"], "c": []}
 

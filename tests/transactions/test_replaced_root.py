@@ -14,8 +14,8 @@ import pytest
 from sparklog.errors import Corrupt, Fenced, Unavailable
 from sparklog.groups import Groups
 from sparklog.log.topic.root import Root, open_root
-from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore, Snapshot
+from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.tools.verification.findings import LOG
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions import transactional

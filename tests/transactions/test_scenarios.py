@@ -14,7 +14,7 @@ from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.intents import MaintainIntent
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.write.append_writer import AppendWriter, TopicFiles
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import resolve_topic
 from tests.support.records import rows
@@ -28,7 +28,7 @@ def written(world: TopicsWorld, root: object, *values: str) -> list[TopicFiles]:
 
     found = []
     for name in "abc":
-        target = root.topic(name).append_target()  # type: ignore[attr-defined]
+        target = root.topic(name).log.append_target()  # type: ignore[attr-defined]
         writer = AppendWriter(target, env=world.env())
         for batch in rows(*values).to_batches():
             writer.write(batch)
@@ -43,14 +43,14 @@ class TestJepsen:
         producer = world.producer()
         world.prepare(producer, a=["zero"]).abort()
         helper = world.topic("a")
-        topic_id = helper.head().topic_id
-        outcome = world.root().decisions.resolve("a", helper.head())
+        topic_id = helper.log.head().topic_id
+        outcome = world.root().decisions.resolve("a", helper.log.head())
         assert outcome == [Resolved("job", 0)]
         second = world.prepare(producer, a=["one"])
-        helper.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
+        helper.log.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
         assert world.values_by_topic()["a"] == []
         second.commit()
-        helper.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
+        helper.log.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
         assert world.values_by_topic()["a"] == ["one"]
 
     def test_a_late_commit_does_not_commit_the_next_transaction(self) -> None:
@@ -88,7 +88,7 @@ class TestJepsen:
         topic = world.topic("a")
         late = written(world, world.root(), "late")[0]
         for _ in range(2):
-            topic.commit_append(late.files, late.target, txn=Txn("job", 0))
+            topic.log.commit_append(late.files, late.target, txn=Txn("job", 0))
             assert world.values_by_topic()["a"] == ["in time"]
             world.prepare(producer, c=["one"])
             late = written(world, world.root(), "late")[0]
@@ -144,7 +144,7 @@ class TestTimeouts:
         world.topic("a").append(rows("later"))
         assert world.values_by_topic() == {"a": ["soon", "later"], "b": [], "c": []}
         assert world.undecided("b") == [0], "decided for all topics, recorded in one"
-        assert world.topic("b").head().open
+        assert world.topic("b").log.head().open
 
     def test_a_zombie_that_goes_on_writing_after_its_timeout(self) -> None:
         world = TopicsWorld()
@@ -152,19 +152,19 @@ class TestTimeouts:
         zombie = producer.begin()
         zombie.append("a", rows("1"))
         zombie.append("b", rows("1"))
-        prepare = zombie._root.topic_handle("b").commit_append
+        prepare = zombie._root.topic_handle("b").log.commit_append
 
         def sleeps(*args: object, **how: object) -> object:
             world.now_ms += 2 * MINUTE
             resolve_topic(world.topic("a"))
             return prepare(*args, **how)  # type: ignore[arg-type]
 
-        zombie._root.topic_handle("b").commit_append = sleeps  # type: ignore[method-assign, assignment]
+        zombie._root.topic_handle("b").log.commit_append = sleeps  # type: ignore[method-assign, assignment]
         with pytest.raises(Conflict, match=r"transaction.timeout.ms passed"):
             zombie.commit()
         assert world.values_by_topic() == {"a": [], "b": [], "c": []}
         assert world.undecided("b") == [0]
-        del zombie._root.topic_handle("b").commit_append
+        del zombie._root.topic_handle("b").log.commit_append
         with producer.begin() as transaction:
             transaction.append("b", rows("2"))
         assert (transaction.n, world.values_by_topic()["b"]) == (1, ["2"])
@@ -193,7 +193,7 @@ class TestTwoDriversOfOneBatch:
         world = TopicsWorld()
         root = world.root()
         topic = root.topic_handle("c")
-        prepare = topic.commit_append
+        prepare = topic.log.commit_append
 
         def other_driver(*args: object, **how: object) -> object:
             found = prepare(*args, **how)  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ class TestTwoDriversOfOneBatch:
             publish(other, "query", written(world, other, "second"), key=self.key("run-2"))
             return found
 
-        topic.commit_append = other_driver  # type: ignore[method-assign, assignment]
+        topic.log.commit_append = other_driver  # type: ignore[method-assign, assignment]
         with pytest.raises(Fenced, match="superseded by run-2"):
             publish(root, "query", written(world, root, "first"), key=self.key("run-1"))
         assert world.values_by_topic() == {"a": ["second"], "b": ["second"], "c": ["second"]}

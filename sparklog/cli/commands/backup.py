@@ -49,7 +49,7 @@ def backup(
     as_json: JsonOption = False,
 ) -> None:
     from sparklog.cli.places import open_folder, root_to_copy
-    from sparklog.datasource.location import refuse_inside
+    from sparklog.kafka.in_place.location import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
     from sparklog.tools.backup.pruning import prune as drop
     from sparklog.tools.backup.pruning import shown_left_out

@@ -41,7 +41,7 @@ def describe(
     if place.root is None:
         raise BadRequest(f"{place.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
     log = place.root
-    found = place.each(topics, lambda name: (name, describe_configs(log.topic(name).head().configs)))
+    found = place.each(topics, lambda name: (name, describe_configs(log.topic(name).log.head().configs)))
     rows = [
         {
             "topic": name,
@@ -99,7 +99,7 @@ def alter(
 
     changes = _changes(add_config, add_config_file, delete_config)
     opened = open_root(root).topic(topic)
-    head = opened.head()
+    head = opened.log.head()
     planned = opened.plan_alter(configs=changes, force=force)
     if not dry_run:
         opened.alter(configs=changes, force=force, since=head)

@@ -147,7 +147,7 @@ def export(
     if named is None and any(text is not None and text.isdecimal() for text in (start, end)):
         if len(topics) > 1:
             raise typer.BadParameter("one offset for all partitions is of one topic: name the partitions")
-        named = list(range(log.topic(topics[0]).head().partitions))
+        named = list(range(log.topic(topics[0]).log.head().partitions))
     options = ExportOptions(
         partitions=chosen,
         starts=_offsets(start, "--start", named or []),

@@ -203,9 +203,9 @@ def delete_offsets(
 
 def _groups(root: str) -> Groups:
     from sparklog.cli.places import open_root
-    from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, resolve
     from sparklog.errors import BadRequest
     from sparklog.groups import Groups
+    from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, resolve
 
     location = resolve(root)
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):

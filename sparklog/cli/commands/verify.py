@@ -31,8 +31,16 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, TOPIC, exists, missing, resolve
     from sparklog.errors import BadRequest, NotFound
+    from sparklog.kafka.in_place.location import (
+        KAFKA_DIRECTORY,
+        KAFKA_PARTITION,
+        NOTHING,
+        TOPIC,
+        exists,
+        missing,
+        resolve,
+    )
     from sparklog.storage import open_store
     from sparklog.tools.verification.findings import document, summary
 

@@ -181,7 +181,7 @@ def export_topics(
     offsets: list[GroupOffsets] | None = None
     if options.groups is not None:
         # Before the snapshots: an offset that is committed later could lie beyond the end of the export.
-        ids = {name: root.topic(name).head(refresh=False).topic_id for name in topics}
+        ids = {name: root.topic(name).log.head(refresh=False).topic_id for name in topics}
         offsets = committed_offsets(root, options.groups, ids)
     snapshots = [_snapshot(root, name, options.version, options.time_ms) for name in topics]
     plans = [plan_export(each, _export_range(root, each, options)) for each in snapshots]

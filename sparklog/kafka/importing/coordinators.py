@@ -165,7 +165,7 @@ def kafka_transactions(
 
 def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: Mapping[int, CoordinatorEntry]) -> None:
     """Commit the decisions of the topic's open transactions that both readings of the coordinators agree on."""
-    head = topic.head(refresh=False)
+    head = topic.log.head(refresh=False)
     source = head.kafka_source
     decided = {
         producer: entry
@@ -192,7 +192,7 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
                 )
             )
     if parts and source is not None:
-        topic.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
+        topic.log.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
 
 
 def _with_decision(topic: str, open_: KafkaOpen, entry: CoordinatorEntry | None) -> KafkaOpen:

@@ -192,7 +192,7 @@ def import_log_dir(
         else _TopicImport(root, plan, options, coordinator, on_skipped, on_progress).run()
         for plan in plans
     )
-    held = [topic for name in names if (topic := root.topic(name)).head(refresh=False).kafka_open]
+    held = [topic for name in names if (topic := root.topic(name)).log.head(refresh=False).kafka_open]
     if held and coordinator:
         after = coordinator_entries()
         for topic in held:
@@ -206,7 +206,7 @@ def import_log_dir(
 
 def _heads(root: Root, plans: Sequence[TopicPlan]) -> dict[str, tuple[str, str, int]]:
     """Topic -> its id here, its id in Kafka, its number of partitions."""
-    heads = {plan.source: root.topic(plan.source.name).head(refresh=False) for plan in plans}
+    heads = {plan.source: root.topic(plan.source.name).log.head(refresh=False) for plan in plans}
     return {source.name: (head.topic_id, source.topic_id, head.partitions) for source, head in heads.items()}
 
 
@@ -260,10 +260,10 @@ class _TopicImport:
         if not self._plan.exists:
             intent = CreateIntent(self._root.env.new_id(), count, configs, kafka_source=KafkaSource(source.topic_id))
             created = self._root.begin_topic(source.name, intent)
-            self._created = created.head(refresh=False).version
+            self._created = created.log.head(refresh=False).version
             return created
         topic = self._root.topic(source.name)
-        head = topic.head(refresh=False)
+        head = topic.log.head(refresh=False)
         changed = {name: text for name, text in configs.explicit.items() if head.configs.explicit.get(name) != text}
         if changed or count > head.partitions:
             topic.alter(
@@ -283,8 +283,8 @@ class _TopicImport:
         target = Target(
             store=self._root.store,
             topic=name,
-            read_version=max(topic.head(refresh=False).version, 0),
-            index_interval=topic.head(refresh=False).configs.index_interval_bytes,
+            read_version=max(topic.log.head(refresh=False).version, 0),
+            index_interval=topic.log.head(refresh=False).configs.index_interval_bytes,
             env=self._root.env,
             written=self._written,
             policy=self._options.corrupt_records,
@@ -300,7 +300,7 @@ class _TopicImport:
             self._waiting = (files + len(piece.files), nbytes + sum(file.size for file in piece.files))
             if self._full():
                 self._commit(topic)
-                target.read_version = max(topic.head(refresh=False).version, 0)
+                target.read_version = max(topic.log.head(refresh=False).version, 0)
         self._reports[part.number] = PartitionReport(
             partition=part.number,
             log_start=last.log_start,
@@ -327,8 +327,8 @@ class _TopicImport:
             group: dict[int, ImportedPartition] = {}
             for piece in self._pending:
                 group.setdefault(piece.partition, piece)
-            head = topic.head(refresh=False)
-            topic.commit(ImportIntent(head.topic_id, tuple(group.values()), self._plan.source.topic_id), head)
+            head = topic.log.head(refresh=False)
+            topic.log.commit(ImportIntent(head.topic_id, tuple(group.values()), self._plan.source.topic_id), head)
             self._pending = [piece for piece in self._pending if group[piece.partition] is not piece]
         self._waiting = (0, 0)
 

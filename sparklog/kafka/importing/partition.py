@@ -131,9 +131,8 @@ class Target:
 
     def linked_writer(self, file: SegmentFile, path: str) -> ObjectWriter | None:
         """Hard-link the file as an object; None if that is not possible."""
-        link = getattr(self.store, "link", None)
         key = file_key(self.topic, path)
-        if not self.link or link is None or not link(file.path, file.inode, key):
+        if not self.link or not self.store.link(file.path, file.inode, key):
             return None
         self.written.append(key)
         return _Linked(self.store, key)

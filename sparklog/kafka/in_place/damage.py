@@ -16,13 +16,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from sparklog.errors import BadRequest
 
-FAIL = "fail"
-SKIP = "skip"
-TRUNCATE = "truncate"
+CorruptRecords = Literal["fail", "skip", "truncate"]
+FAIL: Final = "fail"
+SKIP: Final = "skip"
+TRUNCATE: Final = "truncate"
 POLICIES = (FAIL, SKIP, TRUNCATE)
 
 _LOG = logging.getLogger("sparklog.kafka")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.errors import Corrupt, NotFound
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
@@ -25,7 +25,7 @@ from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
 from sparklog.kafka.in_place.sound_batches import Damage, Resumed, resume, sound_windows
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
-from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, OffsetRange
+from sparklog.log.state.view import RECORD_SCHEMA, OffsetRange, check_columns
 
 if TYPE_CHECKING:
     from sparklog.format.decode import RecordColumns
@@ -59,9 +59,7 @@ class KafkaReadPart:
         Raises `Corrupt` with file, position and offset, unless damage is skipped; `NotFound` if the log no longer holds
         the range: its start was deleted, or its end was taken back.
         """
-        unknown = [name for name in columns if name not in COLUMNS]
-        if unknown:
-            raise BadRequest(f"unknown columns {unknown}: expected some of {list(COLUMNS)}")
+        check_columns(columns)
         yield from _coalesced(self._pieces(list(columns), batch_bytes), batch_bytes)
 
     def _pieces(self, columns: list[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:

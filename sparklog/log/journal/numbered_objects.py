@@ -85,15 +85,13 @@ class NumberedObjects:
         A name can be read before its writer has made it durable, and file systems need not keep the order of two
         fsyncs: what was written later, in another folder, may outlive it.
         """
-        settle = getattr(self.store, "settle", None)
         for key in tuple(self._unsettled):
-            if settle is not None:
-                settle(key)
+            self.store.settle(key)
             self._unsettled.discard(key)
 
     def _read_forward(self, number: int, ahead: bool) -> list[bytes]:
         objects: list[bytes] = []
-        parallel = getattr(self.store, "parallel_reads", 1) > 1
+        parallel = self.store.parallel_reads > 1
         while not (parallel and (ahead or objects)):
             data = self.read(number + len(objects))
             if data is None:

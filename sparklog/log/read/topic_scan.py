@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NoReturn
+from typing import Final, Literal, NoReturn
 
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.decisions.atomic_bounds import whole_ends
 from sparklog.log.read.scan import (
-    NativeReadPart,
     bounds_of,
     check_isolation,
     check_partition,
@@ -32,6 +31,7 @@ from sparklog.log.state.view import (
     OffsetRange,
     ReadPart,
     Stored,
+    TakenView,
     check_columns,
 )
 
@@ -69,40 +69,40 @@ class SnapshotView:
         return parts
 
 
-EARLIEST = "earliest"
-LATEST = "latest"
-Position = str | int | Mapping[int, int | str]
-"""Where to begin or end: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition."""
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+OffsetSpec = int | Literal["earliest", "latest"]
+Position = OffsetSpec | Mapping[int, OffsetSpec]
+"""A start or end of a scan: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The records of some offset ranges of a topic, from one snapshot. Iterate it, as often as wanted, for batches.
+    """Records of a topic, from one snapshot. Iterate it, as often as wanted, for record batches.
 
-    Whatever takes Arrow streams takes a scan: `pyarrow.table(scan)`, `polars.DataFrame(scan)`, a query of DuckDB.
-
-    Batches have exactly `columns`, of about `batch_bytes` each; records of a partition come in offset order.
+    What takes Arrow streams takes a scan: `pyarrow.table(scan)`, `polars.DataFrame(scan)`, a query of DuckDB. Records
+    of a partition come in offset order.
     """
 
-    parts: tuple[NativeReadPart, ...]
+    parts: tuple[ReadPart, ...]
     columns: tuple[str, ...]
     batch_bytes: int = 4 << 20
 
     @property
     def schema(self) -> pa.Schema:
-        """Of every batch."""
+        """The schema of every batch."""
         return pa.schema([RECORD_SCHEMA.field(name) for name in self.columns])
 
     @property
     def ranges(self) -> list[OffsetRange]:
-        """What is read."""
+        """The offset ranges that are read."""
         return [part.range for part in self.parts]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return read_parts(self.parts, self.columns, batch_bytes=self.batch_bytes)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """For libraries that take Arrow streams. Records are read as the reader is."""
+        """Return a `RecordBatchReader`. Records are read as the reader is."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -114,12 +114,13 @@ class Scan:
         raise BadRequest("a scan is no array: use scan.to_table(), and its to_pandas() for a DataFrame")
 
     def to_table(self) -> pa.Table:
-        """All records in memory."""
+        """Read all records into a `pyarrow.Table`."""
         return pa.Table.from_batches(list(self), self.schema)
 
 
 def scan(
-    snapshot: Snapshot,
+    view: TakenView,
+    topic: str,
     *,
     partitions: Sequence[int] | None = None,
     start: Position = EARLIEST,
@@ -128,11 +129,10 @@ def scan(
     columns: Sequence[str] = COLUMNS,
     batch_bytes: int = 4 << 20,
 ) -> Scan:
-    """Plan a scan; see `Topic.scan`."""
+    """Plan a scan of a topic as a view shows it; see `Topic.scan`."""
     check_isolation(isolation)
     check_columns(columns)
-    topic = snapshot.topic
-    bounds = bounds_of(snapshot, whole_ends({topic: snapshot})[topic])
+    bounds = view.bounds(topic)
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []
     for partition in chosen:
@@ -142,11 +142,10 @@ def scan(
         if low > high and not (isinstance(start, str) or isinstance(end, str)):
             raise BadRequest(f"expected start <= end for partition {partition}, found {low} and {high}")
         ranges.append(OffsetRange(topic, partition, low, high))
-    parts = plan_parts(snapshot, ranges, isolation)
-    return Scan(tuple(parts), tuple(columns), batch_bytes)
+    return Scan(tuple(view.plan(ranges, isolation)), tuple(columns), batch_bytes)
 
 
-def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: str) -> int:
+def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: OffsetSpec) -> int:
     """A position in one partition as an offset; a mapping's missing partitions take `default`."""
     if isinstance(position, Mapping):
         position = position.get(partition, default)

@@ -199,7 +199,7 @@ class History:
 
     def _read(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
         keys = (commit_key(self.topic, version) for version in range(first, last + 1))
-        if getattr(self.store, "parallel_reads", 1) <= 1:
+        if self.store.parallel_reads <= 1:
             yield from enumerate(map(self.store.get, keys), first)
             return
         with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:

@@ -42,11 +42,20 @@ REGISTRY_FIELDS = ("batch", "count", "version", "timeMs", "run", "earlierRuns", 
 
 @dataclass(frozen=True, slots=True)
 class WriterKey:
-    """How a writer wants to be known: `mode` `stream` (strict) or `txn` (Delta's txnAppId and txnVersion).
+    """Id and number of a batch of a writer: a batch that was published before is skipped.
 
-    `run` is the run of a streaming query, None where runs are not fenced; `epoch` the epoch that it has, as far as it
-    knows. `replay_mismatch="accept"` takes a replay of another content as the same batch, for queries that are not
-    deterministic. `content`: of the batch, as far as it is known.
+    Args:
+        id: of the writer, the same in every run.
+        batch: its number, which grows.
+        run: of a streaming query; None: runs are not fenced.
+        mode: `stream` (each number follows the one before) or `txn` (Delta's txnAppId and txnVersion).
+        replay_mismatch: `accept` takes a replay of another content as the same batch.
+        epoch: of the run, as far as it is known.
+        content: of the batch, as far as it is known.
+
+    Example:
+        for attempt in range(2):
+            topic.append(pa.table({"value": ["once"]}), writer=WriterKey("daily-orders", 20260127, mode="txn"))
     """
 
     id: str

@@ -38,9 +38,9 @@ from sparklog.log.topic.topic import Topic
 
 @dataclass(frozen=True, slots=True)
 class Cloned:
-    """What a clone is made of: `version` of the source it shows, bytes and records that it shares, left out slices.
+    """Report of a clone: the `version` of the source it shows, bytes and records it shares, slices left out.
 
-    `log_starts` and `log_ends` are per partition. With `dry_run` nothing was created and `topic_id` is empty.
+    `log_starts` and `log_ends` are per partition. With `dry_run` nothing was created, and `topic_id` is empty.
     """
 
     source: str
@@ -118,11 +118,7 @@ def clone_topic(
     time_ms: int | None = None,
     dry_run: bool = False,
 ) -> Cloned:
-    """A new topic `name` that shows `source` as it is, was at a version, or at a time (ms since the epoch).
-
-    Of a deleted source an older version can be cloned while it is kept. `NotFound` if there is no such version, or the
-    source did not exist then; `Conflict` if the name is taken, or the version is older than what the vacuum keeps.
-    """
+    """Create a topic that shows `source` as it is, was at a version, or at a time: see `sparklog.clone`."""
     check_topic_name(name)
     topic = root.topic_handle(check_topic_name(source))
     snapshot = _chosen(root, topic, version, time_ms)
@@ -147,7 +143,7 @@ def clone_topic(
     if root.env.now().elapsed_ms(begun) > STALE_MS:
         # The holds may have been found to be without a clone, and ended, before it was created.
         with suppress(Conflict, NotFound):
-            clone.commit(DeleteIntent(topic_id))
+            clone.log.commit(DeleteIntent(topic_id))
         raise Unavailable(f"cloning topic '{source}' took more than an hour, and was given up; try again")
     return _cloned(topic, shown, name, topic_id, files)
 
@@ -162,10 +158,10 @@ def _chosen(root: Root, topic: Topic, version: int | None, time_ms: int | None) 
     chosen = history.version_at(time_ms or 0) if version is None else version
     if chosen > head.version:
         raise NotFound(f"topic '{topic.name}' has versions up to {head.version}, found {chosen}")
-    found = history.at(chosen)
-    if found.head.deleted:
+    snapshot = history.at(chosen)
+    if snapshot.head.deleted:
         raise NotFound(f"topic '{topic.name}' did not exist at version {chosen}; choose another version")
-    return found
+    return snapshot
 
 
 def _refuse_below_floor(topic: Topic, snapshot: Snapshot) -> None:
@@ -178,27 +174,27 @@ def _refuse_below_floor(topic: Topic, snapshot: Snapshot) -> None:
 
 
 def _hold(root: Root, topic: Topic, snapshot: Snapshot, hold: str) -> list[Topic]:
-    """Hold the snapshot's version, and what it shares with other topics as it holds that itself; where that was."""
+    """Hold the version of the snapshot, and the versions of other topics whose files it shares; the topics held."""
     _refuse_below_floor(topic, snapshot)
     versions = {topic.name: snapshot.version}
-    own = clone_hold(topic.name, snapshot.head.topic_id)
+    hold_of_source = clone_hold(topic.name, snapshot.head.topic_id)
     for owner in sorted({path[1:].split("/", 1)[0] for path in snapshot.slices.paths() if path.startswith("/")}):
         if owner == topic.name:
             continue
-        found = root.topic_handle(owner).log.refresh().head.holds.get(own)
-        if found is None:
+        held_version = root.topic_handle(owner).log.refresh().head.holds.get(hold_of_source)
+        if held_version is None:
             raise Conflict(
                 f"version {snapshot.version} of topic '{topic.name}' names files of topic '{owner}' that are held no "
                 "longer; choose a newer version"
             )
-        versions[owner] = found.version
+        versions[owner] = held_version.version
     expires_ms = root.store.now_ms() + GRACE_MS
     held: list[Topic] = []
     try:
         for owner, version in versions.items():
             handle = root.topic_handle(owner)
             topic_id = handle.log.current().head.topic_id
-            handle.commit(MaintainIntent(topic_id, holds={hold: Hold(version, expires_ms)}))
+            handle.log.commit(MaintainIntent(topic_id, holds={hold: Hold(version, expires_ms)}))
             held.append(handle)
     except SparklogError:
         _release(held, hold)
@@ -207,24 +203,24 @@ def _hold(root: Root, topic: Topic, snapshot: Snapshot, hold: str) -> list[Topic
 
 
 def _release(held: Sequence[Topic], hold: str) -> None:
-    """Let go at once of what no clone needs; where that fails the vacuum does it a day later."""
+    """End holds that no clone needs; where that fails, the vacuum ends them a day later."""
     for topic in held:
         try:
-            topic.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={hold: None}))
+            topic.log.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={hold: None}))
         except (SparklogError, OSError):
             continue
 
 
 def _decided(topic: Topic, snapshot: Snapshot) -> Snapshot:
-    """The snapshot with what has been recorded since of its open transactions; the hold's commit recorded the rest."""
+    """Return the snapshot with the decisions of its open transactions that were recorded since."""
     waiting = set(open_transactions(snapshot.head))
     if not waiting:
         return snapshot
     newest = topic.log.refresh().head
-    found: list[Resolved] = []
+    resolved: list[Resolved] = []
     for _, commit in History(topic.store, topic.name).walk(snapshot.head, newest.version):
-        found += [item for item in commit.resolved if (item.id, item.n) in waiting]
-    return settled(snapshot, found)
+        resolved += [item for item in commit.resolved if (item.id, item.n) in waiting]
+    return settled(snapshot, resolved)
 
 
 def _shared(source: str, snapshot: Snapshot) -> tuple[FileSlices, ...]:
@@ -237,7 +233,7 @@ def _shared(source: str, snapshot: Snapshot) -> tuple[FileSlices, ...]:
 
 
 def file_slices(rows: Slices) -> list[FileSlices]:
-    """Rows of a slice table as a commit lists them: by file, with everything said that a commit may leave out."""
+    """Return rows of a slice table as a commit lists them: by file, with all columns."""
     codes, of_row = np.unique(rows.file, return_inverse=True)
     # A file that a commit named again has a second code.
     paths = rows.paths.take(codes)

@@ -1,4 +1,4 @@
-"""Deleting records of many partitions at once: Kafka's offset file, and new log starts for all it names.
+"""Delete records of many partitions at once, by Kafka's offset file: new log starts for all it names.
 
     {"partitions": [{"topic": "orders", "partition": 0, "offset": 42}], "version": 1}
 
@@ -22,7 +22,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LowWatermark:
-    """Where a partition's log starts now."""
+    """The log start of a partition, after its records were deleted."""
 
     topic: str
     partition: int
@@ -30,17 +30,17 @@ class LowWatermark:
 
 
 def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
-    """`(topic, partition) -> offset` of a file in Kafka's format; `BadRequest`, naming the file, for anything else."""
+    """Return `(topic, partition) -> offset` of a file in Kafka's format; `BadRequest` for anything else."""
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         raise BadRequest(f"{file} must hold JSON, found an error: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("partitions"), list):
+    if not isinstance(document, dict) or not isinstance(document.get("partitions"), list):
         raise BadRequest(f'{file} must hold {{"partitions": [...], "version": 1}}, found no list "partitions"')
-    if found.get("version", VERSION) != VERSION:
-        raise BadRequest(f"{file} must be of version {VERSION}, found {found['version']!r}")
+    if document.get("version", VERSION) != VERSION:
+        raise BadRequest(f"{file} must be of version {VERSION}, found {document['version']!r}")
     offsets: dict[tuple[str, int], int] = {}
-    for item in found["partitions"]:
+    for item in document["partitions"]:
         topic, partition, offset = _entry(item, file)
         if (topic, partition) in offsets:
             raise BadRequest(f"{file} names {topic}-{partition} twice: give one offset for it")

@@ -1,7 +1,7 @@
-"""A root: the folder (or bucket prefix) that holds topics.
+"""A root: the folder that holds topics.
 
-`_root.json` carries a random id, created once. Tasks compare it with the driver's before they write: a local path
-that is another disk on each executor is found out before data is lost to it.
+`_root.json` carries a random id, created once. Tasks compare it with the driver's before they write: so a local path
+that is another disk on each executor loses no data.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import check_topic_name, is_topic_name, nearest
 from sparklog.log.journal.root_id import create_root_id, read_root_id
 from sparklog.log.state.commit import MAX_PARTITIONS, Commit, Resolved
-from sparklog.log.state.commit_log import CommitLog, Resolver
+from sparklog.log.state.commit_log import Resolver
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.intents import CreateIntent, DeleteIntent, Intent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
+from sparklog.log.topic.topic_log import TopicLog
 from sparklog.storage.locks import read_each
 from sparklog.storage.store import Store
 
@@ -35,7 +36,7 @@ _LOG = logging.getLogger("sparklog.log")
 
 
 class Root:
-    """An open root. `topic(name)` keeps one handle per topic, so that its state is cached and only probed again."""
+    """A folder of topics, opened by `sparklog.open`. Keeps one handle per topic, whose state is cached."""
 
     def __init__(self, store: Store, root_id: str, env: Env = SYSTEM) -> None:
         self.store = store
@@ -59,7 +60,7 @@ class Root:
         return self.store.location
 
     def ensure_probed(self) -> None:
-        """Once per process that commits: the store really keeps its promises."""
+        """Check once in each process that commits that the store keeps its promises."""
         if not self._probed:
             from sparklog.storage.probe import ensure_probed
 
@@ -67,14 +68,15 @@ class Root:
             self._probed = True
 
     def by_store_clock(self, wall_ms: int) -> int:
-        """A time of this machine's clock by the store's. `Unavailable` if this clock is far ahead."""
+        """Return a time of this machine's clock by the store's. `Unavailable` if this clock is far ahead."""
         self._access.guard.check()
         return wall_ms - self.env.wall_ms() + self._access.guard.store_ms()
 
     def topics(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """Names of all topics, sorted. Costs a listing and a request per topic.
+        """Return the names of all topics, sorted. Costs a listing and a request per topic.
 
-        One that cannot be read is left out and its error put into `failures`, or raised.
+        Args:
+            failures: takes the errors of topics that cannot be read; None: the first one is raised.
         """
         heads = read_each(
             self.store, lambda name: self.topic_handle(name).log.refresh().head, sorted(self._folders()), failures
@@ -82,7 +84,11 @@ class Root:
         return [name for name, head in heads.items() if head.exists]
 
     def topic(self, name: str) -> Topic:
-        """The topic of this name. `NotFound`, naming similar ones, if there is none; `BadRequest` for no name."""
+        """Return the topic of this name.
+
+        Raises:
+            NotFound: there is none; the message names similar ones.
+        """
         check_topic_name(name)
         topic = self.topic_handle(name)
         if topic.log.refresh().head.exists:
@@ -94,25 +100,40 @@ class Root:
         raise NotFound(f"topic '{name}' does not exist in {self.location}{hint}")
 
     def topic_handle(self, name: str) -> Topic:
-        """The handle of a topic, without looking whether it exists."""
-        found = self._topics.get(name)
-        if found is None:
-            log = CommitLog(self._access, name, self._resolve)
-            found = self._topics.setdefault(name, Topic(self, name, log))
-        return found
+        """Return the handle of a topic, without looking if it exists."""
+        topic = self._topics.get(name)
+        if topic is None:
+            log = TopicLog(self, name, self._access, self._resolve)
+            topic = self._topics.setdefault(name, Topic(self, name, log))
+        return topic
 
     def entries(self, kind: EntryKind[E], id_: str) -> EntryLog[E]:
-        """The log of an id, which may have no entries: one handle per process, so that its state is cached."""
+        """Return the log of an id, which may have no entries: one handle per process, so that its state is cached."""
         prefix = kind.prefix(id_)
-        found = self._entries.get(prefix)
-        if found is None:
-            found = self._entries.setdefault(prefix, EntryLog(self._access, kind, id_))
-        return found
+        log = self._entries.get(prefix)
+        if log is None:
+            log = self._entries.setdefault(prefix, EntryLog(self._access, kind, id_))
+        return log
 
     def create_topic(
         self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None, force: bool = False
     ) -> Topic:
-        """Create a topic. `Conflict` if it exists or only case tells it from another, `BadRequest` if not valid."""
+        """Create a topic.
+
+        Args:
+            name: of letters, digits, `.`, `_` and `-`, as in Kafka.
+            partitions: how many.
+            configs: by Kafka's names: see docs/reference/configs.md.
+            force: allow a `file.delete.delay.ms` below one hour.
+
+        Raises:
+            Conflict: it exists, or only case tells it from another topic.
+            BadRequest: a name, a number or a config is not valid.
+
+        Example:
+            root = sparklog.open("/data/log", create=True)
+            root.create_topic("visits", partitions=4, configs={"cleanup.policy": "compact"})
+        """
         check_topic_name(name)
         if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
             raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions}")
@@ -121,11 +142,11 @@ class Root:
         return self.begin_topic(name, CreateIntent(self.env.new_id(), partitions, checked))
 
     def begin_topic(self, name: str, intent: Intent) -> Topic:
-        """A topic by a commit that creates it. `Conflict` if it exists or only case tells it from another."""
+        """Commit an intent that creates a topic. `Conflict` if it exists or only case tells it from another."""
         self._refuse_same_but_case(name)
         topic = self.topic_handle(name)
         topic.log.refresh()
-        created = topic.commit(intent).commit
+        created = topic.log.commit(intent).commit
         try:
             # Of two that were created at once, each sees the other here, or one of them above.
             self._refuse_same_but_case(name)
@@ -136,7 +157,7 @@ class Root:
         return topic
 
     def ensure_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None) -> Topic:
-        """The topic of this name, created if there is none; whoever creates it first decides partitions and configs."""
+        """Return the topic of this name; create it, with these partitions and configs, if there is none."""
         check_topic_name(name)
         topic = self.topic_handle(name)
         if topic.log.refresh().head.exists:
@@ -149,7 +170,7 @@ class Root:
             raise
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic; its name can be created again, which begins at offset 0 with another topic id."""
+        """Delete a topic. Its name can be created again: at offset 0, with another topic id."""
         self.topic(name).delete()
 
     def _resolve(self, topic: str, head: Head) -> Sequence[Resolved]:
@@ -172,12 +193,12 @@ class Root:
 
 
 def _taken_back(topic: Topic, created: Commit) -> bool:
-    """Delete a topic that was created a moment ago; False if somebody has committed to it since: then it stays.
+    """Delete a topic that was created a moment ago; False if another commit was made to it: then it stays.
 
-    One that was deleted meanwhile, or created again by somebody else, is left alone.
+    One that was deleted meanwhile, or created again by another process, is left alone.
     """
     try:
-        topic.commit(DeleteIntent(created.topic_id, created.version))
+        topic.log.commit(DeleteIntent(created.topic_id, created.version))
     except NotFound:
         return True
     except Conflict:
@@ -186,10 +207,24 @@ def _taken_back(topic: Topic, created: Commit) -> bool:
 
 
 def open_root(location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM) -> Root:
-    """The root at a path, URL or store. `create`: make it one if it is none yet.
+    """Open a root.
 
-    `NotFound` if there is none, `BadRequest` if the location is a file or the root needs a newer sparklog, `Corrupt` if
-    `_root.json` is damaged.
+    Args:
+        location: a path, a `file:` URL, or a store.
+        create: make an empty or new folder a root.
+        env: clock and random numbers, for tests.
+
+    Returns:
+        A `Root`: its topics.
+
+    Raises:
+        NotFound: there is no root.
+        BadRequest: the location is a file, holds something else, or needs a newer sparklog.
+        Corrupt: `_root.json` is damaged.
+
+    Example:
+        root = sparklog.open("/data/log", create=True)
+        orders = root.ensure_topic("orders", partitions=2)
     """
     if isinstance(location, (str, os.PathLike)):
         from sparklog.storage import open_store

@@ -1,13 +1,12 @@
-"""A sparklog root as readers see it: `LogView` over native topics.
+"""A root as readers see it: the `LogView` of its topics.
 
-Snapshots are taken by `refresh` (a probe per topic when nothing changed) and kept, so that bounds, sizes and plans of
-one micro-batch agree with one another: of a transaction over several topics they show all or nothing.
+Snapshots are taken by `refresh` (a probe per topic when nothing changed) and kept. So bounds, sizes and plans of one
+micro-batch agree, and show all or nothing of a transaction over several topics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from sparklog.errors import NotFound
 from sparklog.log.decisions.atomic_bounds import whole_ends
@@ -19,10 +18,10 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
+from sparklog.storage.locks import ask_each
 
 LOCAL_POLL_MS = 10
 REMOTE_POLL_MS = 250
-OPEN_AT_ONCE = 32
 
 
 class RootView(SnapshotView):
@@ -41,11 +40,7 @@ class RootView(SnapshotView):
 
     @property
     def poll_interval_ms(self) -> int:
-        return REMOTE_POLL_MS if self._is_remote else LOCAL_POLL_MS
-
-    @property
-    def _is_remote(self) -> bool:
-        return "://" in self.location and not self.location.startswith("file://")
+        return LOCAL_POLL_MS if self._root.store.parallel_reads <= 1 else REMOTE_POLL_MS
 
     def topics(self) -> list[str]:
         return sorted(self._root.topics())
@@ -55,12 +50,7 @@ class RootView(SnapshotView):
 
     def refresh(self, topics: Sequence[str]) -> None:
         names = list(dict.fromkeys(topics))
-        if len(names) > 1 and self._is_remote:
-            with ThreadPoolExecutor(min(OPEN_AT_ONCE, len(names))) as pool:
-                found = list(pool.map(self._take, names))
-        else:
-            found = [self._take(name) for name in names]
-        for name, (topic, snapshot) in zip(names, found, strict=True):
+        for name, (topic, snapshot) in zip(names, list(ask_each(self._root.store, self._take, names)), strict=True):
             self._topics[name], self._raw[name] = topic, snapshot
         self._snapshots, gone = settle(self._root.decisions, self._raw, self._again)
         self._ends = whole_ends(self._snapshots)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format import append_file
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
+from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.commit import Commit
@@ -85,7 +86,6 @@ def appended(commit: Commit | None, records: int) -> AppendOutcome:
     return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id)
 
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 FILE_BYTES = 1 << 30
 MAX_BUFFER_BYTES = 1 << 30
 """Arrow's 32-bit offsets reach 2 GiB: a buffer must stay well below."""
@@ -93,14 +93,17 @@ MAX_BUFFER_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options of a writing task. Sizes in bytes.
+    """Codec and sizes of a write, for `Topic.append` and `Transaction.append`.
 
-    `codec` holds where the topic's `compression.type` is `producer`; `level` None is the topic's `compression.*.level`
-    (zstd: 1). `batch_bytes`: uncompressed record batch. `buffer_bytes`: Arrow data held before a flush
-    (`write.buffer.bytes`). `file_bytes`: where a file ends and the next begins.
+    Args:
+        codec: counts where the topic's `compression.type` is `producer`.
+        level: of the codec; None: the topic's `compression.*.level` (zstd: 1).
+        batch_bytes: of a record batch, uncompressed.
+        buffer_bytes: Arrow data held before a flush (`write.buffer.bytes`).
+        file_bytes: where a file ends and the next begins.
     """
 
-    codec: str = "zstd"
+    codec: Codec = "zstd"
     level: int | None = None
     batch_bytes: int = 512 << 10
     buffer_bytes: int = 64 << 20

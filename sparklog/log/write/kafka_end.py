@@ -4,7 +4,7 @@ The markers are Kafka's own, so scans, sealing, compaction and Kafka's tools nee
 the epoch after the transaction's, as when Kafka's coordinator aborts one that has timed out. What that coordinator had
 decided stays decided: a transaction whose COMMIT had not reached this partition yet gets it.
 
-An append to an imported topic ends them first (`Topic.commit_append`), by ABORT: from then on Kafka's log and this
+An append to an imported topic ends them first (`TopicLog.commit_append`), by ABORT: from then on Kafka's log and this
 one differ, no broker can end them any more, and the new records would stay behind them, unseen, for good.
 """
 

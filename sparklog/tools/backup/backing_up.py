@@ -109,14 +109,14 @@ class Holds:
         topic = self.root.topic_handle(name)
         # The cut may have read further than the root has.
         head = topic.log.refresh().head
-        topic.commit(MaintainIntent(head.topic_id, holds={self.name: hold}))
+        topic.log.commit(MaintainIntent(head.topic_id, holds={self.name: hold}))
 
     def release(self) -> None:
         """Let go; where that fails they end by themselves."""
         for name in self.versions:
             try:
                 topic = self.root.topic_handle(name)
-                topic.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={self.name: None}))
+                topic.log.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={self.name: None}))
             except (SparklogError, OSError):
                 continue
 

@@ -20,7 +20,7 @@ from sparklog.tools.doctor.environment_checks import (
 from sparklog.tools.doctor.finding import FAIL, HERE, OK, WARN, Finding, Machine
 
 if TYPE_CHECKING:
-    from sparklog.datasource.location import Location
+    from sparklog.kafka.in_place.location import Location
 
 
 def examine(
@@ -50,7 +50,7 @@ def examine(
 
 def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
     """The place and the state of a root. A Kafka directory is only told to be one: nothing is written there."""
-    from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, resolve
+    from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, resolve
 
     try:
         location = resolve(root)
@@ -64,7 +64,7 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
 
 
 def _root(location: Location, machine: Machine) -> list[Finding]:
-    from sparklog.datasource.location import NOTHING, open_log
+    from sparklog.kafka.in_place.location import NOTHING, open_log
     from sparklog.log.journal.root_id import refuse_foreign
     from sparklog.storage import open_store
     from sparklog.tools.doctor.root_checks import check_disk, check_root, check_store

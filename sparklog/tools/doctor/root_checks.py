@@ -16,7 +16,8 @@ from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.state.slices import MERGE_TIER_MASK
 from sparklog.log.topic.root import Root
-from sparklog.log.topic.topic import MANY_UNSEALED, Topic
+from sparklog.log.topic.topic import Topic
+from sparklog.log.topic.topic_log import MANY_UNSEALED
 from sparklog.storage.local_writer import mount_of
 from sparklog.storage.probe import probe
 from sparklog.storage.store import Store
@@ -137,7 +138,7 @@ def _checkpoint(root: Root, topic: Topic) -> list[_Complaint]:
 
 
 def _transactions(root: Root, topic: Topic) -> list[_Complaint]:
-    head = topic.head(refresh=False)
+    head = topic.log.head(refresh=False)
     found = []
     for transaction in dict.fromkeys(item.txn.id for item in head.open):
         prepares = [item for item in head.open if item.txn.id == transaction]

@@ -1,6 +1,6 @@
 """Everything about a topic, a partition or a file at once: what the notebook shows.
 
-from sparklog.datasource.location import open_view, resolve
+from sparklog.kafka.in_place.location import open_view, resolve
 found = inspect_topic(open_view(resolve("/data/kafka-logs"), tailing=False), "orders")
 found.batches.group_by("codec").aggregate([("size", "sum")])
 """

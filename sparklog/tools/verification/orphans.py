@@ -34,12 +34,10 @@ def sorted_out(
         target.append(
             Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why or "sparklog gives no such name")
         )
-    temporary = getattr(store, "temporary_files", None)
-    if temporary is not None:
-        orphans += [
-            Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), "temporary file: being written, or left")
-            for info in temporary("")
-        ]
+    orphans += [
+        Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), "temporary file: being written, or left")
+        for info in store.temporary_files("")
+    ]
     return tuple(orphans), tuple(foreign)
 
 

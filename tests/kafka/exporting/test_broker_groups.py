@@ -63,7 +63,9 @@ def test_groups_of_kafkas_clusters(fixtures: Path, tmp_path: Path, fixture: str)
     topics = report.names
     assert kept(root) == expected
     # Committed long ago: only that a group is said to be empty since now keeps its offsets.
-    old = CommittedOffset("txn-a", root.topic("txn-a").head().topic_id, 1, 5, 0, "", SYSTEM.wall_ms() - 400 * DAY_MS)
+    old = CommittedOffset(
+        "txn-a", root.topic("txn-a").log.head().topic_id, 1, 5, 0, "", SYSTEM.wall_ms() - 400 * DAY_MS
+    )
     Groups(root).group("of-old").restore([old])
     expected["of-old", "txn-a", 1] = (5, 0, "")
     try:
@@ -71,7 +73,9 @@ def test_groups_of_kafkas_clusters(fixtures: Path, tmp_path: Path, fixture: str)
     except Missing as missing:
         pytest.skip(str(missing))
     with broker:
-        ids = {name: broker.create(name, root.topic(name).head().partitions, {"retention.ms": "-1"}) for name in topics}
+        ids = {
+            name: broker.create(name, root.topic(name).log.head().partitions, {"retention.ms": "-1"}) for name in topics
+        }
         ids[OFFSETS_TOPIC] = broker.create(OFFSETS_TOPIC, 50, {name: str(v) for name, v in OFFSETS_CONFIGS.items()})
     exported = export_topics(root, tmp_path / "out", topics, ExportOptions(topic_id=ids, groups="all"))
     for name in ids:

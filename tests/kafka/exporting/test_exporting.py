@@ -35,7 +35,7 @@ from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from tests.compaction.test_kafka_tools import PEERS, fill, parsed, some_rows
 from tests.fixture_data import ExpectedRecord
 from tests.format.old_messages import message
@@ -111,7 +111,7 @@ def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, 
     view = KafkaView(tmp_path / "out")
     total = 0
     for exported, topic in zip(found, topics.values(), strict=True):
-        head = topic.head()
+        head = topic.log.head()
         assert (exported.topic, exported.topic_id) == (topic.name, view.topic_id(topic.name))
         assert exported.topic_id == head.topic_id
         for part in exported.partitions:
@@ -139,7 +139,7 @@ def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, 
             )
             total += len(expected)
     assert total > 5000
-    assert topics["aborts"].head().log_end[0] > topics["aborts"].head().last_stable()[0]
+    assert topics["aborts"].log.head().log_end[0] > topics["aborts"].log.head().last_stable()[0]
     assert kafka_tools.complaints(logs_in(tmp_path / "out"), emptied=True) == []
 
 
@@ -147,7 +147,7 @@ def test_checkpoints_of_topics_in_all_states(place: CountedRoot, tmp_path: Path)
     topics = many_states(place)
     out = tmp_path / "out"
     export_topics(place.root, out, list(topics), ExportOptions(durable=False))
-    heads = {name: topic.head() for name, topic in topics.items()}
+    heads = {name: topic.log.head() for name, topic in topics.items()}
     ends = {(n, p): int(head.last_stable()[p]) for n, head in heads.items() for p in range(head.partitions)}
     assert parse_offsets((out / HIGH_WATERMARKS_FILE).read_bytes()) == ends
     cleaned = parse_offsets((out / CLEANER_OFFSETS_FILE).read_bytes())
@@ -182,7 +182,7 @@ def test_offset_ranges(place: CountedRoot, tmp_path: Path, kind: str, kafka_tool
     if kind == "sealed":
         compacted(topic, place.world.now_ms, seal_only=True, roll=True)
     everything = scanned(topic)
-    first = int(topic.head().log_end[0])
+    first = int(topic.log.head().log_end[0])
     chance = random.Random(7)
     for number in range(8):
         start, end = sorted(chance.randrange(first + 1) for _ in range(2))
@@ -222,7 +222,7 @@ def test_older_versions_and_times(place: CountedRoot, tmp_path: Path) -> None:
     for number in range(6):
         place.world.now_ms += 1000
         fill(topic, [number])
-        seen[topic.head().version] = (place.world.now_ms, scanned(topic))
+        seen[topic.log.head().version] = (place.world.now_ms, scanned(topic))
     compacted(topic, place.world.now_ms, roll=True)
     for version, (time_ms, expected) in seen.items():
         for options in ({"version": version}, {"time_ms": time_ms}, {"time_ms": time_ms + 999}):
@@ -269,7 +269,7 @@ def test_linked_segments_are_one_file_and_never_the_active_one(place: CountedRoo
     *closed, active = sorted((tmp_path / "linked" / "t-0").glob("*.log"))
     assert {log.stat().st_nlink for log in closed} == {2}
     assert (active.stat().st_nlink, active.stat().st_size) == (1, 0)
-    assert int(active.stem) == topic.head().log_end[0]
+    assert int(active.stem) == topic.log.head().log_end[0]
     others = [path for path in (tmp_path / "linked" / "t-0").iterdir() if path.suffix != ".log"]
     assert {path.stat().st_nlink for path in others} == {1}
     for log in closed:
@@ -550,7 +550,7 @@ def test_from_and_to_a_time(place: CountedRoot, tmp_path: Path) -> None:
     (late,) = export_topics(
         place.root, tmp_path / "late", ["orders"], ExportOptions(start_ms=START_MS + 10**6, durable=False)
     )
-    assert [part.log_start for part in late.partitions] == topic.head().log_end.tolist()
+    assert [part.log_start for part in late.partitions] == topic.log.head().log_end.tolist()
     (only,) = export_topics(
         place.root, tmp_path / "only", ["orders"], ExportOptions(partitions=[1], end_ms=0, durable=False)
     )

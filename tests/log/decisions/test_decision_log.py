@@ -15,10 +15,10 @@ from sparklog.log.journal import entry_log, journal
 from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import checkpoint_key, commit_key
-from sparklog.storage.counting import CountingStore
-from sparklog.storage.faulty import Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from tests.support.world import HOUR_MS, World
 
 A = Prepared("a", "id-a", 1, "c1")

@@ -195,7 +195,7 @@ def test_parts_travel_to_other_processes(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path)
     topic = place.topic(2)
     topic.append(random_rows(100))
-    end = int(topic.head().log_end[0])
+    end = int(topic.log.head().log_end[0])
     part = replace(part_of(topic, 0, 3, end), store=place.inner)
     again = pickle.loads(pickle.dumps(part))
     assert again.range == part.range
@@ -313,7 +313,7 @@ def moved(place: CountedRoot, topic: Topic) -> None:
     from sparklog.log.journal.names import append_path
     from tests.log.rewriting import rewrite
 
-    rewrite(place, topic, append_path(topic.head().version, place.world.env().new_id()))
+    rewrite(place, topic, append_path(topic.log.head().version, place.world.env().new_id()))
 
 
 def test_a_file_that_was_rewritten_is_found_where_it_lies_now(place: CountedRoot) -> None:
@@ -459,7 +459,7 @@ def test_the_view_answers_from_its_snapshot(memory: CountedRoot) -> None:
     assert 0.4 * stored < sum(each.nbytes for each in view.stored(half)) < 0.6 * stored
     assert view.topics() == ["t"]
     assert view.poll_interval_ms == 10
-    assert view.topic_id("t") == topic.head().topic_id
+    assert view.topic_id("t") == topic.log.head().topic_id
     assert [part.range for part in view.plan([*ranges, OffsetRange("t", 0, 5, 5)], READ_COMMITTED)] == ranges
 
 
@@ -488,14 +488,14 @@ def test_a_topic_created_again_shows_in_its_id(memory: CountedRoot) -> None:
 
 def test_files_of_two_tasks_in_one_commit(memory: CountedRoot) -> None:
     topic = memory.topic(2)
-    target = topic.append_target()
+    target = topic.log.append_target()
     files = []
     for task in range(2):
         writer = AppendWriter(target, small(buffer_bytes=1500), memory.world.env(), seed=task)
         for batch in random_rows(100, first=task * 100).to_batches(max_chunksize=10):
             writer.write(batch)
         files += writer.finish()
-    topic.commit_append(files, target)
+    topic.log.commit_append(files, target)
     read = topic.scan().to_table()
     assert sorted(v for values in by_partition(read).values() for v in values) == sorted(
         random_rows(100)["value"].to_pylist() + random_rows(100, first=100)["value"].to_pylist()

@@ -11,7 +11,7 @@ from sparklog.log.state.intents import MaintainIntent
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.storage.faulty import Decide
+from sparklog.testing.faulty_store import Decide
 from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import TOPIC, Run, process
 
@@ -32,7 +32,7 @@ def merger(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                     if plan is not None:
                         run.world.store.create(f"{TOPIC}/{plan.files[0].path}", b"merged")
                         actor.sleep(actor.random.random())
-                        outcome = topic.commit(plan)
+                        outcome = topic.log.commit(plan)
                         run.count("merged" if outcome.commit is not None else "merge dropped")
                 except (Unavailable, Conflict, NotFound, Corrupt) as error:
                     actor.note(f"merger: {error.code} {error}")
@@ -92,9 +92,9 @@ def vacuum(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
             actor.sleep(actor.random.random() * 3)
             try:
                 topic = run.root(actor, decide).topic(TOPIC)
-                head = topic.head()
-                topic.commit(MaintainIntent(head.topic_id, floor=max(0, head.version - actor.random.randint(0, 2))))
-                floor = topic.head().floor
+                head = topic.log.head()
+                topic.log.commit(MaintainIntent(head.topic_id, floor=max(0, head.version - actor.random.randint(0, 2))))
+                floor = topic.log.head().floor
             except (Unavailable, Conflict, NotFound, Corrupt) as error:
                 actor.note(f"vacuum: {error.code} {error}")
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from unittest import mock
 
 from sparklog.log.state import commit_log
-from sparklog.storage.faulty import Decide, Seeded
+from sparklog.testing.faulty_store import Decide, Seeded
 from tests.log.simulation.maintenance import collector, merger, vacuum
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld

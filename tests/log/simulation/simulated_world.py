@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 
 from sparklog.errors import SparklogError
 from sparklog.log.journal.env import Env
-from sparklog.storage.faulty import Crash, Decide, FaultyStore
 from sparklog.storage.memory import MemoryStore
-from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
+from sparklog.storage.store import ObjectInfo, ObjectWriter
+from sparklog.testing.faulty_store import Crash, Decide, FaultyStore
+from sparklog.testing.wrapper_store import WrapperStore
 from tests.support.world import START_MS, World
 
 
@@ -188,18 +189,14 @@ class Actor:
             self.world._ended(self)
 
 
-class _BatonStore:
+class _BatonStore(WrapperStore):
     """The shared store as one actor sees it: every request lets the others go first."""
 
     needs_probe = False
 
     def __init__(self, actor: Actor) -> None:
+        super().__init__(actor.world.store)
         self._actor = actor
-        self._inner: Store = actor.world.store
-
-    @property
-    def location(self) -> str:
-        return self._inner.location
 
     def _turn(self) -> None:
         if self._actor.world.landing:
@@ -210,38 +207,36 @@ class _BatonStore:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         self._turn()
-        return self._inner.get(key, start, length)
+        return self.inner.get(key, start, length)
 
     def create(self, key: str, data: bytes) -> bool:
         self._turn()
-        created = self._inner.create(key, data)
+        created = self.inner.create(key, data)
         self._actor.note(f"create {key}: {created}")
         return created
 
     def writer(self, key: str) -> ObjectWriter:
         self._turn()
-        return self._inner.writer(key)
+        return self.inner.writer(key)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         self._turn()
-        return self._inner.list(prefix, after)
+        return self.inner.list(prefix, after)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         self._turn()
-        return self._inner.list_folders(prefix)
+        return self.inner.list_folders(prefix)
 
     def stat(self, key: str) -> ObjectInfo | None:
         self._turn()
-        return self._inner.stat(key)
+        return self.inner.stat(key)
 
     def delete(self, key: str) -> None:
         self._turn()
         self._actor.note(f"delete {key}")
-        self._inner.delete(key)
+        self.inner.delete(key)
 
-    def now_ms(self) -> int:
-        # No hand-over: reading the store's clock changes nothing that another actor could see.
-        return self._inner.now_ms()
+    # No hand-over in `now_ms`: reading the store's clock changes nothing that another actor could see.
 
 
 def attempt(actor: Actor, what: str, action: Callable[[], object]) -> SparklogError | None:

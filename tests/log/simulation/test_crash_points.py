@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import Conflict
 from sparklog.log.state import commit_log
 from sparklog.log.state.registry import WriterKey
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind
 from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 
 pytestmark = pytest.mark.sweep

@@ -73,7 +73,7 @@ class TestEdits:
         return world
 
     def run(self, process: HookedProcess, intent: RewriteIntent) -> Outcome:
-        return process.root.topic_handle("t").commit(intent)
+        return process.root.topic_handle("t").log.commit(intent)
 
     def test_two_rewrites_of_a_shared_file_in_different_partitions_stand(self, world: WatchedWorld) -> None:
         first, second = world.process(), world.process()
@@ -209,7 +209,7 @@ class TestTransactions:
     def prepare(self, process: HookedProcess, n: int, records: Mapping[int, int]) -> int:
         target = process.target()
         file = process.upload(target, records)
-        return process.topic().commit_append([file], target, txn=Txn("tx", n)).version
+        return process.topic().log.commit_append([file], target, txn=Txn("tx", n)).version
 
     def statuses(self, world: WatchedWorld) -> list[int]:
         rows = world.process().topic().snapshot().slices.all()
@@ -219,17 +219,17 @@ class TestTransactions:
         world = WatchedWorld()
         owner, helper = world.process(), world.process()
         first = self.prepare(owner, 1, {0: 2})
-        marker = MaintainIntent(owner.topic().head().topic_id, resolved=(Resolved("tx", 1, (first,)),))
+        marker = MaintainIntent(owner.topic().log.head().topic_id, resolved=(Resolved("tx", 1, (first,)),))
         late = helper.topic()
 
         def owner_goes_on() -> None:
-            owner.topic().commit(marker)
+            owner.topic().log.commit(marker)
             self.prepare(owner, 2, {0: 3})
 
         helper.at("create:commit", owner_goes_on)
-        assert late.commit(marker).commit is None, "what it wanted to say has been said"
+        assert late.log.commit(marker).commit is None, "what it wanted to say has been said"
         assert self.statuses(world) == [COMMITTED, OPEN]
-        head = world.process().topic().head()
+        head = world.process().topic().log.head()
         assert (head.log_end[0], head.last_stable()[0]) == (5, 2)
 
     def test_a_zombie_slice_does_not_join_a_committed_transaction(self) -> None:
@@ -239,7 +239,7 @@ class TestTransactions:
         self.prepare(zombie, 1, {0: 2})
         maintain(world.process().topic(), resolved=(Resolved("tx", 1, (named,)),))
         assert self.statuses(world) == [COMMITTED, ABORTED]
-        assert world.process().topic().head().last_stable().tolist() == [4, 0]
+        assert world.process().topic().log.head().last_stable().tolist() == [4, 0]
 
     def test_the_last_stable_offset_stops_at_the_first_open_slice(self) -> None:
         world = WatchedWorld()
@@ -247,11 +247,11 @@ class TestTransactions:
         writer.append({0: 1, 1: 1})
         version = self.prepare(writer, 1, {0: 2})
         writer.append({0: 1, 1: 1})
-        assert world.process().topic().head().last_stable().tolist() == [1, 2]
+        assert world.process().topic().log.head().last_stable().tolist() == [1, 2]
         world.commits(6)
-        assert world.process().topic().head().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
+        assert world.process().topic().log.head().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
         maintain(world.process().topic(), resolved=(Resolved("tx", 1, ()),))
-        assert world.process().topic().head().last_stable().tolist() == [10, 2]
+        assert world.process().topic().log.head().last_stable().tolist() == [10, 2]
         rows = world.process().topic().snapshot().slices.all()
         assert rows.status[rows.prepare_version == version].tolist() == [ABORTED]
 
@@ -261,7 +261,7 @@ class TestTransactions:
         self.prepare(writer, 1, {0: 2})
         writer.append({0: 1})
         writer.topic().delete_records({0: 2})
-        head = world.process().topic().head()
+        head = world.process().topic().log.head()
         assert head.open == ()
         assert head.last_stable().tolist() == [3, 0]
 
@@ -273,7 +273,7 @@ class TestTransactions:
         writer.append({0: 1})
         plan = merge(writer.topic().snapshot(), writer, {0: (0, 4)})
         with pytest.raises(BadRequest, match="above the last stable offset"):
-            writer.topic().commit(plan)
+            writer.topic().log.commit(plan)
         assert world.log.state.version == 3
 
 

@@ -26,8 +26,8 @@ from sparklog.log.journal.names import commit_key, groups_prefix, transactions_p
 from sparklog.log.journal.numbered_objects import Answer, NumberedObjects
 from sparklog.log.journal.root_id import read_root_id
 from sparklog.log.topic.root import Root, open_root
-from sparklog.storage.faulty import Decide, FaultKind, Seeded
 from sparklog.storage.memory import MemoryStore, Snapshot
+from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import upload
@@ -78,8 +78,8 @@ def appending(root: Root, actor: Actor) -> Write:
     topic = root.topic("t")
 
     def write() -> tuple[str, int, str]:
-        target = topic.append_target()
-        outcome = topic.commit_append(upload(topic.store, actor, target, 2), target)
+        target = topic.log.append_target()
+        outcome = topic.log.commit_append(upload(topic.store, actor, target, 2), target)
         return "t", outcome.version, outcome.commit_id
 
     return write

@@ -6,7 +6,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.state.registry import WriterKey
-from sparklog.storage.faulty import Crash, FaultKind
+from sparklog.testing.faulty_store import Crash, FaultKind
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.watched_world import WatchedWorld
 from tests.support.maintaining import maintain
@@ -129,7 +129,7 @@ class TestUploadFloor:
         admin = world.process()
         admin.root.delete_topic("t")
         admin.root.create_topic("t")
-        assert admin.topic().head().floor == 3
+        assert admin.topic().log.head().floor == 3
         assert world.log.state.floor == 3
 
     def test_a_hold_below_the_floor_is_refused(self) -> None:
@@ -142,7 +142,7 @@ class TestUploadFloor:
         with pytest.raises(Conflict, match="below the upload floor"):
             maintain(topic, holds={"clone": Hold(2)})
         maintain(topic, holds={"clone": Hold(3)})
-        assert topic.head().holds == {"clone": Hold(3)}
+        assert topic.log.head().holds == {"clone": Hold(3)}
 
 
 class TestRegistry:
@@ -207,10 +207,10 @@ class TestRegistry:
         driver.append({0: 1}, driver.target(), WriterKey("idle", 0))
         driver.append({0: 1}, driver.target(), WriterKey("q", 0))
         topic = keeper.topic()
-        idle = {name: entry.version for name, entry in topic.head().registry.items()}
+        idle = {name: entry.version for name, entry in topic.log.head().registry.items()}
         keeper.at("create:commit", lambda: driver.append({0: 1}, driver.target(), WriterKey("q", 1)))
         maintain(topic, expired=idle)
-        assert set(world.process().topic().head().registry) == {"q"}
+        assert set(world.process().topic().log.head().registry) == {"q"}
         assert driver.append({0: 1}, driver.target(), WriterKey("q", 1)).skipped
         assert world.log.state.log_end == (3, 0)
 
@@ -309,10 +309,10 @@ def test_sixteen_writers_do_not_starve() -> None:
         store = actor.store()
         topic = open_root(store, create=True, env=actor.env).ensure_topic("t", partitions=2)
         for _ in range(commits):
-            target = topic.append_target()
+            target = topic.log.append_target()
             files = upload(store, actor, target, 2)
             before = store.calls["create:commit"]
-            topic.commit_append(files, target)
+            topic.log.commit_append(files, target)
             most_tries.append(store.calls["create:commit"] - before)
 
     for number in range(16):
@@ -405,7 +405,7 @@ class TestCreating:
                 with pytest.raises(Conflict, match="already exists, with 3 partitions"):
                     second.root.create_topic("n", partitions=5)
             else:
-                assert second.root.ensure_topic("n", partitions=5).head().partitions == 3
+                assert second.root.ensure_topic("n", partitions=5).log.head().partitions == 3
             assert len(world.model.topic("n").state.log_end) == 3
 
     def test_a_name_created_again_is_another_topic(self) -> None:
@@ -417,10 +417,10 @@ class TestCreating:
         with pytest.raises(NotFound, match="deleted"):
             writer.commit([file], target)
         admin.root.create_topic("t", partitions=2)
-        assert writer.topic().head().topic_id != target.topic_id
+        assert writer.topic().log.head().topic_id != target.topic_id
         with pytest.raises(Conflict, match="deleted and created again"):
             writer.commit([file], target)
-        assert admin.topic().head().version == 2
+        assert admin.topic().log.head().version == 2
         assert admin.append({0: 1}).base == {0: 0}
 
     def test_a_topic_created_again_during_the_commit(self) -> None:

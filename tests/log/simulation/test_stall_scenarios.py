@@ -6,7 +6,7 @@ import pytest
 
 from sparklog.errors import Unavailable
 from sparklog.log.state.registry import WriterKey
-from sparklog.storage.faulty import FaultKind
+from sparklog.testing.faulty_store import FaultKind
 from tests.log.simulation.watched_world import WatchedWorld
 from tests.support.world import DAY_MS, HOUR_MS
 
@@ -177,7 +177,7 @@ class TestStalls:
         sleeper.at("create:commit", away)
         sleeper.append({1: 5}, target)
         assert world.log.zombies
-        head = topic.head()
+        head = topic.log.head()
         assert head.version == 11
         assert tuple(head.log_end.tolist()) == world.log.state.log_end
 
@@ -192,17 +192,17 @@ class TestStalls:
             world.collect(5)
 
         reader.at("get:commit", away)
-        assert topic.head().version == 10
+        assert topic.log.head().version == 10
 
     def test_a_log_that_seems_to_go_back_is_not_believed(self) -> None:
         world = WatchedWorld()
         world.commits(2)
         reader = world.process()
         topic = reader.topic()
-        assert topic.head().version == 2
+        assert topic.log.head().version == 2
         world.pass_ms(2 * HOUR_MS)
         reader.hidden = lambda key: key.endswith("2.json")
         with pytest.raises(Unavailable, match="newer ones were seen before"):
-            topic.head()
+            topic.log.head()
         reader.hidden = lambda key: False
-        assert topic.head().version == 2
+        assert topic.log.head().version == 2

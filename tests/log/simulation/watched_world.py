@@ -16,7 +16,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from tests.log.simulation.model import Model, TopicModel, WatchedStore
 from tests.support.world import START_MS, World
 
@@ -87,7 +87,7 @@ class HookedProcess:
         self.world.now_ms += round(seconds * 1000)
 
     def target(self) -> AppendTarget:
-        return self.topic().append_target()
+        return self.topic().log.append_target()
 
     def append(
         self,
@@ -123,7 +123,7 @@ class HookedProcess:
         self, files: Sequence[FileSlices], target: AppendTarget, writer: WriterKey | None = None
     ) -> AppendOutcome:
         """As a process that has its topic open: no request but those of the commit itself."""
-        return self.root.topic_handle(target.topic).commit_append(files, target, writer=writer)
+        return self.root.topic_handle(target.topic).log.commit_append(files, target, writer=writer)
 
 
 class WatchedWorld(World):

@@ -14,8 +14,8 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
-from sparklog.storage.faulty import Call, Crash, Decide, Fault, FaultKind
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind
 from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 
@@ -173,9 +173,9 @@ def plain_appender(run: Run, decide: Decide, appends: int, pace_s: float = 0.0) 
                         topic, target = run.root(actor, decide).ensure_topic(TOPIC, partitions=3), None
                     # A long job appends with what it read at its start.
                     if target is None or actor.random.random() < 0.5:
-                        target = topic.append_target()
+                        target = topic.log.append_target()
                     files = upload(topic.store, actor, target, actor.random.randint(1, 4))
-                    outcome = topic.commit_append(files, target)
+                    outcome = topic.log.commit_append(files, target)
                     run.acknowledge(target, files, outcome)
                     run.count("acked")
                     actor.sleep(actor.random.random() * pace_s)
@@ -206,10 +206,10 @@ def stream_driver(run: Run, decide: Decide, query: str, batches: int, pace_s: fl
                 batch = run.progress.get(query, -1) + 1
                 try:
                     topic = topic or run.root(actor, decide).ensure_topic(TOPIC, partitions=2)
-                    target = topic.append_target()
+                    target = topic.log.append_target()
                     files = upload(topic.store, actor, target, batch_records(query, batch))
                     key = WriterKey(query, batch, run_id)
-                    outcome = topic.commit_append(files, target, writer=key)
+                    outcome = topic.log.commit_append(files, target, writer=key)
                     run.acknowledge(target, files, outcome)
                     present = run.topic.batch_versions.get((target.topic_id, query, batch))
                     expect(
@@ -274,7 +274,7 @@ def administrator(run: Run, decide: Decide, steps: int, *, destructive: bool) ->
                     run.count("re-created")
         else:
             topic = root.topic(TOPIC)
-            head = topic.head()
+            head = topic.log.head()
             if what == "configs":
                 name = actor.random.choice(["retention.ms", "segment.bytes"])
                 topic.alter(configs={name: str(actor.random.randint(10**6, 10**8))})

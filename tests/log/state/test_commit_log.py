@@ -18,10 +18,10 @@ from sparklog.log.state.invariants import check_state
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.root import open_root
 from sparklog.log.write.append_writer import AppendOutcome
-from sparklog.storage.counting import CountingStore
-from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.storage.local import LocalStore
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script
 from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
 from tests.log.topics import append, file_of
 from tests.support.maintaining import maintain
@@ -96,11 +96,11 @@ def test_a_skipped_replay_by_a_new_run_is_one_commit_without_slices() -> None:
     _, store, _, topic = setup()
     publish(topic, 3, WriterKey("q", 1, "old"))
     outcome = publish(topic, 3, WriterKey("q", 1, "new"))
-    assert (outcome.skipped, outcome.records, topic.head().version) == (True, 0, 2)
+    assert (outcome.skipped, outcome.records, topic.log.head().version) == (True, 0, 2)
     data = store.get(commit_key("t", 2))
     assert decode_commit(data, "k", 2).op == TAKEOVER
     assert publish(topic, 3, WriterKey("q", 1, "new")).skipped
-    assert topic.head().version == 2
+    assert topic.log.head().version == 2
 
 
 # -- lost answers
@@ -123,7 +123,7 @@ def test_a_create_with_an_unclear_answer_lands_once(kind: FaultKind, keyed: bool
     assert (outcome.version, outcome.skipped) == (1, False)
     topic.store.land()  # type: ignore[attr-defined]
     assert topic_records(world, store) == 3
-    assert other(world, store).head().version == 1
+    assert other(world, store).log.head().version == 1
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -288,7 +288,7 @@ def test_a_stall_after_which_the_commit_is_gone() -> None:
             publish(rival)
             publish(rival)
             rival.log.write_checkpoint()
-            collect(store, rival.head().version)
+            collect(store, rival.log.head().version)
             world.now_ms += 8 * 24 * HOUR_MS
 
         hooked.after = stall
@@ -343,13 +343,13 @@ def test_a_reader_that_slept_opens_afresh() -> None:
     """Its next number was collected: probing it would look idle for ever."""
     world, store, _, topic = setup()
     reader = other(world, store)
-    assert reader.head().version == 0
+    assert reader.log.head().version == 0
     for _ in range(3):
         publish(topic)
     topic.log.write_checkpoint()
     collect(store, 3)
     world.boot_ahead_ms += HOUR_MS + 1
-    assert reader.head().version == 3
+    assert reader.log.head().version == 3
     assert reader.snapshot().slices.all().base.tolist() == [0, 3, 6]
 
 
@@ -357,7 +357,7 @@ def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
     world, store, _, topic = setup()
     reader = other(world, store)
     zombie = other(world, store)
-    target = zombie.append_target()
+    target = zombie.log.append_target()
     for _ in range(3):
         publish(topic)
     topic.log.write_checkpoint()
@@ -366,13 +366,13 @@ def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
         replace(
             decode_commit(store.get(commit_key("t", 3)), "k", 3),
             version=1,
-            prev_crc=reader.head(refresh=False).crc,
+            prev_crc=reader.log.head(refresh=False).crc,
             files=(file_of([(0, 50)], read_version=target.read_version).based((0,)),),
         )
     )
     store.create(commit_key("t", 1), draft_of_zombie)
     world.now_ms += 8 * 24 * HOUR_MS
-    assert reader.head().log_end.tolist() == [9, 0]
+    assert reader.log.head().log_end.tolist() == [9, 0]
 
 
 # -- clocks
@@ -411,7 +411,7 @@ def test_commit_time_goes_on_when_a_clock_is_behind() -> None:
     slow = replace(world.env(), wall_ms=lambda: world.now_ms - 10 * HOUR_MS)
     late = world.root(store, slow).topic("t")
     publish(late)
-    assert late.head().time_ms == topic.head().time_ms == world.now_ms
+    assert late.log.head().time_ms == topic.log.head().time_ms == world.now_ms
 
 
 # -- transactions and other intents
@@ -422,7 +422,7 @@ def test_every_commit_records_decisions() -> None:
     root = world.root(store)
     topic = root.topic("t")
     publish(topic, 3, txn=Txn("t", 1))
-    assert topic.head().last_stable().tolist() == [0, 0]
+    assert topic.log.head().last_stable().tolist() == [0, 0]
     asked: list[int] = []
 
     def resolver(topic: str, head: object) -> Sequence[Resolved]:
@@ -432,7 +432,7 @@ def test_every_commit_records_decisions() -> None:
     root.resolver = resolver
     publish(topic, 2, name="y")
     publish(topic, 2, name="z")
-    assert topic.head().last_stable().tolist() == [7, 0]
+    assert topic.log.head().last_stable().tolist() == [7, 0]
     assert asked == [1]
 
 
@@ -472,11 +472,11 @@ def test_an_append_to_a_topic_deleted_meanwhile() -> None:
 
     root.create_topic("t")
     late = world.root(hooked).topic("t")
-    target = late.append_target()
+    target = late.log.append_target()
     root.delete_topic("t")
     root.create_topic("t")
     with pytest.raises(Conflict, match="deleted and created again"):
-        late.commit_append([file_of([(0, 1)])], target)
+        late.log.commit_append([file_of([(0, 1)])], target)
 
 
 def test_a_refusal_is_never_based_on_an_old_state() -> None:
@@ -485,9 +485,9 @@ def test_a_refusal_is_never_based_on_an_old_state() -> None:
     topic.alter(configs={"cleanup.policy": "compact"})
     late = other(world, store)
     topic.alter(configs={"cleanup.policy": None})
-    target = late.append_target(refresh=False)
+    target = late.log.append_target(refresh=False)
     assert target.configs.is_compacted
-    late.commit_append([file_of([(0, 3)], read_version=1, flags=1)], target)
+    late.log.commit_append([file_of([(0, 3)], read_version=1, flags=1)], target)
     assert topic_records(world, store) == 3
 
 
@@ -497,20 +497,20 @@ def test_threads_that_share_a_topic(tmp_path: Path) -> None:
     def work(number: int) -> list[int]:
         versions = []
         for turn in range(15):
-            target = topic.append_target()
+            target = topic.log.append_target()
             file = file_of([(0, 2), (1, 1)], read_version=target.read_version, name=f"w{number}-{turn}")
-            versions.append(topic.commit_append([file], target).version)
+            versions.append(topic.log.commit_append([file], target).version)
             assert len(topic.snapshot().slices.all()) % 2 == 0
         return versions
 
     with ThreadPoolExecutor(6) as pool:
         versions = sorted(version for found in pool.map(work, range(6)) for version in found)
     assert versions == list(range(1, 91))
-    head = topic.head()
+    head = topic.log.head()
     assert head.log_end.tolist() == [180, 90]
     check_state(head, topic.snapshot().slices)
     again = open_root(LocalStore(tmp_path, durable=False)).topic("t")
-    assert again.head() == head
+    assert again.log.head() == head
     assert again.snapshot().slices.select(0).base.tolist() == list(range(0, 180, 2))
 
 
@@ -518,7 +518,7 @@ def test_what_no_reader_would_take_is_not_written() -> None:
     topic = open_root(MemoryStore(SYSTEM.wall_ms), create=True).create_topic("orders")
     with pytest.raises(Corrupt, match="expiresMs"):
         maintain(topic, holds={"clone": Hold(0, -5)})
-    assert topic.head().version == 0
+    assert topic.log.head().version == 0
     assert [info.key for info in topic.store.list("orders/_log/")] == [commit_key("orders", 0)]
 
 
@@ -527,4 +527,4 @@ def test_crcs_of_the_chain() -> None:
     publish(topic)
     first, second = store.get(commit_key("t", 0)), store.get(commit_key("t", 1))
     assert decode_commit(second, "k", 1).prev_crc == documents.crc32c.crc32c(first)
-    assert topic.head().crc == documents.crc32c.crc32c(second)
+    assert topic.log.head().crc == documents.crc32c.crc32c(second)

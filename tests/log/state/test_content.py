@@ -37,7 +37,7 @@ def content(topic: Topic, *tasks: Sequence[Row], first_ms: int = 1_700_000_000_0
     """Content of the files that tasks wrote."""
     files = []
     for number, rows in enumerate(tasks):
-        writer = AppendWriter(topic.append_target(), WriteOptions(buffer_bytes=buffer), topic.root.env, seed=number)
+        writer = AppendWriter(topic.log.append_target(), WriteOptions(buffer_bytes=buffer), topic.root.env, seed=number)
         for batch in table(rows, first_ms).to_batches():
             writer.write(batch)
         files += writer.finish()
@@ -104,4 +104,4 @@ def test_a_replay_with_as_many_other_records_is_refused(topic: Topic) -> None:
     with pytest.raises(Conflict, match=r"^replay mismatch: .* 2 records, 3 bytes, .* with 2, 2 bytes \(version 1\)"):
         topic.append(table([first, {**second, "value": b"33"}]), writer=replace(key, run="r2"))
     assert topic.append(table([first, first]), writer=replace(key, run="r2", replay_mismatch="accept")).skipped
-    assert topic.head().log_end.tolist() == [1, 1]
+    assert topic.log.head().log_end.tolist() == [1, 1]

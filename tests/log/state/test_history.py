@@ -10,8 +10,8 @@ from sparklog.log.state import commit_log
 from sparklog.log.state.history import History
 from sparklog.log.state.intents import LogStartIntent
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from tests.log.protocol import setup
 from tests.log.topics import append
 from tests.support.world import World
@@ -28,7 +28,7 @@ def story() -> tuple[World, MemoryStore, Topic, list[tuple[object, ...]]]:
     seen = [state(topic)]
     for number in range(1, 14):
         if number == 6:
-            topic.commit(LogStartIntent(topic.head().topic_id, {0: 4}))
+            topic.log.commit(LogStartIntent(topic.log.head().topic_id, {0: 4}))
         else:
             append(topic, (0, number), (1, 1))
         world.now_ms += 1000

@@ -11,10 +11,10 @@ import pytest
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key
 from sparklog.log.state.commit import decode_commit, encode_commit
-from sparklog.storage.counting import CountingStore
-from sparklog.storage.faulty import Crash, Fault, FaultKind
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.faulty_store import Crash, Fault, FaultKind
 from tests.log.protocol import collect, faulty, other, publish, setup, topic_records
 from tests.log.topics import file_of
 
@@ -34,10 +34,10 @@ def test_a_checkpoint_every_128_commits() -> None:
 
 def test_a_checkpoint_after_a_mebibyte_of_commits() -> None:
     _, store, _, topic = setup()
-    target = topic.append_target()
+    target = topic.log.append_target()
     for number in range(3):
         many = file_of([(0, 1)] * 12_000, name=f"n{number}")
-        topic.commit_append([many], target)
+        topic.log.commit_append([many], target)
     assert [name for name in checkpoints(store) if name.endswith(".json")] == [f"{3:020d}.json"]
 
 
@@ -52,7 +52,7 @@ def test_opening_costs_a_listing_a_checkpoint_and_the_tail() -> None:
     # The head of the checkpoint at 127, commits 128 to 135, and 136 that is missing.
     assert counting.counts == {"list": 1, "get": 10}
     counting.reset()
-    assert opened.head() == topic.head()
+    assert opened.log.head() == topic.log.head()
     assert counting.counts == {"get": 1}
     counting.reset()
     snapshot = opened.snapshot()
@@ -69,17 +69,17 @@ def test_a_store_with_round_trips_is_asked_for_16_numbers_at_once() -> None:
     root = world.root(counting)
     counting.reset()
     opened = root.topic("t")
-    assert opened.head(refresh=False) == topic.head()
+    assert opened.log.head(refresh=False) == topic.log.head()
     # Asked at once, some of the last 16 are not begun any more when the first missing one is known.
     assert counting.counts["list"] == 1
     assert 42 <= counting.counts["get"] <= 48
     for _ in range(20):
         publish(topic, 1)
     counting.reset()
-    assert opened.head().version == 60
+    assert opened.log.head().version == 60
     assert 21 <= counting.counts["get"] <= 33
     counting.reset()
-    assert opened.head().version == 60
+    assert opened.log.head().version == 60
     assert counting.counts == {"get": 1}
 
 
@@ -93,7 +93,7 @@ def test_a_commit_in_steady_state_costs_one_create_and_two_looks() -> None:
     # Is the root the one that was opened, and the commit before still there?
     assert counting.by_kind == {("get", "root"): 1, ("create", "commit"): 1, ("get", "commit"): 1}
     counting.reset()
-    topic.append_target()
+    topic.log.append_target()
     assert counting.counts == {"get": 1}
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_costs_the_one_before(what: str, caplog: pytest.Log
     world, store, _, topic = setup()
     for _ in range(260):
         publish(topic, 1)
-    expected = topic.head()
+    expected = topic.log.head()
     name = next(
         n for n in checkpoints(store) if n.startswith(f"{255:020d}") and n.endswith("json" if "head" in what else "w")
     )
@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_costs_the_one_before(what: str, caplog: pytest.Log
         if what == "table gone":
             store.delete(checkpoint_key("t", 255))
         opened = other(world, store)
-        assert opened.head() == expected
+        assert opened.log.head() == expected
         assert opened.snapshot().slices.all().base.tolist() == list(range(260))
     assert ("checkpoint" in caplog.text) == ("gone" not in what)
 
@@ -127,7 +127,7 @@ def test_without_a_readable_checkpoint_and_without_commits_the_topic_is_corrupt(
     for _ in range(130):
         publish(topic, 1)
     collect(store, 128)
-    assert other(world, store).head().version == 130
+    assert other(world, store).log.head().version == 130
     key = checkpoint_key("t", 127)
     store.replace(key, store.get(key)[:-5])
     with pytest.raises(Corrupt, match=r"commit 0 of topic 't' is missing, and no checkpoint up to version 127"):
@@ -180,7 +180,7 @@ def test_two_committers_write_one_checkpoint() -> None:
         publish(one, 1)
         publish(two, 1)
     assert len([name for name in checkpoints(store) if name.endswith(".json")]) == 1
-    assert one.head() == two.head()
+    assert one.log.head() == two.log.head()
     assert two.snapshot().slices.all().base.tolist() == list(range(140))
 
 
@@ -195,7 +195,7 @@ def test_a_reader_whose_checkpoint_was_removed_opens_afresh() -> None:
         if name.startswith(f"{127:020d}"):
             store.delete(checkpoint_prefix("t") + name)
     collect(store, 200)
-    assert reader.head(refresh=False).version == 130
+    assert reader.log.head(refresh=False).version == 130
     assert reader.snapshot().slices.all().base.tolist() == list(range(260))
 
 
@@ -235,6 +235,6 @@ def test_a_commit_from_a_newer_release() -> None:
     body = store.get(commit_key("t", 1))
     store.create(commit_key("t", 2), body.replace(b'"format":1', b'"format":2'))
     with pytest.raises(BadRequest, match="has format 2"):
-        topic.head()
+        topic.log.head()
     with pytest.raises(BadRequest, match="has format 2"):
         publish(topic)

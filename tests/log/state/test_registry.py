@@ -160,9 +160,9 @@ def test_a_topic_fences_a_run_after_any_number_of_others() -> None:
     topic = world.root(store).create_topic("t")
 
     def write(topic: Topic, run: str, batch: int) -> bool:
-        target = topic.append_target()
+        target = topic.log.append_target()
         file = file_of([(0, 1)], read_version=target.read_version, name=f"{run}-{batch}")
-        return topic.commit_append([file], target, writer=WriterKey("q", batch, run)).skipped
+        return topic.log.commit_append([file], target, writer=WriterKey("q", batch, run)).skipped
 
     live = world.root(store).topic("t")
     write(topic, "zombie", 0)

@@ -77,7 +77,7 @@ def race(root: Path, writers: int, appends: int) -> None:
         for number in range(writers):
             own = [int(value.split("/")[1]) for value in records if value.startswith(f"writer-{number}/")]
             assert own == list(range(partition, appends, 2)), "a writer's appends lie in its order"
-    assert open_root(root).topic("t").head().version == writers * appends
+    assert open_root(root).topic("t").log.head().version == writers * appends
 
 
 def test_processes_race_for_commits(tmp_path: Path) -> None:
@@ -154,4 +154,4 @@ def test_threads_share_one_handle(tmp_path: Path) -> None:
     assert failures == []
     everything = [value for partition in values_of(tmp_path / "root").values() for value in partition]
     assert sorted(everything) == sorted(f"thread-{n}/{row}" for n in range(1, 7) for row in range(25))
-    assert topic.head().version == 6 * 25
+    assert topic.log.head().version == 6 * 25

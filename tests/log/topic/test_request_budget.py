@@ -26,7 +26,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
 
 def micro_batch(place: CountedRoot, topic: Topic, batch: int) -> None:
     """What the sink does: a target on the driver, an append file per task, one commit."""
-    target = topic.append_target()
+    target = topic.log.append_target()
     files: list[FileSlices] = []
     for task in range(TASKS):
         writer = AppendWriter(target, small("zstd"), place.world.env(), seed=batch * TASKS + task)
@@ -34,7 +34,7 @@ def micro_batch(place: CountedRoot, topic: Topic, batch: int) -> None:
             writer.write(piece)
         files += writer.finish()
     assert {partition for file in files for partition in file.partition} == set(range(PARTITIONS))
-    outcome = topic.commit_append(files, target, writer=WriterKey("query", batch, "run"))
+    outcome = topic.log.commit_append(files, target, writer=WriterKey("query", batch, "run"))
     assert outcome.records == 800
 
 
@@ -54,20 +54,20 @@ def test_a_micro_batch_in_steady_state(place: CountedRoot) -> None:
 def test_a_replayed_micro_batch_writes_no_commit(place: CountedRoot) -> None:
     topic = place.topic(PARTITIONS)
     micro_batch(place, topic, 0)
-    target = topic.append_target()
+    target = topic.log.append_target()
     place.store.reset()
     writer = AppendWriter(target, small(), place.world.env(), seed=9)
     for task in range(TASKS):
         for piece in random_rows(400, keys=1000, seed=0, first=task * 500).to_batches():
             writer.write(piece)
-    assert topic.commit_append(writer.finish(), target, writer=WriterKey("query", 0, "run")).skipped
+    assert topic.log.commit_append(writer.finish(), target, writer=WriterKey("query", 0, "run")).skipped
     place.store.expect(writer=1, get=1)
 
 
 def test_losing_a_race_costs_one_look_and_one_more_create(place: CountedRoot) -> None:
     topic, other = place.topic(PARTITIONS), place.reopened()
     micro_batch(place, topic, 0)
-    target = topic.append_target()
+    target = topic.log.append_target()
     other.append(random_rows(10))
     other.append(random_rows(10))
     place.store.reset()
@@ -75,7 +75,7 @@ def test_losing_a_race_costs_one_look_and_one_more_create(place: CountedRoot) ->
     writer.write(pa.RecordBatch.from_pydict({"value": [b"x"]}))
     files = writer.finish()
     place.store.reset()
-    assert topic.commit_append(files, target).version == 4
+    assert topic.log.commit_append(files, target).version == 4
     # The create that loses, the winner, the commit after it, the first missing number, the create that wins; the root's
     # id before each create, and after it the commit before.
     place.store.expect(create=2, get_commit=3 + 2, get_root=2)
@@ -93,9 +93,9 @@ def test_an_idle_poll_is_one_probe_per_topic(place: CountedRoot) -> None:
         assert view.bounds(name)
     place.store.expect(get_commit=len(topics))
     assert place.store.by_kind["get", "commit"] == len(topics)
-    assert place.root.topic_handle("a").head().version == 1
+    assert place.root.topic_handle("a").log.head().version == 1
     place.store.reset()
-    assert place.root.topic_handle("a").head().version == 1
+    assert place.root.topic_handle("a").log.head().version == 1
     place.store.expect(get_commit=1)
 
 
@@ -123,7 +123,7 @@ def test_opening_costs_one_listing(place: CountedRoot) -> None:
     micro_batch(place, topic, 4)
     place.store.reset()
     fresh = place.reopened()
-    assert fresh.head(refresh=False).version == 6 - 1
+    assert fresh.log.head(refresh=False).version == 6 - 1
     # The root, one listing, the newest checkpoint's head, the tail, the first missing number and a probe: no table.
     place.store.expect(get=5, list=1)
     place.store.reset()

@@ -11,7 +11,7 @@ from sparklog.errors import Corrupt, SparklogError, Unavailable
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.faulty import Crash, Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script
 from tests.support.counted_root import CountedRoot
 from tests.support.records import random_rows, small
 

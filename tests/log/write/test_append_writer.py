@@ -113,14 +113,14 @@ def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: CountedRoo
 
     def micro_batch(number: int) -> None:
         """What driver and tasks do for a batch of a running query."""
-        target = topic.append_target()
+        target = topic.log.append_target()
         files: list[FileSlices] = []
         for task in range(2):
             writer = AppendWriter(target, env=place.world.env(), seed=sticky_seed(number, task))
             writer.write(random_rows(500, first=task * 500, seed=task).combine_chunks().to_batches()[0])
             files += writer.finish()
         key = WriterKey(id="query", batch=number, run="r", mode="stream")
-        assert topic.commit_append(files, target, writer=key).records == 1000
+        assert topic.log.commit_append(files, target, writer=key).records == 1000
 
     micro_batch(0)
     view.refresh(["t"])
@@ -142,13 +142,13 @@ def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: CountedRoo
 
 def test_no_rows_make_no_file_and_no_commit(place: CountedRoot) -> None:
     topic = place.topic(2)
-    before = topic.head().version
+    before = topic.log.head().version
     empty = random_rows(1).slice(0, 0)
     outcome = topic.append(empty)
     assert outcome.records == 0
     assert topic.append([]).records == 0
     assert place.append_files() == []
-    assert topic.head().version == before
+    assert topic.log.head().version == before
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -209,7 +209,7 @@ def test_record_times_are_floored_to_milliseconds(
 
 def test_rows_without_a_time_get_the_clock_when_they_are_encoded(memory: CountedRoot) -> None:
     topic = memory.topic(1)
-    writer = AppendWriter(topic.append_target(), env=memory.world.env())
+    writer = AppendWriter(topic.log.append_target(), env=memory.world.env())
     writer.write(pa.record_batch({"value": [b"a"]}))
     memory.world.now_ms += 5
     (file,) = writer.finish()
@@ -251,11 +251,11 @@ REFUSED: list[tuple[str, dict[str, object], pa.Table, str]] = [
 @pytest.mark.parametrize(("configs", "table", "message"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
 def test_what_a_topic_refuses(memory: CountedRoot, configs: dict[str, object], table: pa.Table, message: str) -> None:
     topic = memory.topic(1, configs)
-    before = topic.head().version
+    before = topic.log.head().version
     with pytest.raises(BadRequest, match=message) as caught:
         topic.append(table, options=WriteOptions(codec="none"))
     assert "\n" not in str(caught.value)
-    assert topic.head().version == before
+    assert topic.log.head().version == before
     assert memory.append_files() == []
 
 
@@ -267,14 +267,14 @@ def test_times_at_the_edge_of_what_is_allowed_are_taken(memory: CountedRoot) -> 
 
 def test_log_append_time_is_the_commits(place: CountedRoot) -> None:
     topic = place.topic(2, {"message.timestamp.type": "LogAppendTime"})
-    target = topic.append_target()
+    target = topic.log.append_target()
     writer = AppendWriter(target, env=place.world.env(), seed=3)
     # Any record time goes: it is not the one that counts.
     writer.write(pa.record_batch({"value": ["a", "b"], "timestamp": [5, START_MS + 10**9]}))
     files = writer.finish()
     assert files[0].flags == (SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME,)
     place.world.now_ms += 1234
-    topic.commit_append(files, target)
+    topic.log.commit_append(files, target)
     read = topic.scan(columns=["timestamp", "timestampType"]).to_table()
     assert read["timestamp"].cast(pa.int64()).to_pylist() == [place.world.now_ms] * 2
     assert read["timestampType"].to_pylist() == [1, 1]
@@ -282,7 +282,7 @@ def test_log_append_time_is_the_commits(place: CountedRoot) -> None:
 
 def test_flags_say_whether_keys_are_missing(memory: CountedRoot) -> None:
     topic = memory.topic(2)
-    writer = AppendWriter(topic.append_target(), env=memory.world.env())
+    writer = AppendWriter(topic.log.append_target(), env=memory.world.env())
     writer.write(pa.record_batch({"value": ["a", "b"], "key": [None, "k"], "partition": [0, 1]}))
     (file,) = writer.finish()
     assert file.flags == (int(SliceFlag.HAS_NULL_KEYS), 0)
@@ -324,7 +324,7 @@ def test_options_are_checked(changes: dict[str, object], message: str) -> None:
 
 def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path) -> None:
     driver = CountedRoot("local", tmp_path / "driver")
-    target = driver.topic(1).append_target()
+    target = driver.topic(1).log.append_target()
     elsewhere = CountedRoot("local", tmp_path / "executor", seed=7)
     cases = (
         (elsewhere.store, BadRequest, "share"),
@@ -341,7 +341,7 @@ def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path) -> None:
 
 def test_discarding_leaves_no_unfinished_file(place: CountedRoot) -> None:
     topic = place.topic(1)
-    writer = AppendWriter(topic.append_target(), small(buffer_bytes=1000), place.world.env())
+    writer = AppendWriter(topic.log.append_target(), small(buffer_bytes=1000), place.world.env())
     for batch in random_rows(200).to_batches(max_chunksize=20):
         writer.write(batch)
     writer.discard()

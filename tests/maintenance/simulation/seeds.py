@@ -12,7 +12,7 @@ from sparklog.log.state.commit import Resolved
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
-from sparklog.storage.faulty import Decide, Seeded
+from sparklog.testing.faulty_store import Decide, Seeded
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
@@ -150,7 +150,7 @@ def finish(run: Run) -> None:
     if run.state.deleted:
         root.create_topic(TOPIC, partitions=run.partitions, configs=run.configs)
     topic = root.topic(TOPIC)
-    head = topic.head()
+    head = topic.log.head()
     undecided = {(item.txn.id, item.txn.n) for item in head.open}
     resolved = tuple(Resolved(*each) for each in sorted(undecided))
     maintain(topic, holds=dict.fromkeys(head.holds), resolved=resolved)
@@ -158,8 +158,8 @@ def finish(run: Run) -> None:
     run.check()
     world.now_ms += 9 * DAY_MS
     # What was begun at the newest version may still be committed; a commit on top makes an orphan of it.
-    target = topic.append_target()
-    topic.commit_append(upload(run, root.env, target), target)
+    target = topic.log.append_target()
+    topic.log.commit_append(upload(run, root.env, target), target)
     run.slots = None
     compact(run, root, roll=True)
     run.check()

@@ -18,7 +18,7 @@ from sparklog.log.topic.root import Root
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_topic
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, Script
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, Script
 from tests.maintenance.simulation.records import Written
 from tests.maintenance.simulation.seeds import check_data_files
 from tests.maintenance.simulation.workload import COLUMNS, TOPIC, Rows, Run, batch_of, plans, rows_of
@@ -77,7 +77,7 @@ class Point:
 
 def append(run: Run, root: Root, source: random.Random, txn: Txn | None = None) -> int:
     topic = root.topic(TOPIC)
-    target = topic.append_target()
+    target = topic.log.append_target()
     writer = AppendWriter(target, WriteOptions("none"), root.env)
     parts = {
         p: [
@@ -90,7 +90,7 @@ def append(run: Run, root: Root, source: random.Random, txn: Txn | None = None) 
     files = writer.finish()
     for file in files:
         run.model.uploads[file.path] = parts
-    return topic.commit_append(files, target, txn=txn).version
+    return topic.log.commit_append(files, target, txn=txn).version
 
 
 def story() -> Run:

@@ -16,7 +16,7 @@ from sparklog.log.state.commit import COMPACT, Removal
 from sparklog.log.state.intents import Draft
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic.topic import Topic
+from sparklog.log.topic.topic_log import TopicLog
 from sparklog.retention import retain, vacuum, vacuum_plan
 from sparklog.retention.vacuum import UpkeepIntent
 from tests.log.simulation.simulated_world import SimulationError
@@ -71,9 +71,9 @@ def holds_count_for_nothing(patch: Patch) -> None:
 
 def passes_in_halves(patch: Patch) -> None:
     """A cleaning pass is committed segment by segment, the newer half first."""
-    real = Topic.commit
+    real = TopicLog.commit
 
-    def halves(self: Topic, intent: Any, origin: Head | None = None) -> Any:
+    def halves(self: TopicLog, intent: Any, origin: Head | None = None) -> Any:
         if not isinstance(intent, RewriteIntent) or intent.op != COMPACT:
             return real(self, intent, origin)
         (whole,) = intent.rewrites
@@ -85,7 +85,7 @@ def passes_in_halves(patch: Patch) -> None:
                 outcome = real(self, part, origin)
         return outcome
 
-    patch.setattr(Topic, "commit", halves)
+    patch.setattr(TopicLog, "commit", halves)
 
 
 def edits_always_stand(patch: Patch) -> None:

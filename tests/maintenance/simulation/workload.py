@@ -28,7 +28,7 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, WriteOptions
 from sparklog.maintenance.work import Done, InProcess, Progress, Settings, Work, silent
 from sparklog.retention.retain import retain_topic
-from sparklog.storage.faulty import Decide, FaultyStore
+from sparklog.testing.faulty_store import Decide, FaultyStore
 from tests.log.simulation.model import State, expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import process
@@ -284,13 +284,13 @@ def appender(run: Run, decide: Decide, appends: int) -> Callable[[Actor], None]:
         def turn() -> None:
             topic = run.root(actor, decide).topic(TOPIC)
             for _ in range(actor.random.choice([1, 1, 2, 4])):
-                target = topic.append_target()
+                target = topic.log.append_target()
                 files = upload(run, actor.env, target)
                 slow = actor.random.random() < run.slow
                 if slow:
                     nap(run, actor, 5 * DAY_MS)
                 try:
-                    outcome = topic.commit_append(files, target)
+                    outcome = topic.log.commit_append(files, target)
                 except Conflict as error:
                     if run.recreating and "created again" in str(error):
                         raise
@@ -314,7 +314,7 @@ def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor],
 
         def turn() -> None:
             topic = run.root(actor, decide).topic(TOPIC)
-            left = [item for item in topic.head().open if item.txn.id == actor.name]
+            left = [item for item in topic.log.head().open if item.txn.id == actor.name]
             resolved = [Resolved(actor.name, item.txn.n) for item in left]
             if resolved:
                 maintain(topic, resolved=tuple(resolved))
@@ -324,8 +324,8 @@ def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor],
             txn = Txn(actor.name, number[0], timeout_ms=1000 * DAY_MS)
             versions = []
             for _ in range(actor.random.choice([1, 1, 2])):
-                target = topic.append_target()
-                outcome = topic.commit_append(upload(run, actor.env, target), target, txn=txn)
+                target = topic.log.append_target()
+                outcome = topic.log.commit_append(upload(run, actor.env, target), target, txn=txn)
                 versions.append(outcome.version)
                 nap(run, actor, DAY_MS)
             committed = actor.random.random() < 0.6
@@ -344,7 +344,7 @@ def deleter(run: Run, decide: Decide, deletions: int) -> Callable[[Actor], None]
     def body(actor: Actor) -> None:
         def turn() -> None:
             topic = run.root(actor, decide).topic(TOPIC)
-            head = topic.head()
+            head = topic.log.head()
             if head.partitions < 4 and actor.random.random() < 0.2:
                 try:
                     topic.alter(partitions=head.partitions + 1)
@@ -392,7 +392,7 @@ def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Ca
         def turn() -> None:
             topic = run.root(actor, decide).topic(TOPIC)
             if holding:
-                maintain(topic, holds={actor.name: Hold(topic.head().version)})
+                maintain(topic, holds={actor.name: Hold(topic.log.head().version)})
             snapshot = topic.snapshot()
             same(run, snapshot)
             planned = topic.scan(columns=COLUMNS)

@@ -12,9 +12,9 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_root
-from sparklog.storage.faulty import Call, Fault, FaultKind
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call, Fault, FaultKind
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.manifest import Manifest
 from sparklog.tools.backup.restore_point import Wanted
@@ -126,7 +126,7 @@ def end_what_is_open(root: Root) -> None:
         if standing.is_open:
             abort_transaction(root, standing.id)
     for name in root.topics():
-        assert not root.topic(name).head().open
+        assert not root.topic(name).log.head().open
 
 
 class Dying:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.errors import Conflict, NotFound, Unavailable
-from sparklog.storage.faulty import Call, Crash, Fault, FaultyStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultyStore
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.pruning import prune
 from sparklog.tools.backup.repository import Place, backup_key, begun_key, newest_number, take_number
@@ -74,7 +74,7 @@ def test_a_cut_that_another_has_overtaken_is_taken_anew() -> None:
     assert found[1] < found[2]
     first, second = Place.open(world.place).manifests()
     assert first.started_ms <= second.started_ms
-    assert not any(world.root().topic("a").head().holds)
+    assert not any(world.root().topic("a").log.head().holds)
 
 
 def test_begun_all_the_time_it_gives_up() -> None:

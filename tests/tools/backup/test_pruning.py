@@ -8,7 +8,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
-from sparklog.storage.faulty import Call, Crash, FaultyStore
+from sparklog.testing.faulty_store import Call, Crash, FaultyStore
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.pruning import named_keys, prune
 from sparklog.tools.backup.repository import BACKUP, PRUNE, Mark, Place

@@ -18,9 +18,9 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.state import commit_log
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
-from sparklog.storage.faulty import Call
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call
 from sparklog.tools.verification import run as run_module
 from sparklog.tools.verification import topic_log
 from sparklog.tools.verification.findings import Report

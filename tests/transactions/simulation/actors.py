@@ -17,8 +17,8 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import AppendTarget, TopicFiles
-from sparklog.storage.faulty import Crash, Decide, FaultKind
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Crash, Decide, FaultKind
 from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import collect, resolve_topic
 from sparklog.transactions.producer import Transaction
@@ -103,7 +103,7 @@ class Run:
         seen = {}
         for name in TOPICS:
             topic = root.topic(name)
-            head = topic.head()
+            head = topic.log.head()
             expect(head.last_stable().tolist() == head.log_end.tolist(), f"{name} is held back for ever: {head.open}")
             seen[name] = visible(topic.read_snapshot())
             expect(sorted(seen[name]) == sorted(self.ledger.visible(name)), f"{name} shows what its decisions do not")
@@ -202,7 +202,7 @@ def process(run: Run, actor: Actor, life: Callable[[], None], restarts: int = 4)
 
 def fill(run: Run, actor: Actor, root: Root, transaction: Transaction, attempt: Attempt, topics: Sequence[str]) -> None:
     for name in topics:
-        target = root.topic(name).append_target(refresh=False)
+        target = root.topic(name).log.append_target(refresh=False)
         transaction.add(target, upload(actor, root, attempt, target))
 
 
@@ -263,7 +263,7 @@ def driver(run: Run, decide: Decide, query: str, batches: int, pace_s: float) ->
                     root = root or run.root(actor, decide)
                     written = []
                     for name in TOPICS:
-                        target = root.topic(name).append_target(refresh=False)
+                        target = root.topic(name).log.append_target(refresh=False)
                         written.append(TopicFiles(target, tuple(upload(actor, root, attempt, target))))
                     run.attempts.append(attempt)
                     key = WriterKey(query, batch, run_id, replay_mismatch="accept")
@@ -369,8 +369,8 @@ def appender(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                 try:
                     root = root or run.root(actor, decide)
                     topic = root.topic(actor.random.choice(TOPICS))
-                    target = topic.append_target()
-                    topic.commit_append(upload(actor, root, Attempt(), target), target)
+                    target = topic.log.append_target()
+                    topic.log.commit_append(upload(actor, root, Attempt(), target), target)
                 except (Unavailable, NotFound, Corrupt, BadRequest) as error:
                     actor.note(f"{error.code} {error}")
                     root = None

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sparklog.datasource.location import ROOT, Location
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
+from sparklog.kafka.in_place.location import ROOT, Location
 from sparklog.log.state.slice_table import COMMITTED, PLAIN, Slices
 from sparklog.log.topic.root_view import RootView
-from sparklog.storage.faulty import Decide
+from sparklog.testing.faulty_store import Decide
 from tests.log.simulation.simulated_world import Actor
 from tests.transactions.simulation.actors import TOPICS, Run, process
 from tests.transactions.simulation.ledger import expect

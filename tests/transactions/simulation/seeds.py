@@ -8,7 +8,7 @@ from unittest import mock
 
 from sparklog.log.journal import entry_log
 from sparklog.log.state import commit_log
-from sparklog.storage.faulty import Decide, FaultKind, Seeded
+from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
 from tests.transactions.simulation.actors import (

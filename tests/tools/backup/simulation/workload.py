@@ -24,9 +24,9 @@ from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_root
-from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.pruning import prune
 from sparklog.tools.backup.repository import Place
@@ -162,7 +162,7 @@ def consumer(story: Story, turns: int) -> Callable[[Actor], None]:
         root = open_root(actor.store(), env=actor.env)
         for _ in range(turns):
             try:
-                ends = {name: {0: int(root.topic(name).head().log_end[0])} for name in TOPICS}
+                ends = {name: {0: int(root.topic(name).log.head().log_end[0])} for name in TOPICS}
                 Groups(root).group("readers").join(actor.name).commit(ends)
             except SparklogError as error:
                 actor.note(str(error))
@@ -312,7 +312,7 @@ def check_root(story: Story, root: Root, held: dict[str, Rows], since_ms: int) -
     moved: dict[str, set[bytes]] = {}
     for name in TOPICS:
         rows = found[name]
-        end = int(root.topic(name).head().log_end[0])
+        end = int(root.topic(name).log.head().log_end[0])
         expect(all(held[name].get(place) == row for place, row in rows.items()), f"{where}: {name} has other records")
         plain = {place for place, row in held[name].items() if (row[1] or b"").startswith(b"writer") and place[1] < end}
         expect(plain <= rows.keys(), f"{where}: {name} lost {sorted(plain - rows.keys())[:5]}")
@@ -333,6 +333,7 @@ def check_root(story: Story, root: Root, held: dict[str, Rows], since_ms: int) -
         expect(offset == newest, f"{where}: group {own} is at {offset}, its transactions at {newest}")
     for item in Groups(root).group("readers").committed().values():
         expect(
-            item.offset <= int(root.topic(item.topic).head().log_end[0]), f"{where}: readers are beyond {item.topic}"
+            item.offset <= int(root.topic(item.topic).log.head().log_end[0]),
+            f"{where}: readers are beyond {item.topic}",
         )
     root.topic("a").append(batch([b"goes on"]))

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import sparklog as library
-from sparklog.datasource.location import (
+from sparklog.datasource.process import root_at
+from sparklog.errors import BadRequest
+from sparklog.kafka.in_place.location import (
     KAFKA_DIRECTORY,
     KAFKA_PARTITION,
     NOTHING,
@@ -21,8 +23,6 @@ from sparklog.datasource.location import (
     open_view,
     resolve,
 )
-from sparklog.datasource.process import root_at
-from sparklog.errors import BadRequest
 from tests.support.command_line import invoke
 
 

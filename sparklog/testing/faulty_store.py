@@ -30,12 +30,13 @@ from typing import TypeVar
 
 from sparklog.errors import NotFound, Unavailable
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, key_kind
+from sparklog.testing.wrapper_store import WrapperStore
 
 T = TypeVar("T")
 
 
 class Crash(BaseException):
-    """The process that made this call is dead. Whoever runs it must drop all its memory and may start another."""
+    """The process that made this call is dead: its memory must be dropped, and another one may be started."""
 
 
 class FaultKind(enum.Enum):
@@ -129,15 +130,15 @@ def _no_sleep(seconds: float) -> None:
     """Delays pass at once unless a clock is given."""
 
 
-class FaultyStore:
-    """Asks `decide` before each call whether and how it fails, and passes it on to `inner` otherwise.
+class FaultyStore(WrapperStore):
+    """Ask `decide` before each call if and how it fails, and pass it on otherwise.
 
     `sleep` takes seconds: pass a virtual clock's. Effects that are late land when the given number of further calls has
     been made, or at `land`. Picklable only if `inner`, `decide` and `sleep` are.
     """
 
     def __init__(self, inner: Store, decide: Decide, sleep: Callable[[float], None] = _no_sleep) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.decide = decide
         self.sleep = sleep
         self.calls: Counter[str] = Counter()
@@ -146,24 +147,12 @@ class FaultyStore:
         self._late: list[tuple[int, Callable[[], object]]] = []
 
     @property
-    def needs_probe(self) -> bool:
-        return getattr(self.inner, "needs_probe", True)
-
-    @property
-    def parallel_reads(self) -> int:
-        return getattr(self.inner, "parallel_reads", 1)
-
-    @property
-    def location(self) -> str:
-        return self.inner.location
-
-    @property
     def has_late(self) -> bool:
-        """Whether some effect has not landed yet."""
+        """True if some effect has not landed yet."""
         return bool(self._late)
 
     def land(self) -> None:
-        """Every late effect lands now."""
+        """Apply every late effect now."""
         late, self._late = self._late, []
         for _, effect in late:
             effect()

@@ -1,4 +1,4 @@
-"""Counting requests, so that tests can hold an operation to its request budget."""
+"""A store that counts requests, so that tests can hold an operation to its request budget."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 from sparklog.storage.locks import ForkLock
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, key_kind
+from sparklog.testing.wrapper_store import WrapperStore
 
 
-class CountingStore:
-    """Passes every call on to `inner` and counts it by verb and by kind of key (`sparklog.storage.store.key_kind`).
+class CountingStore(WrapperStore):
+    """Count every call by verb and by kind of key (`sparklog.storage.store.key_kind`), and pass it on.
 
     Verbs are the methods of `Store`; a data object counts as one `writer` when it is begun. Each `list` and
     `list_folders` counts once, however long. A pickled copy starts from the counts at that time and counts for itself.
     """
 
     def __init__(self, inner: Store) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._lock = ForkLock()
         self.counts: Counter[str] = Counter()
         """Calls by verb: `get`, `create`, `writer`, `list`, `list_folders`, `stat`, `delete`, `now_ms`."""
@@ -34,20 +35,8 @@ class CountingStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=ForkLock())
 
-    @property
-    def needs_probe(self) -> bool:
-        return getattr(self.inner, "needs_probe", True)
-
-    @property
-    def parallel_reads(self) -> int:
-        return getattr(self.inner, "parallel_reads", 1)
-
-    @property
-    def location(self) -> str:
-        return self.inner.location
-
     def reset(self) -> None:
-        """Start counting from nothing."""
+        """Begin to count from nothing."""
         with self._lock:
             self.counts.clear()
             self.by_kind.clear()
@@ -71,38 +60,38 @@ class CountingStore:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         self._count("get", key)
-        data = self.inner.get(key, start, length)
+        data = super().get(key, start, length)
         with self._lock:
             self.bytes_read += len(data)
         return data
 
     def create(self, key: str, data: bytes) -> bool:
         self._count("create", key)
-        return self.inner.create(key, data)
+        return super().create(key, data)
 
     def writer(self, key: str) -> ObjectWriter:
         self._count("writer", key)
-        return self.inner.writer(key)
+        return super().writer(key)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         self._count("list", prefix)
-        return self.inner.list(prefix, after)
+        return super().list(prefix, after)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         self._count("list_folders", prefix)
-        return self.inner.list_folders(prefix)
+        return super().list_folders(prefix)
 
     def stat(self, key: str) -> ObjectInfo | None:
         self._count("stat", key)
-        return self.inner.stat(key)
+        return super().stat(key)
 
     def delete(self, key: str) -> None:
         self._count("delete", key)
-        self.inner.delete(key)
+        super().delete(key)
 
     def now_ms(self) -> int:
         self._count("now_ms", "")
-        return self.inner.now_ms()
+        return super().now_ms()
 
     def _count(self, verb: str, key: str) -> None:
         with self._lock:

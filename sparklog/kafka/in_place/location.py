@@ -1,4 +1,4 @@
-"""Which folder is it: a root, a topic, a Kafka log directory, or one Kafka partition?
+"""Tell a root, a topic's folder, a Kafka log directory and a Kafka partition's folder apart, and open them.
 
 In this order: `_root.json` makes a root; a folder below a root is a topic; 20-digit `.log` files make one Kafka
 partition; folders `<name>-<n>` that hold such files make a Kafka log directory; anything else is nothing yet, which a
@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.names import PLACE_KEY, is_topic_name
+from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, is_topic_name
+from sparklog.storage import local_path
 
 if TYPE_CHECKING:
     from sparklog.log.state.view import LogView
@@ -27,15 +27,13 @@ KAFKA_DIRECTORY = "Kafka log directory"
 KAFKA_PARTITION = "Kafka partition"
 NOTHING = "nothing"
 
-ROOT_FILE = "_root.json"
-
 _SEALED_RUN = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
 """A folder of sealed segments below a topic: its records are read through the topic, which knows which ones count."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """What a path is. `root` is the root's location, or the path itself; `topic` is set for a topic folder."""
+    """The kind of a path. `root` is the root's location, or the path itself; `topic` is set for a topic folder."""
 
     kind: str
     path: str
@@ -44,16 +42,16 @@ class Location:
 
 
 def resolve(path: str | None) -> Location:
-    """Look at a path. Raises BadRequest if there is none or it is a file."""
+    """Look at a path. Raises BadRequest if none is given or it is a file."""
     if not path:
         raise BadRequest("No path: give the root, topic folder or Kafka log directory, as in load('/data/log')")
     location = absolute(path)
     if os.path.exists(location) and not os.path.isdir(location):
         raise BadRequest(f"The path {location} is a file: give the root, topic folder or Kafka log directory")
-    if os.path.isfile(os.path.join(location, ROOT_FILE)):
+    if os.path.isfile(os.path.join(location, ROOT_KEY)):
         return Location(ROOT, location, location)
     parent, name = os.path.split(location)
-    if os.path.isfile(os.path.join(parent, ROOT_FILE)) and is_topic_name(name):
+    if os.path.isfile(os.path.join(parent, ROOT_KEY)) and is_topic_name(name):
         return Location(TOPIC, location, parent, name)
     if os.path.isdir(location):
         from sparklog.kafka.in_place.directory import kafka_layout
@@ -65,16 +63,8 @@ def resolve(path: str | None) -> Location:
 
 
 def absolute(path: str) -> str:
-    """A local path, made absolute (tasks may run in another folder); `file:` URLs become paths.
-
-    Raises BadRequest for any other scheme: `hdfs:/x` is no folder of that name.
-    """
-    from sparklog.storage import refuse_scheme
-
-    refuse_scheme(path)
-    if path[:5].lower() == "file:":
-        path = unquote(urlsplit(path).path)
-    return os.path.abspath(os.path.expanduser(path))
+    """Return a local path, made absolute (tasks may run in another folder). `~` is the home directory."""
+    return local_path(os.path.expanduser(path))
 
 
 def open_view(
@@ -84,8 +74,10 @@ def open_view(
     corrupt_records: str = "fail",
     on_skipped: Callable[[object], None] | None = None,
 ) -> LogView:
-    """The readable log at a location. `corrupt_records`: what damage in a Kafka directory does; `on_skipped` is told
-    what it cost, None: a warning is logged.
+    """Open the log at a location to read it.
+
+    `corrupt_records`: what damage in a Kafka directory does; `on_skipped` takes what it cost (None: a warning is
+    logged).
 
     Raises NotFound where there is no log, BadRequest for a root whose damage is to be passed over.
     """
@@ -124,7 +116,7 @@ def exists(location: Location) -> bool:
 
 
 def open_log(location: Location, *, create: bool = False) -> Root:
-    """The root that a location is or lies in; with `create`, a new one where there is nothing yet."""
+    """Open the root that a location is or lies in; with `create`, a new one where there is nothing yet."""
     from sparklog.log.topic.root import open_root
 
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
@@ -133,35 +125,31 @@ def open_log(location: Location, *, create: bool = False) -> Root:
             " `sparklog import` takes its topics into one"
         )
     if create and location.kind == NOTHING:
-        _refuse_inside(location)
+        refuse_inside(location.root)
     return open_root(location.root, create=create and location.kind == NOTHING)
 
 
 def refuse_inside(path: str) -> None:
-    """Backups, or a restored root, inside of a root would lie among its topics. Raises BadRequest."""
-    _refuse_inside(Location(NOTHING, absolute(path), absolute(path)))
+    """Raise BadRequest for a new root, or new backups, inside of a root, of backups or of a Kafka directory.
 
-
-def _refuse_inside(location: Location) -> None:
-    """A root inside a topic's folder would lie among files that maintenance takes for its own, one among backups would
-    be taken for a part of them, and no broker starts with a folder in its log directory that is no partition's. Raises
-    BadRequest."""
+    It would lie among files that maintenance or a restore takes for its own. No broker starts with a folder in its log
+    directory that is no partition's.
+    """
     from sparklog.kafka.in_place.directory import kafka_layout
 
-    above = os.path.dirname(location.root)
+    path = absolute(path)
+    above = os.path.dirname(path)
     while above and above != os.path.dirname(above):
-        if os.path.isfile(os.path.join(above, ROOT_FILE)):
+        if os.path.isfile(os.path.join(above, ROOT_KEY)):
             raise BadRequest(
-                f"The path {location.path} lies inside the root {above}, where nothing else can be made: give the "
+                f"The path {path} lies inside the root {above}, where nothing else can be made: give the "
                 "root, one of its topic folders, or a path outside of it"
             )
         if os.path.isfile(os.path.join(above, PLACE_KEY)):
-            raise BadRequest(
-                f"The path {location.path} lies inside {above}, where backups lie: give a path outside of it"
-            )
+            raise BadRequest(f"The path {path} lies inside {above}, where backups lie: give a path outside of it")
         if kafka_layout(above) is not None:
             raise BadRequest(
-                f"The path {location.path} lies inside Kafka's directory {above}, where no broker would start with a"
+                f"The path {path} lies inside Kafka's directory {above}, where no broker would start with a"
                 " root in it: give a path outside of it"
             )
         above = os.path.dirname(above)

@@ -1,0 +1,221 @@
+"""Make the pages of the Python API from docstrings, and that of Spark's options: `python scripts/python_docs.py`.
+
+A docstring has a summary, then sections Args, Returns, Raises and Example, indented below their names.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sparklog
+from sparklog.datasource.option_table import OPTIONS
+
+FOLDER = "docs/reference"
+"""Of all pages, below the repository."""
+OPTIONS_PAGE = "spark-options.md"
+OPTIONS_HEAD = """# Options of the Spark data source
+
+Of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `format("sparklog")`: names, values and
+defaults of Spark's Kafka connector where it has the option. Settings of Kafka's clients (`kafka.*`) that are not here
+are accepted without effect, or refused with the reason. `scripts/python_docs.py` makes this page from the table of
+options. Columns of a write: `value`, and if you like `key`, `headers`, `topic`, `partition`, `timestamp`.
+
+| option | where | type | default | what it does |
+|---|---|---|---|---|
+"""
+REPOSITORY = Path(__file__).parents[1]
+SECTIONS = ("Args", "Returns", "Raises", "Example")
+MADE = "`scripts/python_docs.py` makes this page from the docstrings. The examples follow one another and begin with:"
+IMPORTS = """```python
+import pyarrow as pa
+import sparklog
+from sparklog import WriteOptions, WriterKey
+```
+"""
+HEADS = {
+    "python.md": f"""# Python: topics, transactions, consumer groups
+
+Everything a user holds or calls is in `sparklog`; each name has types and a docstring. What works on whole roots, and the errors, are on
+[the second page](python-maintenance.md).
+{MADE}
+
+{IMPORTS}""",
+    "python-maintenance.md": f"""# Python: maintenance, Kafka's directories, Spark, errors
+
+The second page of [the Python API](python.md): functions over whole roots. Each does what the command or the job of
+that name does. {MADE}
+
+{IMPORTS}""",
+}
+SECOND_PAGE = ("Maintenance", "Kafka's directories", "Spark", "Errors")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Open": ("open", "Root", "open_view", "View"),
+    "Read and write": ("Topic", "Scan", "WriteOptions", "WriterKey"),
+    "Transactions": ("transactional", "TransactionalProducer", "Transaction"),
+    "Consumer groups": ("consumer", "Consumer", "Groups"),
+    "Maintenance": ("compact", "retain", "verify", "backup", "restore", "clone"),
+    "Kafka's directories": ("import_kafka", "export_kafka"),
+    "Spark": ("register", "partitioned", "watch"),
+    "Errors": ("SparklogError", "BadRequest", "NotFound", "Conflict", "Fenced", "Corrupt", "Unavailable"),
+}
+ENGINE = {
+    *("store", "snapshot", "read_snapshot", "begin_topic", "topic_handle", "entries", "by_store_clock"),
+    *("ensure_probed", "begin_at_known", "add", "discard", "check", "writer", "states", "ranges"),
+}
+"""Public members that engines use, and no user."""
+
+
+@dataclass
+class Doc:
+    """A docstring in its parts: `sections` by name, each its lines."""
+
+    text: str
+    sections: dict[str, list[str]] = field(default_factory=dict)
+
+
+def parse(docstring: str) -> Doc:
+    """Take a docstring apart."""
+    doc, name = Doc(""), ""
+    text: list[str] = []
+    for line in inspect.cleandoc(docstring).splitlines():
+        if line.rstrip(":") in SECTIONS and line.endswith(":"):
+            name = line.rstrip(":")
+            doc.sections[name] = []
+        else:
+            (doc.sections[name] if name else text).append(line)
+    doc.text = "\n".join(text).strip()
+    return doc
+
+
+def entries(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each entry of Args or Raises; a text goes on where a line is indented further."""
+    found: list[list[str]] = []
+    for line in textwrap.dedent("\n".join(lines)).splitlines():
+        if line.startswith(" "):
+            found[-1].append(line.strip())
+        elif line:
+            found.append([line])
+    for parts in found:
+        name, _, text = " ".join(parts).partition(":")
+        yield name, text.strip()
+
+
+def joined(lines: list[str]) -> str:
+    return " ".join(line.strip() for line in lines).strip()
+
+
+def signature(name: str, thing: object) -> str:
+    """Return the call as one writes it, without types."""
+    parts, star = [], False
+    for parameter in inspect.signature(thing).parameters.values():  # type: ignore[arg-type]
+        if parameter.name in ("self", "env"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            star = True
+            parts.append("*")
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        parts.append(parameter.name + (default if len(default) < 40 else "=..."))
+    return f"{name}({', '.join(parts)})"
+
+
+def types(thing: object) -> dict[str, str]:
+    """Return the type of each parameter, as the source has it."""
+    found = inspect.signature(thing).parameters.values()  # type: ignore[arg-type]
+    return {each.name: str(each.annotation) for each in found if isinstance(each.annotation, str)}
+
+
+def call(title: str, thing: object) -> Iterator[str]:
+    """Yield the lines of one function or method."""
+    doc, hints = parse(thing.__doc__ or ""), types(thing)
+    yield f"\n### `{signature(title, thing)}`\n{doc.text}\n"
+    for name, text in entries(doc.sections.get("Args", [])):
+        if name != "env":
+            hint = f" (`{hints[name]}`)" if name in hints else ""
+            yield f"* `{name}`{hint}: {text}"
+    if "Returns" in doc.sections:
+        yield f"* Returns: {joined(doc.sections['Returns'])}"
+    if "Raises" in doc.sections:
+        reasons = (f"`{name}`: {text.rstrip('.')}" for name, text in entries(doc.sections["Raises"]))
+        yield f"* Raises {'; '.join(reasons)}."
+    yield from example(doc)
+
+
+def example(doc: Doc) -> Iterator[str]:
+    if "Example" in doc.sections:
+        yield f"```python\n{textwrap.dedent(chr(10).join(doc.sections['Example'])).strip()}\n```"
+
+
+def of_class(name: str, cls: type) -> Iterator[str]:
+    """Yield the lines of a class: fields and short methods in a list, methods with Args below it."""
+    doc = parse(cls.__doc__ or "")
+    yield f"\n### `{name}`\n{doc.text}\n"
+    for argument, text in entries(doc.sections.get("Args", [])):
+        yield f"* `{argument}`: {text}"
+    long = []
+    for method, thing in vars(cls).items():
+        if method.startswith("_") or method in ENGINE or not getattr(thing, "__doc__", None):
+            continue
+        if isinstance(thing, property):
+            yield f"* `{method}`: {first(thing.__doc__ or '')}"
+        elif inspect.isfunction(thing):
+            if "Args" in parse(thing.__doc__ or "").sections:
+                long.append((method, thing))
+            else:
+                yield f"* `{signature(method, thing)}`: {first(thing.__doc__ or '')}"
+    yield from example(doc)
+    for method, thing in long:
+        yield from call(f"{name}.{method}", thing)
+
+
+def first(docstring: str) -> str:
+    """Return the first paragraph."""
+    return joined(parse(docstring).text.split("\n\n")[0].splitlines())
+
+
+def errors() -> Iterator[str]:
+    yield "\n| class | code | when |\n|---|---|---|"
+    for name in GROUPS["Errors"]:
+        cls = getattr(sparklog, name)
+        yield f"| `{name}` | `{cls.code}` | {first(cls.__doc__)} |"
+
+
+def page(file: str) -> str:
+    """Return the text of one page of `HEADS`."""
+    lines = [HEADS[file]]
+    for group, names in GROUPS.items():
+        if (group in SECOND_PAGE) != (file == "python-maintenance.md"):
+            continue
+        lines.append(f"\n## {group}")
+        if group == "Errors":
+            lines += errors()
+            continue
+        for name in names:
+            thing = getattr(sparklog, name)
+            lines += of_class(name, thing) if isinstance(thing, type) else call(f"sparklog.{name}", thing)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
+
+
+def options_page() -> str:
+    """Return the page of Spark's options."""
+    lines = []
+    for each in OPTIONS:
+        kind = ", ".join(f"`{choice}`" for choice in each.choices) or each.kind
+        default = "" if each.default is None else f"`{str(each.default).lower()}`"
+        aliases = f" Also as {', '.join(f'`{name}`' for name in each.aliases)}." if each.aliases else ""
+        lines.append(f"| `{each.name}` | {', '.join(each.uses)} | {kind} | {default} | {each.doc}{aliases} |\n")
+    return OPTIONS_HEAD + "".join(lines)
+
+
+def pages() -> dict[str, str]:
+    """Return all pages by the names of their files."""
+    return {**{file: page(file) for file in HEADS}, OPTIONS_PAGE: options_page()}
+
+
+if __name__ == "__main__":
+    for file, text in pages().items():
+        (REPOSITORY / FOLDER / file).write_text(text)

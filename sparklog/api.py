@@ -1,0 +1,487 @@
+"""The functions of `import sparklog` that work on whole roots and directories: view, maintain, copy, import, export.
+
+Each is what a command or a job of the same name does. `spark` is a session in which files are read and written; without
+one the work is done in this process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparklog.errors import BadRequest
+from sparklog.kafka.in_place.damage import CorruptRecords
+from sparklog.kafka.in_place.location import (
+    KAFKA_DIRECTORY,
+    KAFKA_PARTITION,
+    NOTHING,
+    open_log,
+    refuse_inside,
+    resolve,
+)
+from sparklog.kafka.in_place.location import open_view as open_log_view
+from sparklog.log.read.topic_scan import Position, Scan, scan
+from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, LogView, TimestampOffset
+from sparklog.log.topic.cloning import Cloned, clone_topic
+from sparklog.log.topic.root import Root, open_root
+from sparklog.storage import open_store
+from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from pyspark.sql import SparkSession
+
+    from sparklog.kafka.exporting import ExportedTopic
+    from sparklog.kafka.importing.importing import ImportReport
+    from sparklog.maintenance.report import TopicReport
+    from sparklog.maintenance.work import Runner, Settings
+    from sparklog.retention.retain import RetainReport
+    from sparklog.tools.backup.manifest import Manifest
+    from sparklog.tools.backup.restoring import Restored
+    from sparklog.tools.verification.findings import Report
+
+PathLike = str | os.PathLike[str]
+RootLike = Root | Store | PathLike
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class View:
+    """Topics of a Kafka directory, or of a root, to read: see `open_view`."""
+
+    log: LogView
+    topic: str | None = None
+
+    @property
+    def location(self) -> str:
+        """The path of the directory."""
+        return self.log.location
+
+    def topics(self) -> list[str]:
+        """Names of all topics, sorted; Kafka's internal ones are among them."""
+        return self.log.topics() if self.topic is None else [self.topic]
+
+    def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        """Log start, last stable offset and log end of each partition, as of now."""
+        self.log.refresh([topic])
+        return self.log.bounds(topic)
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: Position = "earliest",
+        end: Position = "latest",
+        isolation: IsolationLevel = "read_committed",
+        columns: Sequence[str] = COLUMNS,
+    ) -> Scan:
+        """Return the records of a topic, as it is now; the arguments are those of `Topic.scan`."""
+        self.log.refresh([topic])
+        return scan(self.log, topic, partitions=partitions, start=start, end=end, isolation=isolation, columns=columns)
+
+    def offset_for_timestamp(
+        self, topic: str, timestamp_ms: int, isolation: IsolationLevel = "read_committed"
+    ) -> dict[int, TimestampOffset | None]:
+        """Return, per partition, the first record at or after a time (ms): its offset and time, or None."""
+        targets = dict.fromkeys(self.bounds(topic), timestamp_ms)
+        return self.log.offsets_for_timestamps(topic, targets, isolation)
+
+
+def open_view(path: PathLike, *, corrupt_records: CorruptRecords = "fail") -> View:
+    """Open a directory of Kafka's to read its topics where it lies, also under a running broker. Nothing is written.
+
+    Args:
+        path: a Kafka log directory, one partition folder of it, a root, or a topic's folder.
+        corrupt_records: what damage in Kafka's files does: `fail` with `Corrupt`, `skip` the damaged batches, or
+            `truncate` the partition in front of its first damage, as Kafka's recovery does.
+
+    Returns:
+        A `View`: topics, bounds, scans.
+
+    Raises:
+        NotFound: there is no log at the path.
+        BadRequest: the path is a file, or damage of a root is to be passed over.
+
+    Example:
+        view = sparklog.open_view("/var/lib/kafka/data")
+        for topic in view.topics():
+            print(topic, view.scan(topic).to_table().num_rows)
+    """
+    location = resolve(os.fspath(path))
+    return View(open_log_view(location, tailing=False, corrupt_records=corrupt_records), location.topic)
+
+
+def compact(
+    root: RootLike,
+    *,
+    topics: Sequence[str] = (),
+    properties: PathLike | None = None,
+    seal_only: bool = False,
+    roll: bool = False,
+    dry_run: bool = False,
+    now_ms: int | None = None,
+    spark: SparkSession | None = None,
+) -> list[TopicReport]:
+    """Merge small appends, seal them into segments, and keep the latest record of each key of compacted topics.
+
+    Args:
+        root: an open root, or where it lies.
+        topics: names; empty: all.
+        properties: a file of defaults under Kafka's names, as `conf/sparklog.properties`.
+        seal_only: neither merge nor compact.
+        roll: seal active segments too, young and small as they are.
+        dry_run: change nothing; the reports say what would be done.
+        now_ms: the clock to go by; default: the store's.
+        spark: a session to do the work in; default: this process.
+
+    Returns:
+        One report a topic, errors among them: what fails stops no other topic.
+
+    Raises:
+        NotFound: there is no root.
+        BadRequest: the properties file has an error.
+
+    Example:
+        reports = sparklog.compact("/data/log", topics=["orders"], roll=True)
+        assert not any(report.failures for report in reports)
+    """
+    from sparklog.compaction.run import CompactOptions, compact_root
+
+    opened = _opened(root)
+    settings = _settings(opened, properties, now_ms, dry_run)
+    return compact_root(opened, settings, _runner(spark), CompactOptions(topics, seal_only, roll, dry_run))
+
+
+def retain(
+    root: RootLike,
+    *,
+    topics: Sequence[str] = (),
+    properties: PathLike | None = None,
+    dry_run: bool = False,
+    now_ms: int | None = None,
+    spark: SparkSession | None = None,
+) -> list[RetainReport]:
+    """Expire records by time, size and log start offset, then delete files that no version needs.
+
+    Args:
+        root: an open root, or where it lies.
+        topics: names, also of deleted topics; empty: all.
+        properties: a file of defaults under Kafka's names, as `conf/sparklog.properties`.
+        dry_run: change nothing; the reports say what would go and why.
+        now_ms: the clock to go by; default: the store's.
+        spark: a session in which many files are deleted at once; default: this process.
+
+    Returns:
+        One report a topic, errors among them.
+
+    Raises:
+        NotFound: there is no root, or a name was never a topic: then nothing is done.
+        BadRequest: the properties file has an error.
+
+    Example:
+        reports = sparklog.retain("/data/log", dry_run=True)
+    """
+    from sparklog.retention.retain import retain_root
+
+    opened = _opened(root)
+    settings = _settings(opened, properties, now_ms, dry_run)
+    return retain_root(opened, settings, topics=topics, runner=_runner(spark), dry_run=dry_run)
+
+
+def verify(
+    path: RootLike, *, topics: Sequence[str] = (), quick: bool = False, spark: SparkSession | None = None
+) -> Report:
+    """Read every byte of a root, or of a Kafka directory, and name what is not as it was written.
+
+    Args:
+        path: a root, a topic's folder, a Kafka log directory or one partition folder of it.
+        topics: names; empty: all.
+        quick: of a root's files only check that they are there and how long they are.
+        spark: a session in which a root's files are read; default: this process.
+
+    Returns:
+        A report; `sound` is True if nothing is damaged. Damage is never raised.
+
+    Raises:
+        NotFound: there is no log, or no such topic.
+
+    Example:
+        report = sparklog.verify("/data/log")
+        assert report.sound, report.findings
+    """
+    from sparklog.tools.verification.run import verify_root
+
+    if isinstance(path, Root):
+        return verify_root(path.store, topics=topics, quick=quick, runner=_runner(spark))
+    if isinstance(path, Store):
+        return verify_root(path, topics=topics, quick=quick, runner=_runner(spark))
+    location = resolve(os.fspath(path))
+    if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        from sparklog.tools.verification.kafka_directory import verify_log_dir
+
+        if quick:
+            raise BadRequest(f"{location.path} is a {location.kind}, which has no log of its files: leave quick out")
+        return verify_log_dir(location.path, topics=topics)
+    chosen = topics if location.topic is None else [*topics, location.topic]
+    return verify_root(open_store(location.root), topics=chosen, quick=quick, runner=_runner(spark))
+
+
+def backup(
+    root: RootLike,
+    to: PathLike,
+    *,
+    topics: Collection[str] | None = None,
+    link: bool = False,
+    keep: int | None = None,
+    keep_days: int | None = None,
+) -> Manifest:
+    """Back up all topics, transactions and consumer groups as of one moment. Copies only what is new.
+
+    Args:
+        root: an open root, or where it lies.
+        to: the folder of the backups; made if need be.
+        topics: names; None: all.
+        link: hard links in place of copies where both are on one disk: against deletion, not against damage.
+        keep: afterwards drop all but the newest backups.
+        keep_days: afterwards drop backups that are older. With both, a backup stays that either keeps.
+
+    Returns:
+        What the new backup says of itself: `number`, topics, groups, bytes.
+
+    Raises:
+        Corrupt: a file of the root is damaged: there is no new backup then.
+        Conflict: backups are being dropped just now.
+        BadRequest: the folder holds something else, or lies inside a root.
+
+    Example:
+        made = sparklog.backup("/data/log", "/data/backup", keep=14)
+        print(made.number)
+    """
+    from sparklog.tools.backup.backing_up import back_up
+    from sparklog.tools.backup.pruning import prune
+
+    refuse_inside(os.fspath(to))
+    target = open_store(to)
+    made = back_up(_opened(root), target, topics=topics, link=link)
+    if keep is not None or keep_days is not None:
+        prune(target, keep=keep, keep_ms=None if keep_days is None else keep_days * DAY_MS)
+    return made
+
+
+def restore(
+    source: PathLike,
+    to: PathLike,
+    *,
+    topics: Sequence[str] | None = None,
+    number: int | None = None,
+    version: int | None = None,
+    time_ms: int | None = None,
+    rename: Mapping[str, str] | None = None,
+    link: bool = False,
+    dry_run: bool = False,
+) -> Restored:
+    """Make a new root of a backup, or of a root as it was: the newest state, or that of a backup, version or time.
+
+    Args:
+        source: the folder of the backups, or a root.
+        to: where the new root is to be; empty or not there.
+        topics: names; None: all.
+        number: of one backup; `version`: of one topic; `time_ms`: since 1970. At most one of them.
+        rename: old name to new name of topics.
+        link: hard links in place of copies where both are on one disk.
+        dry_run: change nothing, only say what would be restored.
+
+    Returns:
+        What was restored: topics, versions, files, bytes, groups.
+
+    Raises:
+        NotFound: what is wanted is not there.
+        BadRequest: the folder is not empty, or lies inside a root.
+        Corrupt: bytes are damaged.
+
+    Example:
+        restored = sparklog.restore("/data/backup", "/data/log-again", topics=["orders"])
+        print(restored.files)
+    """
+    from sparklog.tools.backup.restore_point import Wanted
+    from sparklog.tools.backup.restoring import plan_restore
+    from sparklog.tools.backup.restoring import restore as restore_backup
+
+    wanted = Wanted(None if topics is None else tuple(dict.fromkeys(topics)), number, version, time_ms)
+    refuse_inside(os.fspath(to))
+    if dry_run:
+        return plan_restore(open_store(source), wanted, rename=rename)
+    return restore_backup(open_store(source), open_store(to), wanted, rename=rename, link=link)
+
+
+def clone(
+    root: RootLike,
+    topic: str,
+    name: str,
+    *,
+    version: int | None = None,
+    time_ms: int | None = None,
+    dry_run: bool = False,
+) -> Cloned:
+    """Create a topic that shows another one as it is, or was at a version or a time. Nothing is copied.
+
+    Args:
+        root: an open root, or where it lies.
+        topic: the topic to clone; a deleted one with a version or a time.
+        name: of the new topic.
+        version: of the topic; `time_ms`: since 1970. At most one of them; default: the newest version.
+        dry_run: change nothing, only say what the clone would hold.
+
+    Returns:
+        What the clone holds: version, offsets, files and bytes it shares.
+
+    Raises:
+        NotFound: there is no such topic or version.
+        Conflict: the name is taken, or the version is older than what is kept.
+
+    Example:
+        sparklog.clone("/data/log", "orders", "orders-yesterday")
+    """
+    return clone_topic(_opened(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
+
+
+def import_kafka(
+    root: RootLike,
+    log_dir: PathLike,
+    *,
+    topics: Sequence[str] | None = None,
+    configs: Mapping[str, object] | None = None,
+    corrupt_records: CorruptRecords = "fail",
+    open_transactions: Literal["keep", "abort", "refuse"] = "keep",
+    link: Literal["auto", "never"] = "auto",
+    groups: bool = True,
+    transactions: bool = True,
+    dry_run: bool = False,
+) -> ImportReport:
+    """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
+
+    Args:
+        root: an open root, or where it lies; made if there is none.
+        log_dir: the log directory of a stopped broker, or a copy of one. It is only read.
+        topics: names; None: all but Kafka's internal ones.
+        configs: set on each topic: Kafka keeps them elsewhere.
+        corrupt_records: as for `open_view`.
+        open_transactions: what becomes of transactions that Kafka has not ended: `keep` them until a later import
+            brings their end, `abort` them, or `refuse` the import.
+        link: `auto`: closed segments become hard links where both are on one disk; `never`: copies.
+        groups: take offsets of consumer groups from `__consumer_offsets`.
+        transactions: take ids and decisions of open transactions from `__transaction_state`.
+        dry_run: change nothing, only say what would be taken.
+
+    Returns:
+        What was imported, by topic and partition, and the groups. Run again, an import takes what is new since.
+
+    Raises:
+        NotFound: there is no log directory, or no such topic.
+        Conflict: a topic exists and was not imported from this one, or was written to since.
+        Corrupt: a file is damaged, and `corrupt_records` is `fail`.
+
+    Example:
+        report = sparklog.import_kafka("/data/log", "/var/lib/kafka/data", configs={"retention.ms": 604_800_000})
+        print([topic.topic for topic in report.topics])
+    """
+    from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+
+    log: Root | None
+    if isinstance(root, (Root, Store)):
+        log = _opened(root)
+    else:
+        location = resolve(os.fspath(root))
+        log = None if location.kind == NOTHING else open_log(location)
+        if log is None and not dry_run:
+            # Wrong input makes no new root.
+            import_log_dir(None, log_dir, ImportOptions(topics, configs, groups=False), dry_run=True)
+            log = open_log(location, create=True)
+    options = ImportOptions(
+        topics,
+        configs,
+        corrupt_records=corrupt_records,
+        open_transactions=open_transactions,
+        link=link,
+        groups=groups,
+        transactions=transactions,
+    )
+    return import_log_dir(log, log_dir, options, dry_run=dry_run)
+
+
+def export_kafka(
+    root: RootLike,
+    topics: Sequence[str],
+    to: PathLike,
+    *,
+    partitions: Sequence[int] | None = None,
+    start_ms: int | None = None,
+    end_ms: int | None = None,
+    version: int | None = None,
+    time_ms: int | None = None,
+    groups: Sequence[str] | Literal["all"] | None = None,
+    link: bool = False,
+    keep_leader_epochs: bool = False,
+) -> list[ExportedTopic]:
+    """Write topics as a log directory that a Kafka broker opens as its own.
+
+    Args:
+        root: an open root, or where it lies.
+        topics: names.
+        to: the directory to make; empty or not there.
+        partitions: only these, of each topic; None: all.
+        start_ms: begin each partition with the first record that is not older.
+        end_ms: end each partition in front of the first record that is not older.
+        version: of the topics; `time_ms`: since 1970. At most one of them; default: the newest version.
+        groups: export what these consumer groups have committed too, as `__consumer_offsets` and as a CSV file.
+        link: hard links to sealed segments in place of copies, on the same disk.
+        keep_leader_epochs: for the cluster that gave them; else they become 0.
+
+    Returns:
+        One entry a topic: its id, its configs, and what each partition holds.
+
+    Raises:
+        NotFound: there is no such topic, partition, version or group.
+        Conflict: the directory is not empty.
+        Corrupt: a file is damaged.
+
+    Example:
+        exported = sparklog.export_kafka("/data/log", ["orders"], "/data/kafka-logs")
+    """
+    from sparklog.kafka.exporting import ExportOptions, export_topics
+
+    options = ExportOptions(
+        partitions,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        version=version,
+        time_ms=time_ms,
+        groups=groups,
+        link=link,
+        keep_leader_epochs=keep_leader_epochs,
+    )
+    return export_topics(_opened(root), to, topics, options)
+
+
+def _opened(root: RootLike) -> Root:
+    return root if isinstance(root, Root) else open_root(root)
+
+
+def _runner(spark: SparkSession | None) -> Runner:
+    from sparklog.maintenance.spark_runner import SparkRunner
+    from sparklog.maintenance.work import InProcess
+
+    return InProcess() if spark is None else SparkRunner(spark)
+
+
+def _settings(root: Root, properties: PathLike | None, now_ms: int | None, dry_run: bool) -> Settings:
+    from sparklog.maintenance.arguments import settings_file
+    from sparklog.maintenance.work import Settings, store_clock_ms
+
+    given = Settings(0) if properties is None else settings_file(os.fspath(properties))
+    clock = store_clock_ms(root.store, root.env, dry_run=dry_run) if now_ms is None else now_ms
+    return replace(given, now_ms=clock)

@@ -1,0 +1,205 @@
+"""All options of the data source in one table, and the settings of Kafka's clients that mean nothing here.
+
+Spark hands options over with lower-cased keys: names are looked up in lower case and shown in their own spelling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sparklog.errors import BadRequest
+from sparklog.format.record_batch import CODECS
+from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
+from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
+from sparklog.log.journal.names import nearest
+from sparklog.log.state.config_table import kafka_name
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
+
+Kind = Literal["text", "boolean", "number", "choice", "time"]
+Use = Literal["batch", "stream", "write"]
+Uses = tuple[Use, ...]
+BATCH: Uses = ("batch",)
+STREAM: Uses = ("stream",)
+WRITE: Uses = ("write",)
+READ: Uses = (*BATCH, *STREAM)
+EVERYWHERE: Uses = (*READ, *WRITE)
+
+DEFAULT_SESSION_TIMEOUT_MS = 300_000
+"""A query shows that it lives whenever Spark plans, which a micro-batch holds up. So not `session.timeout.ms` of
+Kafka's consumer, whose heartbeats go on meanwhile, but its `max.poll.interval.ms`."""
+OFFSETS_JSON = 'JSON like {"topic":{"0":23}}'
+CORRUPT_RECORDS = ("fail", "skip", "truncate")
+"""As in `sparklog.kafka.in_place.damage`, which option parsing does not import."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionDef:
+    """One option.
+
+    * `uses`: where it counts; elsewhere it is refused, but for what is of reads (`batch`, `stream`) alike
+    * `field`: of `ReadOptions` or `SinkOptions`, which takes the parsed value; empty where several options make one
+    * `default`: None where there is none; `choices` of a choice; `low` and `high`: limits of a number
+    * `harmless`: an option of reads that a write has without effect: a setting of Kafka's clients
+    * `codec`: of a level that counts when that codec is chosen
+    """
+
+    name: str
+    kind: Kind
+    uses: Uses
+    doc: str
+    field: str = ""
+    default: object = None
+    choices: tuple[str, ...] = ()
+    low: int = 0
+    high: int | None = None
+    aliases: tuple[str, ...] = ()
+    harmless: bool = False
+    codec: str = ""
+
+
+def _offsets(side: str, uses: Uses, words: str) -> tuple[OptionDef, ...]:
+    """The three forms of a bound, the one that counts first."""
+    verb = "Start" if side == "starting" else "End"
+    return (
+        OptionDef(
+            f"{side}Timestamp",
+            "number",
+            uses,
+            f"{verb} at the first record not older than this time (ms). Of these three the first one given counts.",
+        ),
+        OptionDef(f"{side}OffsetsByTimestamp", "text", uses, f"The same by partition: {OFFSETS_JSON}."),
+        OptionDef(f"{side}Offsets", "text", uses, f"{verb} there: {words}, or {OFFSETS_JSON}."),
+    )
+
+
+def _level(codec: str) -> OptionDef:
+    return OptionDef(
+        f"kafka.compression.{codec}.level", "number", WRITE, f"The level, if the codec is {codec}.", low=-(1 << 17),
+        codec=codec,
+    )  # fmt: skip
+
+
+OPTIONS = (
+    OptionDef("path", "text", EVERYWHERE,
+              "Of `load`, `save` and `start`: a root, a topic's folder, a Kafka log directory or partition folder."),
+    OptionDef("includeHeaders", "boolean", EVERYWHERE, "Reads: add the column `headers`.", "include_headers", False),
+    OptionDef("subscribe", "text", READ, "Names of the topics to read, separated by commas."),
+    OptionDef("subscribePattern", "text", READ, "A regular expression that matches whole names of topics."),
+    OptionDef("assign", "text", READ, 'Topics and partitions: JSON like {"topic":[0,1]}.'),
+    *_offsets("starting", READ, "`earliest` (-2), `latest` (-1), `group`"),
+    OptionDef("startingOffsetsByTimestampStrategy", "choice", READ,
+              "`latest` starts at the end where no record is as new as the time given.",
+              default="error", choices=("error", "latest")),
+    *_offsets("ending", BATCH, "`latest` (-1)"),
+    OptionDef("failOnDataLoss", "boolean", READ, "An error if records are gone before they are read; `false`: go on.",
+              "fail_on_data_loss", True),
+    OptionDef("corruptRecords", "choice", READ, "What damage in a Kafka directory does.",
+              "corrupt_records", CORRUPT_RECORDS[0], CORRUPT_RECORDS),
+    OptionDef("minPartitions", "number", READ, "Split into at least so many tasks.", "min_partitions", low=1),
+    OptionDef("maxRecordsPerPartition", "number", READ, "Records of one task at most.",
+              "max_records_per_partition", low=1),
+    OptionDef("maxOffsetsPerTrigger", "number", STREAM, "Records of one micro-batch at most.",
+              "max_offsets_per_trigger", low=1),
+    OptionDef("minOffsetsPerTrigger", "number", STREAM, "Wait until there are so many records.",
+              "min_offsets_per_trigger", low=1),
+    OptionDef("maxTriggerDelay", "time", STREAM, "But wait no longer than this.", "max_trigger_delay_ms", 900_000),
+    OptionDef("maxBytesPerTrigger", "number", STREAM, "About so many stored bytes in one micro-batch.",
+              "max_bytes_per_trigger", low=1),
+    OptionDef("poll.interval.ms", "number", STREAM, "Time between two looks for new records; 10 ms by itself.",
+              "poll_interval_ms"),
+    OptionDef("metadata.max.age.ms", "number", STREAM, "Time between two looks for new topics.",
+              "metadata_max_age_ms", 300_000, aliases=("kafka.metadata.max.age.ms",), harmless=True),
+    OptionDef("kafka.isolation.level", "choice", READ, "`read_committed` leaves out what is aborted or open.",
+              "isolation", READ_COMMITTED, (READ_COMMITTED, READ_UNCOMMITTED), harmless=True),
+    OptionDef("kafka.group.id", "text", READ, "The group of `startingOffsets=group`; a stream publishes to it.",
+              "group_id", harmless=True),
+    OptionDef("kafka.group.instance.id", "text", STREAM, "A name for the query in its group; random by itself.",
+              "group_instance", harmless=True),
+    OptionDef("kafka.session.timeout.ms", "number", STREAM, "A query that is silent for longer counts as gone.",
+              "session_timeout_ms", DEFAULT_SESSION_TIMEOUT_MS, low=1, high=MAX_SESSION_TIMEOUT_MS, harmless=True),
+    OptionDef("kafka.auto.offset.reset", "choice", READ,
+              "With `startingOffsets=group`: for a partition without a committed offset.",
+              "group_reset", choices=("earliest", "latest", "none")),
+    OptionDef("topic", "text", WRITE, "The topic, unless the path or a column `topic` names it.", "topic"),
+    OptionDef("compression.type", "choice", WRITE, "The codec, zstd by itself; the topic's config beats it.",
+              "codec", choices=CODECS, aliases=("kafka.compression.type",)),
+    OptionDef("compression.level", "number", WRITE, "The level of that codec; the topic's by itself.",
+              "level", low=-(1 << 17)),
+    *map(_level, ("gzip", "lz4", "zstd")),
+    OptionDef("write.buffer.bytes", "number", WRITE, "Bytes that a task collects before it encodes them.",
+              "buffer_bytes", 64 << 20, low=1, high=1 << 30),
+    OptionDef("num.partitions", "number", WRITE, "Partitions of a topic that the write creates.",
+              "partitions", 1, low=1),
+    OptionDef("auto.create.topics.enable", "boolean", WRITE, "Create the root and the topic where they are missing.",
+              "auto_create", True, aliases=("kafka.allow.auto.create.topics",)),
+    OptionDef("txnAppId", "text", WRITE, "Name of the application: with `txnVersion`, a repeated batch writes nothing.",
+              "txn_app_id"),
+    OptionDef("txnVersion", "number", WRITE, "A number that grows with each run.", "txn_version"),
+    OptionDef("replayMismatch", "choice", WRITE, "`accept`: a replayed micro-batch may differ from its first attempt.",
+              "replay_mismatch", "error", ("error", "accept")),
+    OptionDef("transaction.timeout.ms", "number", WRITE,
+              "Time after which an open write to several topics is aborted.",
+              "transaction_timeout_ms", DEFAULT_TIMEOUT_MS, low=1, high=MAX_TIMEOUT_MS,
+              aliases=("kafka.transaction.timeout.ms",)),
+)  # fmt: skip
+
+# Put there by Spark itself; patience of a client that talks to a broker, and names of groups that nothing asks for.
+_SILENT = (
+    *("checkpointLocation", "queryName"),
+    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix"),
+)
+
+# Refused by the Kafka connector too, and why.
+_REFUSED = {
+    "kafka.key.deserializer": "keys are read as binary; cast them in the query",
+    "kafka.value.deserializer": "values are read as binary; cast them in the query",
+    "kafka.key.serializer": "cast the key column to string or binary in the query",
+    "kafka.value.serializer": "cast the value column to string or binary in the query",
+    "kafka.enable.auto.commit": "Spark's checkpoint keeps the offsets",
+    "kafka.interceptor.classes": "there is no broker client to intercept",
+    "kafka.partitioner.class": "give a partition column; keys are partitioned by murmur2 as Kafka does",
+    "kafka.transactional.id": "use txnAppId and txnVersion",
+}
+
+# Settings of Kafka's clients that describe brokers, connections and buffering: accepted and without effect, so that a
+# query moves over by changing the format and the path.
+_CLIENT_SETTINGS = """
+    acks auto.commit.interval.ms auto.include.jmx.reporter batch.size bootstrap.servers buffer.memory check.crcs
+    client.dns.lookup client.id client.rack connections.max.idle.ms default.api.timeout.ms delivery.timeout.ms
+    enable.idempotence enable.metrics.push exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes
+    group.protocol group.remote.assignor heartbeat.interval.ms linger.ms max.block.ms
+    max.in.flight.requests.per.connection max.partition.fetch.bytes max.poll.interval.ms max.poll.records
+    max.request.size metadata.max.idle.ms metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy
+    metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms partition.assignment.strategy
+    partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms partitioner.ignore.keys
+    receive.buffer.bytes reconnect.backoff.max.ms reconnect.backoff.ms request.timeout.ms retries retry.backoff.max.ms
+    retry.backoff.ms security.protocol security.providers send.buffer.bytes socket.connection.setup.timeout.max.ms
+    socket.connection.setup.timeout.ms
+"""
+KAFKA_IGNORED = frozenset(f"kafka.{name}" for name in _CLIENT_SETTINGS.split())
+_KAFKA_IGNORED_PREFIXES = ("kafka.sasl.", "kafka.ssl.", "kafka.aws.", "kafka.schema.registry.")
+
+_BY_LOWER_CASE = {name.lower(): each for each in OPTIONS for name in (*each.aliases, each.name)}
+_IGNORED = frozenset(name.lower() for name in _SILENT) | KAFKA_IGNORED
+
+
+def find_option(given: str) -> OptionDef | None:
+    """Return the option of a name, or of Kafka's name for it; None if it is known and has no effect.
+
+    Raises BadRequest, with the nearest name, for one that is not known, and for those that Kafka's connector refuses.
+    """
+    key = given.lower()
+    if key in _BY_LOWER_CASE:
+        return _BY_LOWER_CASE[key]
+    if key in _REFUSED:
+        raise BadRequest(f"Option '{key}' is not supported: {_REFUSED[key]}.")
+    if key in _IGNORED or key.startswith(_KAFKA_IGNORED_PREFIXES):
+        return None
+    why = kafka_name(key)
+    if why:
+        raise BadRequest(f"Unknown option '{given}': {why}; remove it")
+    spelled = {name.lower(): name for each in OPTIONS for name in (*each.aliases, each.name)}
+    near = nearest(key, {**spelled, **{name: name for name in KAFKA_IGNORED}}, limit=1)
+    hint = f"did you mean '{spelled.get(near[0], near[0])}'?" if near else "no option of that name exists; remove it"
+    raise BadRequest(f"Unknown option '{given}': {hint}")

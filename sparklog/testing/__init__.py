@@ -1,0 +1,25 @@
+"""Test doubles of stores, and the tests that every store must pass.
+
+* `CountingStore` counts requests, so that a test can hold an operation to its request budget.
+* `FaultyStore` fails on purpose, by a `Script` or by a `Seeded` plan.
+* `WrapperStore` is the base of both, and of yours.
+* `sparklog.testing.store_tests.StoreTests` is the suite for a store of your own; it needs pytest.
+"""
+
+from sparklog.storage.memory import MemoryStore
+from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded
+from sparklog.testing.wrapper_store import WrapperStore
+
+__all__ = [
+    "Call",
+    "CountingStore",
+    "Crash",
+    "Fault",
+    "FaultKind",
+    "FaultyStore",
+    "MemoryStore",
+    "Script",
+    "Seeded",
+    "WrapperStore",
+]

@@ -1,0 +1,76 @@
+"""The functions of `import sparklog` over whole roots do what their commands do; the examples of the docs run, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+
+KAFKA = Path(__file__).parents[1] / "examples" / "data" / "kafka-log-dir"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> sparklog.Root:
+    root = sparklog.open(tmp_path / "log", create=True)
+    root.create_topic("t").append(pa.table({"key": ["a", "b"], "value": ["1", "2"], "timestamp": [1_000, 2_000]}))
+    return root
+
+
+def values(scan: sparklog.Scan) -> list[bytes]:
+    return [value.as_py() for value in scan.to_table()["value"]]
+
+
+def test_every_name_is_there_and_no_other() -> None:
+    assert [name for name in sparklog.__all__ if getattr(sparklog, name) is None] == []
+    assert dir(sparklog) == sorted(sparklog.__all__)
+    with pytest.raises(AttributeError, match="module 'sparklog' has no attribute 'opne'"):
+        sparklog.opne  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_views_of_a_root_a_topic_and_kafka(root: sparklog.Root) -> None:
+    for path in (root.location, f"{root.location}/t"):
+        view = sparklog.open_view(path)
+        assert view.topics() == ["t"]
+        assert values(view.scan("t", start=1)) == [b"2"]
+        found = view.offset_for_timestamp("t", 1_500)[0]
+        assert found is not None
+        assert (found.offset, view.bounds("t")[0].log_end) == (1, 2)
+    view = sparklog.open_view(KAFKA)
+    topic = next(name for name in view.topics() if not name.startswith("_"))
+    committed = len(values(view.scan(topic)))
+    assert 0 < committed <= len(values(view.scan(topic, isolation="read_uncommitted")))
+    with pytest.raises(sparklog.NotFound, match="does not exist"):
+        sparklog.open_view(f"{root.location}/nothing/at/all")
+    with pytest.raises(sparklog.BadRequest, match="leave it out"):
+        sparklog.open_view(root.location, corrupt_records="skip")
+
+
+def test_verify_takes_roots_topics_and_kafka(root: sparklog.Root) -> None:
+    for place in (root, root.store, root.location, f"{root.location}/t", KAFKA):
+        assert sparklog.verify(place).sound
+    with pytest.raises(sparklog.BadRequest, match="leave quick out"):
+        sparklog.verify(KAFKA, quick=True)
+
+
+def test_dry_runs_change_nothing(root: sparklog.Root, tmp_path: Path) -> None:
+    before = {info.key for info in root.store.list("")}
+    assert [report.topic for report in sparklog.compact(root, roll=True, dry_run=True)] == ["t"]
+    assert [report.topic for report in sparklog.retain(root, topics=["t"], dry_run=True)] == ["t"]
+    assert sparklog.clone(root, "t", "u", dry_run=True).records == 2
+    assert sparklog.restore(root.location, tmp_path / "again", dry_run=True).files == 1
+    assert sparklog.import_kafka(tmp_path / "new", KAFKA, dry_run=True).topics
+    assert {info.key for info in root.store.list("")} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
+
+
+def test_wrong_input_makes_no_root_and_no_backup(root: sparklog.Root, tmp_path: Path) -> None:
+    with pytest.raises(sparklog.NotFound):
+        sparklog.import_kafka(tmp_path / "new", KAFKA, topics=["no-such-topic"])
+    with pytest.raises(sparklog.BadRequest, match="lies inside the root"):
+        sparklog.backup(root, f"{root.location}/backups")
+    with pytest.raises(sparklog.BadRequest, match="lies inside the root"):
+        sparklog.restore(root.location, f"{root.location}/again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
