@@ -41,7 +41,7 @@ from sparklog.tools.backup.consistent_cut import Cut, cut_now, writers_in
 from sparklog.tools.backup.copying import AT_ONCE, Copied, DataFile, copy_all, data_files, listed
 from sparklog.tools.backup.entries import EntryChain
 from sparklog.tools.backup.history import Named, files_named, oldest_base, start_at
-from sparklog.tools.backup.manifest import EntriesBackup, LeftOut, Manifest, TopicBackup, encode_manifest
+from sparklog.tools.backup.manifest import MANIFEST_JSON, EntriesBackup, LeftOut, Manifest, TopicBackup
 from sparklog.tools.backup.pruning import Unread
 from sparklog.tools.backup.repository import BACKUP, Mark, Place, backup_key, begun_key, newest_number, take_number
 
@@ -388,7 +388,7 @@ class _Run:
 
     def _publish(self, manifest: Manifest) -> Manifest:
         """Create the manifest. `Conflict` if a prune has decided meanwhile that there is no such backup."""
-        key, data = backup_key(manifest.number), encode_manifest(manifest)
+        key, data = backup_key(manifest.number), MANIFEST_JSON.encode(manifest)
         # Until there is an answer: it may lie there, or come to lie there later.
         self.undecided = True
         published = self.place.store.create(key, data) or self.place.store.get(key) == data

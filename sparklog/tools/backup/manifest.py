@@ -50,20 +50,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sparklog.errors import Corrupt
-from sparklog.log.journal import documents as json_fields
-from sparklog.log.journal.documents import FORMAT, Fields
-
-PLACE_FIELDS = ("format", "readFeatures", "rootId", "createdMs", "crc")
-MANIFEST_FIELDS = (
-    *("format", "readFeatures", "number", "id", "rootId", "startedMs", "completedMs", "objects", "bytes"),
-    *("topics", "decisions", "groups", "only", "leftOut", "crc"),
+from sparklog.log.journal.documents import (
+    BOOLEAN,
+    TEXT,
+    TEXTS,
+    UINT32_MAX,
+    Document,
+    Fields,
+    Member,
+    StoredDocument,
+    objects_of,
+    whole,
 )
-TOPIC_FIELDS = (
-    *("topic", "topicId", "version", "crc", "timeMs", "deleted", "base", "since", "sinceMs", "bytes"),
-)  # fmt: skip
-ENTRIES_FIELDS = ("id", "first", "number", "sinceMs")
-LEFT_OUT_FIELDS = ("folder", "id", "damage")
+from sparklog.log.journal.root_id import ROOT_MEMBERS, RootId
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,99 +142,50 @@ class Manifest:
         return max([0, *(item.since_ms for item in self.topics if not item.from_its_beginning), *entries])
 
 
-def encode_manifest(found: Manifest) -> bytes:
-    """The bytes of a manifest."""
-    return json_fields.encode(
-        {
-            "format": FORMAT,
-            "readFeatures": [],
-            "number": found.number,
-            "id": found.id,
-            "rootId": found.root_id,
-            "startedMs": found.started_ms,
-            "completedMs": found.completed_ms,
-            "objects": found.objects,
-            "bytes": found.nbytes,
-            "topics": [
-                {
-                    "topic": item.topic,
-                    "topicId": item.topic_id,
-                    "version": item.version,
-                    "crc": item.crc,
-                    "timeMs": item.time_ms,
-                    "deleted": item.deleted,
-                    "base": item.base,
-                    "since": item.since,
-                    "sinceMs": item.since_ms,
-                    "bytes": item.nbytes,
-                }
-                for item in found.topics
-            ],
-            "decisions": [_entries_document(item) for item in found.decisions],
-            "groups": [_entries_document(item) for item in found.groups],
-            "only": None if found.only is None else list(found.only),
-            "leftOut": left_out_document(found.left_out),
-        }
-    )
+PLACE_JSON = StoredDocument("place of backups", RootId, *ROOT_MEMBERS)
 
 
-def _entries_document(item: EntriesBackup) -> dict[str, object]:
-    return {"id": item.id, "first": item.first, "number": item.number, "sinceMs": item.since_ms}
+def _check_versions(item: Fields, topic: TopicBackup) -> None:
+    item.integer("base", -1, topic.version)
+    item.integer("since", 0, topic.version)
 
 
-def left_out_document(items: Collection[LeftOut]) -> list[dict[str, str]]:
-    """What was left out, as JSON."""
-    return [{"folder": item.folder, "id": item.id, "damage": item.damage} for item in items]
-
-
-def decode_left_out(doc: Fields) -> tuple[LeftOut, ...]:
-    """From the member `leftOut` of an object."""
-    items = doc.objects("leftOut")
-    for item in items:
-        item.only(frozenset(LEFT_OUT_FIELDS))
-    return tuple(LeftOut(item.text("folder"), item.text("id"), item.text("damage")) for item in items)
-
-
-def decode_manifest(data: bytes, key: str, number: int) -> Manifest:
-    """From bytes. `BadRequest` if it needs a newer sparklog, `Corrupt` naming `key` if it is damaged."""
-    doc = json_fields.decode(data, key, "backup")
-    doc.only(frozenset(MANIFEST_FIELDS))
-    if doc.integer("number", 1) != number:
-        raise Corrupt(f"backup {number} should lie here, found backup {doc.integer('number', 1)}", file=key)
-    return Manifest(
-        number,
-        doc.text("id"),
-        doc.text("rootId"),
-        doc.integer("startedMs", 0),
-        doc.integer("completedMs", 0),
-        doc.integer("objects", 0),
-        doc.integer("bytes", 0),
-        tuple(_topic(item) for item in doc.objects("topics")),
-        tuple(_entries(item) for item in doc.objects("decisions")),
-        tuple(_entries(item) for item in doc.objects("groups")),
-        None if doc.document.get("only") is None else doc.texts("only"),
-        decode_left_out(doc),
-    )
-
-
-def _topic(item: Fields) -> TopicBackup:
-    item.only(frozenset(TOPIC_FIELDS))
-    version = item.integer("version", 0)
-    return TopicBackup(
-        item.text("topic"),
-        item.text("topicId"),
-        version,
-        item.integer("crc", 0, 2**32 - 1),
-        item.integer("timeMs", 0),
-        item.boolean("deleted"),
-        item.integer("base", -1, version),
-        item.integer("since", 0, version),
-        item.integer("sinceMs", 0),
-        item.integer("bytes", 0),
-    )
-
-
-def _entries(item: Fields) -> EntriesBackup:
-    item.only(frozenset(ENTRIES_FIELDS))
-    number = item.integer("number", 0)
-    return EntriesBackup(item.text("id"), item.integer("first", 0, number), number, item.integer("sinceMs", 0))
+TOPIC_JSON = Document(
+    TopicBackup,
+    Member("topic", TEXT),
+    Member("topicId", TEXT),
+    Member("version", whole(0)),
+    Member("crc", whole(0, UINT32_MAX)),
+    Member("timeMs", whole(0)),
+    Member("deleted", BOOLEAN),
+    Member("base", whole(-1)),
+    Member("since", whole(0)),
+    Member("sinceMs", whole(0)),
+    Member("bytes", whole(0), "nbytes"),
+    check=_check_versions,
+)
+ENTRIES_JSON = Document(
+    EntriesBackup,
+    Member("id", TEXT),
+    Member("first", whole(0)),
+    Member("number", whole(0)),
+    Member("sinceMs", whole(0)),
+    check=lambda item, entries: item.integer("first", 0, entries.number),
+)
+LEFT_OUT_JSON = Document(LeftOut, Member("folder", TEXT), Member("id", TEXT), Member("damage", TEXT))
+MANIFEST_JSON = StoredDocument(
+    "backup",
+    Manifest,
+    Member("number", whole(1)),
+    Member("id", TEXT),
+    Member("rootId", TEXT),
+    Member("startedMs", whole(0)),
+    Member("completedMs", whole(0)),
+    Member("objects", whole(0)),
+    Member("bytes", whole(0), "nbytes"),
+    Member("topics", objects_of(TOPIC_JSON)),
+    Member("decisions", objects_of(ENTRIES_JSON)),
+    Member("groups", objects_of(ENTRIES_JSON)),
+    Member("only", TEXTS, nullable=True),
+    Member("leftOut", objects_of(LEFT_OUT_JSON)),
+)

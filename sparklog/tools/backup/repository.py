@@ -37,17 +37,30 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.journal import documents as json_fields
-from sparklog.log.journal.documents import FORMAT
+from sparklog.log.journal.documents import FORMAT, TEXT, Member, StoredDocument, whole
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, VERSION_DIGITS
-from sparklog.log.journal.root_id import foreign_name
+from sparklog.log.journal.root_id import RootId, foreign_name
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
-from sparklog.tools.backup.manifest import PLACE_FIELDS, Manifest, decode_manifest
+from sparklog.tools.backup.manifest import MANIFEST_JSON, PLACE_JSON, Manifest
 
 BACKUPS_FOLDER = "_backups"
 BEGUN_FOLDER = f"{BACKUPS_FOLDER}/begun"
-GIVEN_UP_FIELDS = ("format", "readFeatures", "number", "rootId", "givenUpMs", "crc")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A number under which there is no backup, and never will be."""
+
+    number: int
+    root_id: str
+    given_up_ms: int
+
+
+GIVEN_UP_JSON = StoredDocument(
+    "backup", GivenUp, Member("number", whole(1)), Member("rootId", TEXT), Member("givenUpMs", whole(0))
+)
 
 
 def backup_key(number: int) -> str:
@@ -82,18 +95,20 @@ def take_number(store: Store, number: int, run: str) -> bool:
 def give_up_begun(store: Store, root_id: str, now_ms: int) -> None:
     """Decide all numbers that are taken: their runs are dead, or must not publish any more."""
     for number in _numbers(store, f"{BEGUN_FOLDER}/"):
-        document = {"number": number, "rootId": root_id, "givenUpMs": now_ms}
-        store.create(backup_key(number), json_fields.encode({"format": FORMAT, "readFeatures": [], **document}))
+        store.create(backup_key(number), GIVEN_UP_JSON.encode(GivenUp(number, root_id, now_ms)))
         store.delete(begun_key(number))
 
 
-def is_given_up(data: bytes, key: str) -> bool:
-    """Whether an object under the key of a backup says that there is none."""
-    doc = json_fields.decode(data, key, "backup")
-    if not doc.has("givenUpMs"):
-        return False
-    doc.only(frozenset(GIVEN_UP_FIELDS))
-    return True
+def _decoded(data: bytes, key: str, number: int) -> Manifest | None:
+    """The backup of a number; None: it was given up."""
+    item = MANIFEST_JSON.fields(data, key)
+    if item.has("givenUpMs"):
+        GIVEN_UP_JSON.from_json(item)
+        return None
+    manifest = MANIFEST_JSON.from_json(item)
+    if manifest.number != number:
+        raise Corrupt(f"backup {number} should lie here, found backup {manifest.number}", file=key)
+    return manifest
 
 
 def _numbers(store: Store, prefix: str) -> list[int]:
@@ -141,9 +156,7 @@ class Place:
             data = store.get(PLACE_KEY)
         except NotFound:
             raise NotFound(f"no backups lie in {store.location}: it has no {PLACE_KEY}; check the path") from None
-        doc = json_fields.decode(data, PLACE_KEY, "place of backups")
-        doc.only(frozenset(PLACE_FIELDS))
-        return cls(store, doc.text("rootId"))
+        return cls(store, PLACE_JSON.decode(data, PLACE_KEY).root_id)
 
     @classmethod
     def make(cls, store: Store, root_id: str, env: Env) -> Place:
@@ -162,8 +175,7 @@ class Place:
             if first is not None and not is_place(store):
                 raise BadRequest(f"{store.location} is not empty, found {first}; give backups a folder of their own")
             ensure_probed(store)
-            document = {"format": FORMAT, "readFeatures": [], "rootId": root_id, "createdMs": env.wall_ms()}
-            store.create(PLACE_KEY, json_fields.encode(document))
+            store.create(PLACE_KEY, PLACE_JSON.encode(RootId(root_id, env.wall_ms())))
         place = cls.open(store)
         if place.root_id != root_id:
             raise BadRequest(
@@ -188,13 +200,11 @@ class Place:
 
     def _manifest(self, key: str, number: int) -> Manifest | None:
         """None: the number was given up."""
-        data = self.store.get(key)
         try:
-            return None if is_given_up(data, key) else decode_manifest(data, key, number)
+            return _decoded(self.store.get(key), key, number)
         except Corrupt:
             # A bit that flipped on the way: read again before calling it damaged.
-            data = self.store.get(key)
-            return None if is_given_up(data, key) else decode_manifest(data, key, number)
+            return _decoded(self.store.get(key), key, number)
 
     def covering(self, topics: Collection[str] | None) -> list[Manifest]:
         """The backups that have these topics, None: everything; where there is none, all. `NotFound`: none at all."""

@@ -17,20 +17,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import crc32c
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.groups.state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS, Decisions
-from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.clock import iso_time
-from sparklog.log.journal.documents import FORMAT, Fields
+from sparklog.log.journal.documents import (
+    BOOLEAN,
+    TEXT,
+    Document,
+    Kind,
+    Member,
+    StoredDocument,
+    objects_by_text,
+    objects_of,
+    whole,
+)
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
-from sparklog.log.journal.root_id import foreign_name, read_root_id
+from sparklog.log.journal.root_id import ROOT_JSON, RootId, foreign_name, read_root_id
 from sparklog.log.state.commit import decode_commit, encode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
@@ -43,7 +52,7 @@ from sparklog.tools.backup.backing_up import Holds, Progress, silent, write_chec
 from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
 from sparklog.tools.backup.entries import EntryChain
-from sparklog.tools.backup.manifest import LeftOut, decode_left_out, left_out_document
+from sparklog.tools.backup.manifest import LEFT_OUT_JSON, LeftOut
 from sparklog.tools.backup.repository import Place, backup_numbers, is_place, refuse_inside
 from sparklog.tools.backup.restore_point import Wanted, from_place, from_root
 from sparklog.tools.backup.restored import (
@@ -57,21 +66,56 @@ from sparklog.tools.backup.restored import (
     stand_alone,
 )
 
-RESTORE_FIELDS = (
-    "format",
-    "readFeatures",
-    "request",
-    "backup",
-    "rootId",
-    "timeMs",
-    "topics",
-    "decisions",
-    "groups",
-    "exact",
-    "leftOut",
-    "crc",
-)
 E = TypeVar("E", bound=Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class _TopicPlan:
+    """The name and version of a topic to restore; the ids of its commit and of its checkpoints' tables."""
+
+    to: str
+    version: int
+    commit: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a restore will write: all of it that is random or may change meanwhile; see the module."""
+
+    request: str
+    backup: int | None
+    root_id: str
+    time_ms: int
+    topics: Mapping[str, _TopicPlan]
+    decisions: Mapping[str, int]
+    groups: Mapping[str, int]
+    exact: bool
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Old to new name of each topic."""
+        return {name: item.to for name, item in self.topics.items()}
+
+
+_NUMBERS = Kind(lambda item, name: item.numbers_by_text(name, -1), dict)
+_TOPIC_JSON = Document(
+    _TopicPlan, Member("to", TEXT), Member("version", whole(0)), Member("commit", TEXT), Member("table", TEXT)
+)
+RESTORE_JSON = StoredDocument(
+    "restore",
+    _Plan,
+    Member("request", TEXT),
+    Member("backup", whole(1), nullable=True),
+    Member("rootId", TEXT),
+    Member("timeMs", whole(0)),
+    Member("topics", objects_by_text(_TOPIC_JSON)),
+    Member("decisions", _NUMBERS),
+    Member("groups", _NUMBERS),
+    Member("exact", BOOLEAN),
+    Member("leftOut", objects_of(LEFT_OUT_JSON)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +214,8 @@ def plan_restore(
     if opened.cut.exact:
         states = sorted(opened.cut.groups.items())
         moved = [item for _, state in states for item in at_the_end(state, _heads(found))[1]]
-    return _restored(opened.backup, "", found, names, opened.cut, files, Copied(), moved)
+    plan = _planned(opened, names, "", lambda: "", lambda: 0)
+    return _restored(plan, found, files, Copied(), moved)
 
 
 def restore(
@@ -194,11 +239,11 @@ def restore(
     plan = _read_plan(target, request)
     numbers = set(backup_numbers(source))
     try:
-        if plan is None or not plan.get("rootId"):
+        if plan is None:
             plan = _write_plan(source, target, wanted, rename or {}, request, env)
         return _Run(source, target, plan, link, at_once, progress, env).make()
     except (NotFound, Corrupt) as error:
-        used = set() if plan is None or plan["backup"] is None else {plan["backup"]}
+        used = set() if plan is None or plan.backup is None else {plan.backup}
         gone = (numbers | used) - set(backup_numbers(source))
         if not gone:
             raise
@@ -220,55 +265,56 @@ def _request(source: Store, wanted: Wanted, rename: Mapping[str, str]) -> str:
     return json.dumps(parts)
 
 
-def _read_plan(target: Store, request: str) -> dict[str, Any] | None:
+def _read_plan(target: Store, request: str) -> _Plan | None:
     try:
-        doc = json_fields.decode(target.get(RESTORE_KEY), RESTORE_KEY, "restore")
+        plan = RESTORE_JSON.decode(target.get(RESTORE_KEY), RESTORE_KEY)
     except NotFound:
         first = foreign_name(target)
         if first is not None:
             raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty folder") from None
         return None
-    doc.only(frozenset(RESTORE_FIELDS))
-    if doc.text("request") != request:
+    if plan.request != request:
         raise BadRequest(
             f"another restore is unfinished in {target.location}: ask for the same again, or empty the folder"
         )
-    return doc.document
+    return plan
 
 
 def _write_plan(
     source: Store, target: Store, wanted: Wanted, rename: Mapping[str, str], request: str, env: Env
-) -> dict[str, Any]:
+) -> _Plan:
     from sparklog.storage.probe import ensure_probed
 
     refuse_inside(target)
     opened = _opened(source, wanted, env)
     names = _names(opened.cut, wanted, rename)
     ensure_probed(target)
-    topics = {
-        name: {"to": new, "version": opened.cut.topics[name].version, "commit": env.new_id(), "table": env.new_id()}
-        for name, new in names.items()
-    }
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "readFeatures": [],
-        "request": request,
-        "backup": opened.backup,
-        "rootId": env.new_id(),
-        "timeMs": env.wall_ms(),
-        "topics": topics,
-        "decisions": {name: state.number for name, state in sorted(opened.cut.decisions.items())},
-        "groups": {name: state.number for name, state in sorted(opened.cut.groups.items()) if state.number >= 0},
-        "exact": opened.cut.exact,
-        "leftOut": left_out_document(opened.cut.left_out),
-    }
-    if not target.create(RESTORE_KEY, json_fields.encode(document)):
+    plan = _planned(opened, names, request, env.new_id, env.wall_ms)
+    if not target.create(RESTORE_KEY, RESTORE_JSON.encode(plan)):
         # Our own answer was lost, or another run was first: what lies there counts.
-        found = _read_plan(target, request)
-        if found is None:
+        stored = _read_plan(target, request)
+        if stored is None:
             raise Unavailable(f"{RESTORE_KEY} was not written as it should; try again")
-        return found
-    return document
+        return stored
+    return plan
+
+
+def _planned(
+    opened: _Source, names: Mapping[str, str], request: str, new_id: Callable[[], str], wall_ms: Callable[[], int]
+) -> _Plan:
+    cut = opened.cut
+    topics = {name: _TopicPlan(new, cut.topics[name].version, new_id(), new_id()) for name, new in names.items()}
+    return _Plan(
+        request,
+        opened.backup,
+        new_id(),
+        wall_ms(),
+        topics,
+        {name: state.number for name, state in sorted(cut.decisions.items())},
+        {name: state.number for name, state in sorted(cut.groups.items()) if state.number >= 0},
+        cut.exact,
+        cut.left_out,
+    )
 
 
 def _snapshots(store: Store, versions: Mapping[str, int]) -> dict[str, Snapshot]:
@@ -280,26 +326,17 @@ def _heads(found: Mapping[str, Snapshot]) -> dict[str, Head]:
 
 
 def _restored(
-    backup: int | None,
-    root_id: str,
-    found: Mapping[str, Snapshot],
-    names: Mapping[str, str],
-    cut: Cut | Mapping[str, Any],
-    files: list[DataFile],
-    copied: Copied,
-    moved: Sequence[MovedOffset],
+    plan: _Plan, found: Mapping[str, Snapshot], files: list[DataFile], copied: Copied, moved: Sequence[MovedOffset]
 ) -> Restored:
     topics = []
     for name, snapshot in found.items():
         head = snapshot.head
         starts, ends = tuple(head.log_start.tolist()), tuple(head.log_end.tolist())
-        topics.append(RestoredTopic(names[name], name, head.version, head.partitions, starts, ends, head.made_ms))
-    decisions = cut.decisions if isinstance(cut, Cut) else cut["decisions"]
-    groups = cut.groups if isinstance(cut, Cut) else cut["groups"]
-    left_out = cut.left_out if isinstance(cut, Cut) else decode_left_out(Fields(dict(cut), RESTORE_KEY, "restore"))
+        topic = plan.topics[name].to
+        topics.append(RestoredTopic(topic, name, head.version, head.partitions, starts, ends, head.made_ms))
     nbytes = sum(file.size for file in files)
-    numbers = len(decisions), len(groups), len(files), nbytes
-    return Restored(backup, root_id, tuple(topics), *numbers, copied, tuple(moved), left_out)
+    numbers = len(plan.decisions), len(plan.groups), len(files), nbytes
+    return Restored(plan.backup, plan.root_id, tuple(topics), *numbers, copied, tuple(moved), plan.left_out)
 
 
 class _Run:
@@ -309,7 +346,7 @@ class _Run:
         self,
         source: Store,
         target: Store,
-        plan: Mapping[str, Any],
+        plan: _Plan,
         link: bool,
         at_once: int,
         progress: Progress,
@@ -322,13 +359,13 @@ class _Run:
         self.at_once = at_once
         self.progress = progress
         self.env = env
-        self.names: dict[str, str] = {name: item["to"] for name, item in plan["topics"].items()}
+        self.names = plan.names
         self.copied = Copied()
 
     def make(self) -> Restored:
-        versions = {name: item["version"] for name, item in self.plan["topics"].items()}
+        versions = {name: item.version for name, item in self.plan.topics.items()}
         if self.target.stat(ROOT_KEY) is not None:
-            if read_root_id(self.target) != self.plan["rootId"]:
+            if read_root_id(self.target) != self.plan.root_id:
                 raise BadRequest(
                     f"{self.target.location} became another root before the restore was finished: restore into an "
                     "empty folder"
@@ -336,38 +373,30 @@ class _Run:
             # Killed after it was done: only the plan is left.
             found = _snapshots(self.source, versions)
             self.target.delete(RESTORE_KEY)
-            return self._outcome(found, [], self._moved(found) if self.plan["exact"] else [])
+            return self._outcome(found, [], self._moved(found) if self.plan.exact else [])
         holds = self._hold(versions)
         try:
             found = _snapshots(self.source, versions)
             files = [file for name, snapshot in found.items() for file in files_of(self.names[name], snapshot)]
             # Entries first: nothing holds them while files are copied, maybe for days.
-            decisions, moved = self._write_entries(_heads(found) if self.plan["exact"] else {})
+            decisions, moved = self._write_entries(_heads(found) if self.plan.exact else {})
             self._copy(files, holds)
             self._write_topics(found, decisions)
         finally:
             if holds is not None:
                 holds.release()
-        document = {
-            "format": FORMAT,
-            "readFeatures": [],
-            "rootId": self.plan["rootId"],
-            "createdMs": self.plan["timeMs"],
-        }
-        self._put(ROOT_KEY, json_fields.encode(document))
+        self._put(ROOT_KEY, ROOT_JSON.encode(RootId(self.plan.root_id, self.plan.time_ms)))
         self.target.delete(RESTORE_KEY)
         return self._outcome(found, files, moved)
 
     def _moved(self, found: Mapping[str, Snapshot]) -> list[MovedOffset]:
         """Offsets that an earlier run has set to the ends of topics, as far as the source still has them."""
-        chains = [(EntryChain(self.source, GROUPS, name), number) for name, number in self.plan["groups"].items()]
+        chains = [(EntryChain(self.source, GROUPS, name), number) for name, number in self.plan.groups.items()]
         states = [state for chain, number in chains if (state := chain.at(number)) is not None]
         return [item for state in states for item in at_the_end(state, _heads(found))[1]]
 
     def _outcome(self, found: Mapping[str, Snapshot], files: list[DataFile], moved: list[MovedOffset]) -> Restored:
-        return _restored(
-            self.plan["backup"], self.plan["rootId"], found, self.names, self.plan, files, self.copied, moved
-        )
+        return _restored(self.plan, found, files, self.copied, moved)
 
     def _hold(self, versions: Mapping[str, int]) -> Holds | None:
         """Of a live root, what its vacuum would take away; older versions are read as long as they are there."""
@@ -402,7 +431,7 @@ class _Run:
 
         `heads`: of the topics, where groups may be beyond them.
         """
-        ids, groups = self.plan["decisions"], self.plan["groups"]
+        ids, groups = self.plan.decisions, self.plan.groups
         decisions: dict[str, Decisions] = {}
         moved: list[MovedOffset] = []
         for name, number in ids.items():
@@ -417,20 +446,20 @@ class _Run:
 
     def _write_topics(self, found: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
         for name, snapshot in found.items():
-            item = self.plan["topics"][name]
+            item = self.plan.topics[name]
             alone, last_of_source = self._stand_alone(name, snapshot)
             check_state(alone.head, alone.slices)
-            commit = first_commit(alone.head, name, decisions, self.names, item["commit"], self.plan["timeMs"])
+            commit = first_commit(alone.head, name, decisions, self.names, item.commit, self.plan.time_ms)
             data = encode_commit(commit)
-            after = alone.head.apply(decode_commit(data, commit_key(item["to"], commit.version), commit.version))
+            after = alone.head.apply(decode_commit(data, commit_key(item.to, commit.version), commit.version))
             check_commit(alone.head, commit, after)
-            self.copied += write_checkpoint(self.target, alone, item["table"])
+            self.copied += write_checkpoint(self.target, alone, item.table)
             if last_of_source is not None:
                 # Its checkpoint and the next commit both name its CRC.
-                self._put(commit_key(item["to"], alone.version), last_of_source)
-            self._put(commit_key(item["to"], commit.version), data)
-            last = Snapshot(item["to"], self.target, after, alone.slices.apply(commit, after))
-            self.copied += write_checkpoint(self.target, last, item["table"])
+                self._put(commit_key(item.to, alone.version), last_of_source)
+            self._put(commit_key(item.to, commit.version), data)
+            last = Snapshot(item.to, self.target, after, alone.slices.apply(commit, after))
+            self.copied += write_checkpoint(self.target, last, item.table)
 
     def _stand_alone(self, name: str, found: Snapshot) -> tuple[Snapshot, bytes | None]:
         """The state of a topic in its new root, and the commit that made it, as far as that is still there."""
