@@ -16,7 +16,7 @@ then on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,28 +38,28 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.consistent_cut import Cut, cut_now, writers_in
-from sparklog.tools.backup.copying import AT_ONCE, Copied, DataFile, copy_all, data_files, listed
-from sparklog.tools.backup.entries import EntryChain
+from sparklog.tools.backup.copying import (
+    AT_ONCE,
+    Copied,
+    CopyOptions,
+    DataFile,
+    Progress,
+    copy_all,
+    data_files,
+    listed,
+    silent,
+)
+from sparklog.tools.backup.entries import DamagedLogs, EntryChain
 from sparklog.tools.backup.history import Named, files_named, oldest_base, start_at
 from sparklog.tools.backup.manifest import MANIFEST_JSON, EntriesBackup, LeftOut, Manifest, TopicBackup
-from sparklog.tools.backup.pruning import Unread
-from sparklog.tools.backup.repository import BACKUP, Mark, Place, backup_key, begun_key, newest_number, take_number
+from sparklog.tools.backup.repository import BACKUP, Mark, Repository, backup_key, begun_key, newest_number, take_number
 
 E = TypeVar("E", bound=Entry)
 
 
 HOLD_MS = 86_400_000
-LOOK_MS = 60_000
-"""How often a run looks after its holds and its mark."""
 CUTS = 5
 RETRIES = 5
-
-Progress = Callable[[int, int, int, int], None]
-"""Files done, files there are, bytes done, bytes there are."""
-
-
-def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
-    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +151,11 @@ def back_up(
     one disk, which protects from deletion and not from damage. Raises `Corrupt` naming the place of damaged bytes,
     then no backup is made of anything; `Conflict` while a prune is at work; `BadRequest` for a place of something else.
     """
-    place = Place.make(target, root.id, root.env)
+    repository = Repository.open_or_create(target, root.id, root.env)
+    options = CopyOptions(link, at_once, progress, root.env)
     for left in reversed(range(RETRIES)):
-        with Mark(place, root.env, BACKUP) as mark:
-            run = _Run(root, place, mark, link, at_once, progress)
+        with Mark(repository, root.env, BACKUP) as mark:
+            run = _Run(root, repository, mark, options)
             try:
                 return run.make(topics)
             except NotFound:
@@ -169,18 +170,15 @@ def back_up(
 class _Run:
     """One attempt at a backup."""
 
-    def __init__(self, root: Root, place: Place, mark: Mark, link: bool, at_once: int, progress: Progress) -> None:
+    def __init__(self, root: Root, repository: Repository, mark: Mark, options: CopyOptions) -> None:
         self.root = root
-        self.place = place
+        self.repository = repository
         self.mark = mark
-        self.link = link
-        self.at_once = at_once
-        self.progress = progress
+        self.options = options
         self.id = root.env.new_id()
         self.holds = Holds(root, f"backup:{self.id}")
         self.copied = Copied()
-        self.looked_ms = root.env.boot_ms()
-        self.unread = Unread(root.store)
+        self.unread = DamagedLogs(root.store)
         self.started_ms = 0
         self.number = 0
         self.undecided = False
@@ -190,13 +188,13 @@ class _Run:
         self.holds.release()
         if self.number and not self.undecided:
             with suppress(SparklogError, OSError):
-                self.place.store.delete(begun_key(self.number))
+                self.repository.store.delete(begun_key(self.number))
             self.number = 0
 
     def make(self, topics: Collection[str] | None) -> Manifest:
-        before = self.place.manifests()
+        before = self.repository.manifests()
         cut = self._held_cut(topics)
-        self.unread = Unread(self.root.store, strict=topics is None)
+        self.unread = DamagedLogs(self.root.store, strict=topics is None)
         # Entries first: those of groups may be gone when files have been copied for days, and nothing holds them.
         decisions = self._all_entries(DECISIONS, cut.decisions, before)
         groups = self._all_entries(GROUPS, cut.groups, before)
@@ -226,7 +224,7 @@ class _Run:
 
     def _held_cut(self, topics: Collection[str] | None) -> Cut:
         for left in reversed(range(CUTS)):
-            newest = newest_number(self.place.store)
+            newest = newest_number(self.repository.store)
             self.started_ms = self.root.env.wall_ms()
             try:
                 cut = cut_now(self.root, topics)
@@ -242,8 +240,9 @@ class _Run:
         raise AssertionError("unreachable")
 
     def _take_number(self, number: int) -> None:
-        if not take_number(self.place.store, number, self.id):
-            raise Conflict(f"other backups into {self.place.store.location} are begun all the time; try again later")
+        if not take_number(self.repository.store, number, self.id):
+            location = self.repository.store.location
+            raise Conflict(f"other backups into {location} are begun all the time; try again later")
         self.number = number
 
     def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
@@ -256,7 +255,7 @@ class _Run:
                 "the log that was backed up"
             )
         base = oldest_base(history, head.version)
-        kept = None if last is None else History(self.place.store, name)
+        kept = None if last is None else History(self.repository.store, name)
         if (
             last is not None
             and kept is not None
@@ -284,20 +283,6 @@ class _Run:
                 known = files.get(key)
                 if known is None or len(known.pieces) < len(file.pieces):
                     files[key] = file
-        there = listed(self.place.store, {key.split("/", 1)[0] for key in files})
-        new = [file for file in files.values() if file.to not in there or file.footer == 0]
-        missing_bytes = sum(file.size for file in new if file.to not in there)
-        done = [0, 0]
-
-        def tick(copied: Copied) -> None:
-            done[0] += 1
-            done[1] += copied.nbytes + copied.linked
-            self.progress(done[0], len(new), done[1], missing_bytes)
-            if self.root.env.boot_ms() - self.looked_ms > LOOK_MS:
-                self.looked_ms = self.root.env.boot_ms()
-                self.holds.renew()
-                self.mark.check()
-
         missing: set[str] = set()
 
         def lost(file: DataFile) -> None:
@@ -305,23 +290,18 @@ class _Run:
                 raise NotFound(f"{file.key} is missing, and the newest version names it: run verify")
             missing.add(file.key)
 
+        def look() -> None:
+            self.holds.renew()
+            self.mark.check()
+
         # What the cut names first: it is held, and the rest is not.
-        new.sort(key=lambda file: file.key not in needed)
-        self.copied += copy_all(
-            self.root.store,
-            self.place.store,
-            new,
-            there,
-            link=self.link,
-            at_once=self.at_once,
-            tick=tick,
-            lost=lost,
-        )
+        in_order = sorted(files.values(), key=lambda file: file.key not in needed)
+        self.copied += copy_all(self.root.store, self.repository.store, in_order, self.options, look, lost)
         return missing
 
     def _topic(self, name: str, named: Named, missing: set[str]) -> TopicBackup:
         """Copy the log of a topic, commits first."""
-        store = self.place.store
+        store = self.repository.store
         for version in range(named.base.version + 1, named.last.version + 1):
             self._put(commit_key(name, version), self.root.store.get(commit_key(name, version)))
         for snapshot in (named.base, named.last):
@@ -375,27 +355,28 @@ class _Run:
 
     def _put(self, key: str, data: bytes) -> None:
         """Create a small object; what lies there already must be the same."""
-        if self.place.store.create(key, data):
+        if self.repository.store.create(key, data):
             self.copied += Copied(1, len(data))
             return
         for _ in range(2):
             try:
-                if self.place.store.get(key) == data:
+                if self.repository.store.get(key) == data:
                     return
             except NotFound:
                 continue
-        raise Corrupt(f"{self.place.store.location} holds something else under this key; delete it there", file=key)
+        location = self.repository.store.location
+        raise Corrupt(f"{location} holds something else under this key; delete it there", file=key)
 
     def _publish(self, manifest: Manifest) -> Manifest:
         """Create the manifest. `Conflict` if a prune has decided meanwhile that there is no such backup."""
         key, data = backup_key(manifest.number), MANIFEST_JSON.encode(manifest)
         # Until there is an answer: it may lie there, or come to lie there later.
         self.undecided = True
-        published = self.place.store.create(key, data) or self.place.store.get(key) == data
+        published = self.repository.store.create(key, data) or self.repository.store.get(key) == data
         self.undecided = False
         if not published:
             raise Conflict(
-                f"this run stood still for too long in {self.place.store.location}, and a prune has given backup "
+                f"this run stood still for too long in {self.repository.store.location}, and a prune has given backup "
                 f"{manifest.number} up; run it again"
             )
         return manifest

@@ -41,9 +41,8 @@ from sparklog.log.state.slice_table import COMMITTED, SliceTable
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.entries import EntryChain
+from sparklog.tools.backup.entries import DamagedLogs, EntryChain
 from sparklog.tools.backup.manifest import LeftOut
-from sparklog.tools.backup.pruning import Unread
 
 Transaction = tuple[str, int]
 E = TypeVar("E", bound=Entry)
@@ -77,7 +76,7 @@ class _Cutter:
 
     store: Store
     chosen: Collection[str] | None
-    unread: Unread
+    unread: DamagedLogs
     heads: dict[str, Head] = field(default_factory=dict)
     decisions: dict[str, Decisions] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)
@@ -336,7 +335,7 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     chosen topic never was one; `Corrupt` if a log is damaged; `Unavailable`: try again.
     """
     store = root.store
-    unread = Unread(store, strict=chosen is None)
+    unread = DamagedLogs(store, strict=chosen is None)
     since_ms = store.now_ms() - SETTLE_MS
     before: dict[str, Decisions] = {}
     for name in unread.ids(DECISIONS):
@@ -424,7 +423,7 @@ def cut_between(
     groups: Mapping[str, Span],
     time_ms: int,
     *,
-    unread: Unread,
+    unread: DamagedLogs,
     committed: Collection[Transaction] = (),
     exact: bool = False,
 ) -> Cut:

@@ -8,7 +8,7 @@ and nothing of the file is left at the other end.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +18,7 @@ import crc32c
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format.append_file import decode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.slice_table import Slices, positions
 from sparklog.log.state.slices import FileSlices
@@ -28,6 +29,26 @@ from sparklog.storage.store import Store
 CHUNK = 4 << 20
 AT_ONCE = 4
 """Files copied at once: more wait for the same disk."""
+
+
+Progress = Callable[[int, int, int, int], None]
+"""Files done, files in all, bytes done, bytes in all."""
+LOOK_MS = 60_000
+"""How often a run that copies looks after its holds and its mark."""
+
+
+def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
+    """Show no progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """Options of a run that copies: hard links where both are on one disk, files at once, progress."""
+
+    link: bool = False
+    at_once: int = AT_ONCE
+    progress: Progress = silent
+    env: Env = SYSTEM
 
 
 class Piece(NamedTuple):
@@ -83,25 +104,28 @@ def data_files(topic: str, rows: Slices) -> list[DataFile]:
 def copy_all(
     source: Store,
     target: Store,
-    files: Sequence[DataFile],
-    there: Mapping[str, int],
-    *,
-    link: bool = False,
-    at_once: int = AT_ONCE,
-    tick: Callable[[Copied], None] = lambda done: None,
+    files: Iterable[DataFile],
+    options: CopyOptions,
+    look: Callable[[], None],
     lost: Callable[[DataFile], None] | None = None,
 ) -> Copied:
-    """Copy what is not there yet. `there`: keys at the other end, with their sizes; `tick` is called after each file.
+    """Copy the files that the target does not have, in their order; `look` is called every minute.
 
     `lost` takes the files that are missing, where that is no error. Raises `Corrupt` for damage, after all others have
     been copied, `NotFound` for a missing file.
     """
+    given = list(files)
+    known = listed(target, {file.to.split("/", 1)[0] for file in given})
+    # A segment without its index files is copied again: a run may have died between the two.
+    new = [file for file in given if file.to not in known or file.footer == 0]
+    missing_bytes = sum(file.size for file in new if file.to not in known)
+    looked_ms = options.env.boot_ms()
     total = Copied()
     damage: list[Corrupt] = []
 
     def one(file: DataFile) -> Copied | Corrupt | None:
         try:
-            return _copy(source, target, file, there, link)
+            return _copy(source, target, file, known, options.link)
         except NotFound:
             if lost is None:
                 raise
@@ -109,14 +133,17 @@ def copy_all(
         except Corrupt as error:
             return error
 
-    for file, done in zip(files, _spread(one, files, at_once), strict=True):
-        if isinstance(done, Copied):
-            total += done
-            tick(done)
-        elif done is None and lost is not None:
+    for files_done, (file, copied) in enumerate(zip(new, _spread(one, new, options.at_once), strict=True), 1):
+        if isinstance(copied, Copied):
+            total += copied
+            options.progress(files_done, len(new), total.nbytes + total.linked, missing_bytes)
+            if options.env.boot_ms() - looked_ms > LOOK_MS:
+                looked_ms = options.env.boot_ms()
+                look()
+        elif copied is None and lost is not None:
             lost(file)
-        elif isinstance(done, Corrupt):
-            damage.append(done)
+        elif isinstance(copied, Corrupt):
+            damage.append(copied)
     if damage:
         first = damage[0]
         more = f" ({len(damage) - 1} more files are damaged)" if len(damage) > 1 else ""

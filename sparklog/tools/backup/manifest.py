@@ -142,7 +142,7 @@ class Manifest:
         return max([0, *(item.since_ms for item in self.topics if not item.from_its_beginning), *entries])
 
 
-PLACE_JSON = StoredDocument("place of backups", RootId, *ROOT_MEMBERS)
+REPOSITORY_JSON = StoredDocument("place of backups", RootId, *ROOT_MEMBERS)
 
 
 def _check_versions(item: Fields, topic: TopicBackup) -> None:

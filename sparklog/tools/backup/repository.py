@@ -1,12 +1,18 @@
-"""Numbers of backups: they follow the order of the cuts, and each is decided once.
+"""The repository that holds the backups of one root, their numbers, and the runs that are at work in it.
 
-A run looks which number is the newest, takes its cut, and creates `_backups/begun/<number>.json` for the next number.
-Where another run was quicker it takes a new cut: so the cut of a backup begins after the cut of the one before it has
-ended, however long each of them copies.
+    _backup.json                       whose backups lie here
+    _backups/00000000000000000003.json backup 3; created last, so what was not finished is not seen
+    _backups/begun/<number>.json       a number that a run has taken
+    _backups/running/<id>-<n>.json     a run at work: a backup, or a prune that deletes
+    <topic>/..., _transactions/..., _groups/...   as in a root, under the same keys
 
-A number is decided by who creates `_backups/<number>.json`: its run, with a manifest, or a prune that takes the run for
-dead, with an object that says so. The first one counts. A run that stood still until a prune had taken its files away
-can no longer publish what it made.
+**Numbers** follow the order of the cuts, and each is decided once. A run looks which number is the newest, takes its
+cut, and creates `_backups/begun/<number>.json` for the next number. Where another run was quicker it takes a new cut.
+So the cut of a backup begins after the cut of the one before it has ended, however long each of them copies.
+
+A number is decided by the run that creates `_backups/<number>.json`. Its own run writes a manifest. A prune that takes
+that run for dead writes that the number is given up. The first one counts, so a run that stood still until a prune had
+taken its files away cannot publish what it made.
 
 | member of a number that was given up | meaning                                                   |
 |--------------------------------------|-----------------------------------------------------------|
@@ -15,18 +21,10 @@ can no longer publish what it made.
 | rootId                               | of the root whose backups lie here                        |
 | givenUpMs                            | when, ms since the epoch                                  |
 
-A place that holds backups of one root, and who may be at work in it.
-
-    _backup.json                       whose backups lie here
-    _backups/00000000000000000003.json backup 3; created last, so what was not finished is not seen
-    _backups/begun/<number>.json       a number that a run has taken (see `numbering`)
-    _backups/running/<id>-<n>.json     a run at work: a backup, or a prune that deletes
-    <topic>/..., _transactions/..., _groups/...   as in a root, under the same keys
-
-A backup takes what lies there for there, whichever run copied it; a prune deletes what no backup names. The two must
-not meet: each first shows itself in `running`, then looks whether the other does, and gives way. A mark counts for six
-hours by the store's clock, and its run renews it; whoever finds that its own mark is gone, or cannot have been renewed
-in time, stops.
+**Marks.** A backup relies on what lies here, whichever run copied it; a prune deletes what no backup names. The two
+must not meet: each first shows itself in `running`, then looks for the other, and gives way. A mark counts for six
+hours by the store's clock, and its run renews it. A run stops if its own mark is gone, or may not have been renewed in
+time.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, VERSION_DIGITS
 from sparklog.log.journal.root_id import RootId, foreign_name
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
-from sparklog.tools.backup.manifest import MANIFEST_JSON, PLACE_JSON, Manifest
+from sparklog.tools.backup.manifest import MANIFEST_JSON, REPOSITORY_JSON, Manifest
 
 BACKUPS_FOLDER = "_backups"
 BEGUN_FOLDER = f"{BACKUPS_FOLDER}/begun"
@@ -125,13 +123,13 @@ MARK_MS = 6 * 3_600_000
 BACKUP, PRUNE = "backup", "prune"
 
 
-def is_place(store: Store) -> bool:
-    """Whether backups lie here."""
+def is_repository(store: Store) -> bool:
+    """True if backups lie here."""
     return store.stat(PLACE_KEY) is not None
 
 
 def refuse_inside(store: Store) -> None:
-    """`BadRequest` if a folder lies in a root or in a place of backups: the two would take each other's files."""
+    """`BadRequest` if a folder lies in a root or in a repository: the two would take each other's files."""
     if not isinstance(store, LocalStore):
         return
     folder = os.path.realpath(store.location)
@@ -143,47 +141,47 @@ def refuse_inside(store: Store) -> None:
 
 
 @dataclass
-class Place:
-    """An open place of backups; `root_id` is that of their source."""
+class Repository:
+    """An open repository; `root_id` is that of the source of its backups."""
 
     store: Store
     root_id: str
 
     @classmethod
-    def open(cls, store: Store) -> Place:
+    def open(cls, store: Store) -> Repository:
         """`NotFound` if no backups lie here."""
         try:
             data = store.get(PLACE_KEY)
         except NotFound:
             raise NotFound(f"no backups lie in {store.location}: it has no {PLACE_KEY}; check the path") from None
-        return cls(store, PLACE_JSON.decode(data, PLACE_KEY).root_id)
+        return cls(store, REPOSITORY_JSON.decode(data, PLACE_KEY).root_id)
 
     @classmethod
-    def make(cls, store: Store, root_id: str, env: Env) -> Place:
-        """The place for backups of a root, made if there is none.
+    def open_or_create(cls, store: Store, root_id: str, env: Env) -> Repository:
+        """Open the repository for backups of a root, and make it if there is none.
 
         `BadRequest` if it is a root itself, holds something else, or the backups of another root.
         """
         from sparklog.storage.probe import ensure_probed
 
-        if not is_place(store):
+        if not is_repository(store):
             if store.stat(ROOT_KEY) is not None:
                 raise BadRequest(f"{store.location} is a root; give backups a folder of their own")
             refuse_inside(store)
             first = foreign_name(store)
             # Another first backup may have been quicker.
-            if first is not None and not is_place(store):
+            if first is not None and not is_repository(store):
                 raise BadRequest(f"{store.location} is not empty, found {first}; give backups a folder of their own")
             ensure_probed(store)
-            store.create(PLACE_KEY, PLACE_JSON.encode(RootId(root_id, env.wall_ms())))
-        place = cls.open(store)
-        if place.root_id != root_id:
+            store.create(PLACE_KEY, REPOSITORY_JSON.encode(RootId(root_id, env.wall_ms())))
+        repository = cls.open(store)
+        if repository.root_id != root_id:
             raise BadRequest(
-                f"{store.location} holds backups of root {place.root_id}, found root {root_id}: a restored root is "
-                "another one; give its backups a folder of their own"
+                f"{store.location} holds backups of root {repository.root_id}, found root {root_id}: a restored root "
+                "is another one; give its backups a folder of their own"
             )
         ensure_probed(store)
-        return place
+        return repository
 
     def manifests(self) -> list[Manifest]:
         """All backups, in the order of their cuts, oldest first. `Corrupt` if one is damaged."""
@@ -231,16 +229,16 @@ class Place:
 
 @dataclass
 class Mark:
-    """A run that shows itself in a place. Use as a context manager: the mark is there inside."""
+    """The mark of a run in a repository; it lies there inside `with`."""
 
-    place: Place
+    repository: Repository
     env: Env
     kind: str
     keys: list[str] = field(default_factory=list)
     since_ms: int = 0
 
     def __enter__(self) -> Mark:
-        self.since_ms = self.place.store.now_ms()
+        self.since_ms = self.repository.store.now_ms()
         self._id = self.env.new_id()
         self._create()
         found = self._others(self.since_ms)
@@ -249,7 +247,8 @@ class Mark:
             self._remove()
             what = "a prune is at work" if self.kind == BACKUP else "a backup or another prune is at work"
             raise Conflict(
-                f"{what} in {self.place.store.location}; wait for its end, or six hours if it has died ({others[0]})"
+                f"{what} in {self.repository.store.location}; wait for its end, or six hours if it has died "
+                f"({others[0]})"
             )
         return self
 
@@ -258,30 +257,30 @@ class Mark:
 
     def check(self) -> None:
         """Before something that the other kind must not meet. `Conflict` if the mark may not have been seen."""
-        now_ms = self.place.store.now_ms()
-        if now_ms - self.since_ms > MARK_MS // 2 or self.place.store.stat(self.keys[-1]) is None:
-            raise Conflict(f"this run stood still for too long in {self.place.store.location}; run it again")
+        now_ms = self.repository.store.now_ms()
+        if now_ms - self.since_ms > MARK_MS // 2 or self.repository.store.stat(self.keys[-1]) is None:
+            raise Conflict(f"this run stood still for too long in {self.repository.store.location}; run it again")
         if now_ms - self.since_ms > MARK_MS // 8:
             self._create()
             self.since_ms = now_ms
 
     def _create(self) -> None:
         key = f"{RUNNING_FOLDER}/{self.kind}-{self._id}-{len(self.keys)}.json"
-        self.place.store.create(key, json_fields.encode({"format": FORMAT, "readFeatures": []}))
+        self.repository.store.create(key, json_fields.encode({"format": FORMAT, "readFeatures": []}))
         self.keys.append(key)
 
     def _remove(self) -> None:
         for key in self.keys:
-            self.place.store.delete(key)
+            self.repository.store.delete(key)
 
     def _others(self, now_ms: int) -> Sequence[str]:
         found = []
-        for info in self.place.store.list(f"{RUNNING_FOLDER}/"):
+        for info in self.repository.store.list(f"{RUNNING_FOLDER}/"):
             if info.key in self.keys:
                 continue
             if now_ms - info.modified_ms <= MARK_MS:
                 found.append(info.key)
             elif self.kind == PRUNE:
                 # Its run has died, or will find out that it must not go on.
-                self.place.store.delete(info.key)
+                self.repository.store.delete(info.key)
         return found

@@ -25,11 +25,10 @@ from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.consistent_cut import Cut, Span, committed_in, cut_between, cut_now
 from sparklog.tools.backup.copying import listed
-from sparklog.tools.backup.entries import EntryChain
+from sparklog.tools.backup.entries import DamagedLogs, EntryChain
 from sparklog.tools.backup.history import files_named, oldest_base, start_at
 from sparklog.tools.backup.manifest import EntriesBackup, Manifest, TopicBackup
-from sparklog.tools.backup.pruning import Unread
-from sparklog.tools.backup.repository import Place
+from sparklog.tools.backup.repository import Repository
 
 E = TypeVar("E", bound=Entry)
 
@@ -63,21 +62,21 @@ def _unknown(name: str, there: Collection[str], where: str) -> NotFound:
 # -- from backups
 
 
-def from_place(place: Place, wanted: Wanted) -> tuple[Manifest, Cut]:
+def from_backups(repository: Repository, wanted: Wanted) -> tuple[Manifest, Cut]:
     """The backup and the cut that is wanted of it."""
     wanted.check()
     if wanted.version is not None:
-        return _version_in(place, (wanted.topics or ("",))[0], wanted.version)
+        return _version_in(repository, (wanted.topics or ("",))[0], wanted.version)
     if wanted.time_ms is not None:
-        return _time_in(place, wanted.time_ms, wanted.topics)
-    manifest = place.chosen(wanted.number, wanted.topics)
+        return _time_in(repository, wanted.time_ms, wanted.topics)
+    manifest = repository.chosen(wanted.number, wanted.topics)
     items = _items(manifest, wanted.topics)
-    topics = {item.topic: (_head(place.store, item.topic, item.version), item.version) for item in items}
+    topics = {item.topic: (_head(repository.store, item.topic, item.version), item.version) for item in items}
     # The manifest is a cut: what it has of ids and groups fits as it is.
     return manifest, Cut(
         {name: head for name, (head, _) in topics.items()},
-        {item.id: _entry(place.store, DECISIONS, item) for item in manifest.decisions},
-        {item.id: _entry(place.store, GROUPS, item) for item in manifest.groups},
+        {item.id: _entry(repository.store, DECISIONS, item) for item in manifest.decisions},
+        {item.id: _entry(repository.store, GROUPS, item) for item in manifest.groups},
         manifest.left_out,
     )
 
@@ -107,22 +106,22 @@ def _spans(items: Collection[EntriesBackup]) -> dict[str, Span]:
     return {item.id: Span(item.first, item.number) for item in items}
 
 
-def _version_in(place: Place, topic: str, version: int) -> tuple[Manifest, Cut]:
+def _version_in(repository: Repository, topic: str, version: int) -> tuple[Manifest, Cut]:
     ranges = []
-    for manifest in place.manifests():
+    for manifest in repository.manifests():
         item = manifest.topic(topic)
         if item is None:
             continue
         ranges.append(f"{item.since} to {item.version}" if item.since < item.version else str(item.version))
         if item.since <= version <= item.version:
-            return manifest, _cut(place.store, manifest, {topic: version}, None)
+            return manifest, _cut(repository.store, manifest, {topic: version}, None)
     if not ranges:
-        raise NotFound(f"there is no backup of topic '{topic}' in {place.store.location}")
+        raise NotFound(f"there is no backup of topic '{topic}' in {repository.store.location}")
     raise NotFound(f"version {version} of topic '{topic}' is in no backup; there are versions {', '.join(ranges)}")
 
 
-def _time_in(place: Place, time_ms: int, topics: tuple[str, ...] | None) -> tuple[Manifest, Cut]:
-    found = place.covering(topics)
+def _time_in(repository: Repository, time_ms: int, topics: tuple[str, ...] | None) -> tuple[Manifest, Cut]:
+    found = repository.covering(topics)
     manifest = next((item for item in found if item.started_ms >= time_ms), None)
     if manifest is None:
         raise NotFound(
@@ -131,7 +130,7 @@ def _time_in(place: Place, time_ms: int, topics: tuple[str, ...] | None) -> tupl
         )
     versions = {}
     for item in _items(manifest, topics):
-        version = _version_at(place.store, item, time_ms)
+        version = _version_at(repository.store, item, time_ms)
         if version is None:
             continue
         if version < item.since:
@@ -141,7 +140,7 @@ def _time_in(place: Place, time_ms: int, topics: tuple[str, ...] | None) -> tupl
                 f"of {iso_time(time_ms)}"
             )
         versions[item.topic] = version
-    return manifest, _cut(place.store, manifest, versions, time_ms)
+    return manifest, _cut(repository.store, manifest, versions, time_ms)
 
 
 def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
@@ -167,7 +166,7 @@ def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms:
             base = start_at(store, item.topic, History(store, item.topic), item.base)
             topics[item.topic] = (base.head, versions[item.topic])
             committed |= committed_in(base.slices)
-    unread = Unread(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out})
+    unread = DamagedLogs(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out})
     exact = time_ms is None
     if time_ms is None:
         time_ms = max(_head(store, name, version).made_ms for name, version in versions.items())
@@ -186,7 +185,7 @@ def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms:
 
 
 def _check_groups(
-    store: Store, groups: Mapping[str, Span], topics: Collection[str], time_ms: int, unread: Unread
+    store: Store, groups: Mapping[str, Span], topics: Collection[str], time_ms: int, unread: DamagedLogs
 ) -> None:
     """`NotFound` if it is no longer known how far a group had read one of these topics by a time.
 
@@ -228,7 +227,7 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
     if wanted.version is None and wanted.time_ms is None:
         return cut_now(root, wanted.topics)
     topics, committed = {}, set()
-    unread = Unread(store, strict=wanted.topics is None)
+    unread = DamagedLogs(store, strict=wanted.topics is None)
     for name in wanted.topics or [name for name in store.list_folders("") if is_topic_name(name)]:
         found = _as_of(root, name, wanted)
         if found is None:

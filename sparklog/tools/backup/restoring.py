@@ -48,13 +48,13 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.backing_up import Holds, Progress, silent, write_checkpoint
+from sparklog.tools.backup.backing_up import Holds, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
-from sparklog.tools.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
+from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, DataFile, Progress, copy_all, silent
 from sparklog.tools.backup.entries import EntryChain
 from sparklog.tools.backup.manifest import LEFT_OUT_JSON, LeftOut
-from sparklog.tools.backup.repository import Place, backup_numbers, is_place, refuse_inside
-from sparklog.tools.backup.restore_point import Wanted, from_place, from_root
+from sparklog.tools.backup.repository import Repository, backup_numbers, is_repository, refuse_inside
+from sparklog.tools.backup.restore_point import Wanted, from_backups, from_root
 from sparklog.tools.backup.restored import (
     MovedOffset,
     at_the_end,
@@ -169,10 +169,10 @@ def _neither(source: Store) -> NotFound:
 
 
 def _opened(source: Store, wanted: Wanted, env: Env) -> _Source:
-    if is_place(source):
-        place = Place.open(source)
-        manifest, cut = from_place(place, wanted)
-        return _Source(source, place.root_id, manifest.number, cut, None)
+    if is_repository(source):
+        repository = Repository.open(source)
+        manifest, cut = from_backups(repository, wanted)
+        return _Source(source, repository.root_id, manifest.number, cut, None)
     try:
         root = open_root(source, env=env)
     except NotFound:
@@ -241,7 +241,7 @@ def restore(
     try:
         if plan is None:
             plan = _write_plan(source, target, wanted, rename or {}, request, env)
-        return _Run(source, target, plan, link, at_once, progress, env).make()
+        return _Run(source, target, plan, CopyOptions(link, at_once, progress, env)).make()
     except (NotFound, Corrupt) as error:
         used = set() if plan is None or plan.backup is None else {plan.backup}
         gone = (numbers | used) - set(backup_numbers(source))
@@ -256,10 +256,10 @@ def restore(
 
 def _request(source: Store, wanted: Wanted, rename: Mapping[str, str]) -> str:
     """What was asked for, as text: a run that was killed goes on with the same."""
-    place = is_place(source)
+    place = is_repository(source)
     if not place and source.stat(ROOT_KEY) is None:
         raise _neither(source)
-    source_id = Place.open(source).root_id if place else read_root_id(source)
+    source_id = Repository.open(source).root_id if place else read_root_id(source)
     parts: list[object] = [source_id, place, wanted.number, wanted.version, wanted.time_ms]
     parts += [None if wanted.topics is None else sorted(wanted.topics), dict(sorted(rename.items()))]
     return json.dumps(parts)
@@ -347,18 +347,13 @@ class _Run:
         source: Store,
         target: Store,
         plan: _Plan,
-        link: bool,
-        at_once: int,
-        progress: Progress,
-        env: Env,
+        options: CopyOptions,
     ) -> None:
         self.source = source
         self.target = target
         self.plan = plan
-        self.link = link
-        self.at_once = at_once
-        self.progress = progress
-        self.env = env
+        self.options = options
+        self.env = options.env
         self.names = plan.names
         self.copied = Copied()
 
@@ -400,7 +395,7 @@ class _Run:
 
     def _hold(self, versions: Mapping[str, int]) -> Holds | None:
         """Of a live root, what its vacuum would take away; older versions are read as long as they are there."""
-        if is_place(self.source):
+        if is_repository(self.source):
             return None
         root = open_root(self.source, env=self.env)
         holds = Holds(root, f"restore:{self.env.new_id()}")
@@ -412,19 +407,8 @@ class _Run:
         return holds
 
     def _copy(self, files: list[DataFile], holds: Holds | None) -> None:
-        there = listed(self.target, set(self.names.values()))
-        missing_bytes = sum(file.size for file in files if file.to not in there)
-        done = [0, 0, self.env.boot_ms()]
-
-        def tick(copied: Copied) -> None:
-            done[0] += 1
-            done[1] += copied.nbytes + copied.linked
-            self.progress(done[0], len(files), done[1], missing_bytes)
-            if holds is not None and self.env.boot_ms() - done[2] > 60_000:
-                done[2] = self.env.boot_ms()
-                holds.renew()
-
-        self.copied += copy_all(self.source, self.target, files, there, link=self.link, at_once=self.at_once, tick=tick)
+        look = holds.renew if holds is not None else lambda: None
+        self.copied += copy_all(self.source, self.target, files, self.options, look)
 
     def _write_entries(self, heads: Mapping[str, Head]) -> tuple[dict[str, Decisions], list[MovedOffset]]:
         """Write decisions and groups; the decisions as they are in the source, and offsets that were set to ends.

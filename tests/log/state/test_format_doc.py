@@ -39,7 +39,7 @@ from sparklog.log.state.registry import ENTRY_JSON
 from sparklog.log.state.slice_table import COLUMN_TYPES, STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON, PREPARE_JSON
-from sparklog.tools.backup.manifest import ENTRIES_JSON, LEFT_OUT_JSON, MANIFEST_JSON, PLACE_JSON, TOPIC_JSON
+from sparklog.tools.backup.manifest import ENTRIES_JSON, LEFT_OUT_JSON, MANIFEST_JSON, REPOSITORY_JSON, TOPIC_JSON
 from sparklog.tools.backup.restoring import RESTORE_JSON
 
 PAGES = sorted((Path(__file__).parents[3] / "docs" / "reference").glob("format*.md"))
@@ -95,7 +95,7 @@ def names(table: str) -> list[str]:
         ("Offsets of consumer groups: member of an entry", GROUP_JSON),
         ("Offsets of consumer groups: in `offsets`", OFFSETS_JSON),
         ("Offsets of consumer groups: in `pending`", PENDING_JSON),
-        ("Backups: member of `_backup.json`", PLACE_JSON),
+        ("Backups: member of `_backup.json`", REPOSITORY_JSON),
         ("Backups: member of a backup", MANIFEST_JSON),
         ("Backups: in `topics`", TOPIC_JSON),
         ("Backups: in `decisions` and `groups`", ENTRIES_JSON),
