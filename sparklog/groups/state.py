@@ -294,7 +294,8 @@ PENDING_JSON = Document(
 
 def _check_numbers(item: Fields, entry: GroupState) -> None:
     for name in ("active", "touched"):
-        item.optional(name, 0, entry.number)
+        if item.document.get(name) is not None:
+            item.integer(name, 0, entry.number)
     if any(each.number > entry.number for each in entry.pending):
         raise item.bad("pending", f"of entries up to {entry.number}")
 

@@ -109,9 +109,6 @@ class Fields:
             raise self.bad(name, f"a whole number from {low} to {high}")
         return value
 
-    def optional(self, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int | None:
-        return None if self.document.get(name) is None else self.integer(name, low, high)
-
     def boolean(self, name: str) -> bool:
         value = self.document.get(name)
         if type(value) is not bool:
@@ -123,9 +120,6 @@ class Fields:
         if not isinstance(value, str) or len(value) > MAX_TEXT:
             raise self.bad(name, f"text of at most {MAX_TEXT} characters")
         return value
-
-    def optional_text(self, name: str) -> str | None:
-        return None if self.document.get(name) is None else self.text(name)
 
     def texts(self, name: str) -> tuple[str, ...]:
         values = self.document.get(name)
@@ -170,13 +164,6 @@ class Fields:
             raise self.bad(name, f"an object of whole numbers of at least {low}")
         return values
 
-    def numbers_by_partition(self, name: str, high: int) -> dict[int, int]:
-        """`{"3": number}` with partitions below `high`; absent is empty."""
-        values = self.numbers_by_text(name)
-        if any(not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < high) for key in values):
-            raise self.bad(name, f"an object whose keys are partitions below {high}")
-        return {int(key): value for key, value in values.items()}
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -189,8 +176,6 @@ class Kind:
 TEXT = Kind(Fields.text)
 TEXTS = Kind(Fields.texts, list)
 BOOLEAN = Kind(Fields.boolean)
-NUMBERS_BY_TEXT = Kind(Fields.numbers_by_text, lambda values: dict(sorted(values.items())))
-"""`{"text": number}`; absent is empty."""
 
 
 def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> Kind:
@@ -219,12 +204,21 @@ def one_of(*values: str, nullable: bool = False) -> Kind:
     return Kind(read)
 
 
+def numbers_by_text(low: int = 0) -> Kind:
+    """`{"text": number}`; absent is empty."""
+    return Kind(lambda item, name: item.numbers_by_text(name, low), lambda values: dict(sorted(values.items())))
+
+
 def numbers_by_partition(high: int) -> Kind:
-    """`{"3": number}` with partitions below `high`, written in their order; absent is empty."""
-    return Kind(
-        lambda item, name: item.numbers_by_partition(name, high),
-        lambda values: {str(partition): value for partition, value in sorted(values.items())},
-    )
+    """`{"3": number}` with partitions below `high`; absent is empty."""
+
+    def read(item: Fields, name: str) -> dict[int, int]:
+        values = item.numbers_by_text(name)
+        if any(not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < high) for key in values):
+            raise item.bad(name, f"an object whose keys are partitions below {high}")
+        return {int(key): value for key, value in values.items()}
+
+    return Kind(read, lambda values: {str(partition): value for partition, value in sorted(values.items())})
 
 
 def texts_by_text(nullable: bool = False) -> Kind:

@@ -50,7 +50,6 @@ from sparklog.errors import Corrupt
 from sparklog.log.journal.documents import (
     INT32_MAX,
     INT64_MAX,
-    NUMBERS_BY_TEXT,
     TEXT,
     TEXTS,
     UINT32_MAX,
@@ -60,6 +59,7 @@ from sparklog.log.journal.documents import (
     Member,
     StoredDocument,
     numbers_by_partition,
+    numbers_by_text,
     object_of,
     objects_by_text,
     objects_of,
@@ -247,7 +247,7 @@ TXN_JSON = Document(
     Txn,
     Member("id", TEXT),
     Member("n", whole(0, MAX_VERSION)),
-    Member("siblings", NUMBERS_BY_TEXT),
+    Member("siblings", numbers_by_text()),
     Member("timeoutMs", whole(0), nullable=True),
 )
 RESOLVED_JSON = Document(
@@ -255,7 +255,7 @@ RESOLVED_JSON = Document(
     Member("id", TEXT),
     Member("n", whole(0)),
     Member("committed", wholes(0)),
-    Member("siblings", NUMBERS_BY_TEXT),
+    Member("siblings", numbers_by_text()),
 )
 HOLD_JSON = Document(Hold, Member("version", whole(0)), Member("expiresMs", whole(0), nullable=True))
 
@@ -365,7 +365,7 @@ COMMIT_JSON = StoredDocument(
     Member("kafkaSource", object_of(KAFKA_SOURCE_JSON), optional=True),
     Member("holds", objects_by_text(HOLD_JSON, nullable=True), optional=True),
     Member("floor", whole(0), optional=True),
-    Member("expired", NUMBERS_BY_TEXT, optional=True),
+    Member("expired", numbers_by_text(), optional=True),
     Member("clockMs", whole(0), optional=True),
     Member("clockSince", whole(0), optional=True),
 )

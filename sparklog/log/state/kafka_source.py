@@ -1,44 +1,36 @@
-"""Where an imported topic comes from and how far it was taken: what the next import of it goes on from.
+"""Kafka's part of the state of an imported topic: how far each partition was taken, and which transactions are open.
 
-The topic's state keeps it. An import that goes on must know that the log it finds is the one it had begun, and that
-nothing was written here since: by Kafka's topic id, by the last batch that was taken, and by the log end. It is kept as
-long as the topic is, however old; a batch that somebody appends ends the succession, not this memory.
+**KafkaSource.** The next import of a topic must know that the log it meets is the one it had begun, and that nothing
+was written here since. It knows both by Kafka's topic id, by the last batch that was taken, and by the log end. The
+topic's state keeps them as long as the topic is.
 
-| member      | meaning                                                                                       |
-|-------------|-----------------------------------------------------------------------------------------------|
+| member      | meaning                                                                                        |
+|-------------|------------------------------------------------------------------------------------------------|
 | topicId     | the topic's id in Kafka, by `partition.metadata`; empty where there is none (before Kafka 2.8) |
-| partition   | partitions that were taken, one entry each; as in the next four                               |
-| end         | where the log ended here after it: what lies at or above it has not been taken                |
-| last        | last offset of the last batch that was taken; -1: there was none                              |
-| crc         | the checksum in that batch's header                                                           |
-| epoch       | its leader epoch, -1: it has none                                                             |
+| partition   | partitions that were taken, one entry each; as in the next four                                |
+| end         | where the log ended here after it: what lies at or above it has not been taken                 |
+| last        | last offset of the last batch that was taken; -1: there was none                               |
+| crc         | the checksum in that batch's header                                                            |
+| epoch       | its leader epoch, -1: it has none                                                              |
 
-Transactions of Kafka's that an import found open: no marker ends them in the log.
-
-The topic's state keeps them, so that its last stable offset stands where Kafka's stood, for readers, for sealing and
-for compaction, without a look into any file. Their records stay out of sight of `read_committed` readers, and all that
-lies behind them, until a commit ends them: it appends the marker that Kafka would have written (see
-`sparklog.log.write.kafka_end`). Retention that passes all that Kafka wrote forgets them, as it forgets open slices.
-
-| member      | meaning                                                                  |
-|-------------|--------------------------------------------------------------------------|
-| partition   |                                                                          |
-| producer    | the producer id                                                          |
-| epoch       | its epoch in its last batch                                              |
-| first       | offset of its first batch                                                |
-| end         | offset behind the last that Kafka wrote: nothing of it lies there        |
-
-A producer has at most one open transaction in a partition. What Kafka's coordinator knew of it, by
-`__transaction_state`, is left out where it is not known:
+**KafkaOpen.** Transactions that no marker ends in the log of Kafka. The topic's state keeps them, so that its last
+stable offset stands where Kafka's stood, for readers, for sealing and for compaction, without a look into any file.
+`read_committed` readers see neither their records nor what lies behind them, until a commit appends the marker that
+Kafka would have written (see `sparklog.log.write.kafka_end`). Retention that passes all that Kafka wrote of a
+transaction forgets it, as it forgets open slices. A producer has at most one open transaction in a partition.
 
 | member          | meaning                                                                                    |
 |-----------------|--------------------------------------------------------------------------------------------|
-| transactionalId | whose transaction it is                                                                    |
+| partition       |                                                                                            |
+| producer        | the producer id                                                                            |
+| epoch           | its epoch in its last batch                                                                |
+| first           | offset of its first batch                                                                  |
+| end             | offset behind the last that Kafka wrote: nothing of it lies there                          |
+| transactionalId | the id, by Kafka's `__transaction_state`, as the next three; left out where not known      |
 | timeoutMs       | `transaction.timeout.ms` of that producer                                                  |
 | startMs         | when it began, ms since the epoch                                                          |
-| decided         | `commit` or `abort`: the coordinator has decided, its marker is not in this partition yet  |
-
-A decided one ends as it was decided, whoever ends it.
+| decided         | `commit` or `abort`: the coordinator has decided, its marker is not in this partition yet; |
+|                 | it can only end so                                                                         |
 """
 
 from __future__ import annotations

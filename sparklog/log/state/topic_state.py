@@ -17,7 +17,6 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt
 from sparklog.log.journal.documents import (
     BOOLEAN,
-    NUMBERS_BY_TEXT,
     TEXT,
     UINT32_MAX,
     Document,
@@ -25,6 +24,7 @@ from sparklog.log.journal.documents import (
     Kind,
     Member,
     numbers_by_partition,
+    numbers_by_text,
     object_of,
     objects_by_text,
     objects_of,
@@ -237,7 +237,7 @@ HEAD_JSON = Document(
     Member("kafkaOpen", objects_of(KAFKA_OPEN_JSON), optional=True),
     Member("kafkaSource", object_of(KAFKA_SOURCE_JSON), optional=True),
     Member("registry", objects_by_text(ENTRY_JSON)),
-    Member("siblings", NUMBERS_BY_TEXT),
+    Member("siblings", numbers_by_text()),
     Member("holds", objects_by_text(HOLD_JSON)),
     Member("floor", whole(0)),
     Member("clockMs", whole(0), optional=True),

@@ -1,7 +1,7 @@
-"""`backup`: what a root holds, in another place, from which it can be made anew as it was at the backup or before.
+"""`backup`: copy a root into a repository, from which it can be restored as it was at the backup or before.
 
-1. Show the run in the place, so that no prune takes away what is found there.
-2. Take a cut of all topics, decisions and groups, and the next number (see `numbering`); then hold the version of each
+1. Mark the run in the repository, so that no prune deletes what it relies on.
+2. Take a cut of all topics, decisions and groups, and the next number (see `repository`); then hold the version of each
    topic, so that the vacuum keeps what it names. A version that fell below the upload floor meanwhile is refused: take
    a new cut.
 3. Copy the entries of decisions and groups, then data files, then commits and a checkpoint of each topic's cut. What
@@ -64,7 +64,7 @@ RETRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a backup would do: `topics` to their versions, files and bytes that are not there yet, logs left out."""
+    """A backup that is not made: versions of `topics`, files and bytes to copy, damaged logs that would be left out."""
 
     topics: Mapping[str, int]
     decisions: int
@@ -112,7 +112,7 @@ class Holds:
         topic.commit(MaintainIntent(head.topic_id, holds={self.name: hold}))
 
     def release(self) -> None:
-        """Let go; where that fails they end by themselves."""
+        """Release the holds; where that fails they end by themselves."""
         for name in self.versions:
             try:
                 topic = self.root.topic_handle(name)
@@ -122,7 +122,7 @@ class Holds:
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
-    """What `back_up` would copy now. Changes nothing."""
+    """Plan what `back_up` would copy now. Changes nothing."""
     cut = cut_now(root, topics)
     named: list[DataFile] = []
     for name, head in cut.topics.items():
@@ -144,12 +144,13 @@ def back_up(
     at_once: int = AT_ONCE,
     progress: Progress = silent,
 ) -> Manifest:
-    """Back a root up into a place (made if there is none); what the new backup says of itself.
+    """Back a root up into a repository (made if there is none). Returns the manifest of the new backup.
 
     `topics`: only these (None: all, and deleted ones whose data is still there); damaged logs of ids and groups that
     have nothing to do with these are left out, as the manifest says. `link`: hard links where both are on
-    one disk, which protects from deletion and not from damage. Raises `Corrupt` naming the place of damaged bytes,
-    then no backup is made of anything; `Conflict` while a prune is at work; `BadRequest` for a place of something else.
+    one disk, which protects from deletion and not from damage. Raises `Corrupt` naming the file and position of
+    damaged bytes, then there is no backup; `Conflict` while a prune is at work; `BadRequest` if another root's backups
+    or anything else lies in `target`.
     """
     repository = Repository.open_or_create(target, root.id, root.env)
     options = CopyOptions(link, at_once, progress, root.env)
@@ -178,13 +179,13 @@ class _Run:
         self.id = root.env.new_id()
         self.holds = Holds(root, f"backup:{self.id}")
         self.copied = Copied()
-        self.unread = DamagedLogs(root.store)
+        self.damaged = DamagedLogs(root.store)
         self.started_ms = 0
         self.number = 0
         self.undecided = False
 
     def release(self) -> None:
-        """Let go of the holds, and of the number where it is known what became of it."""
+        """Release the holds, and the number if it is known whether the backup was published."""
         self.holds.release()
         if self.number and not self.undecided:
             with suppress(SparklogError, OSError):
@@ -194,16 +195,16 @@ class _Run:
     def make(self, topics: Collection[str] | None) -> Manifest:
         before = self.repository.manifests()
         cut = self._held_cut(topics)
-        self.unread = DamagedLogs(self.root.store, strict=topics is None)
+        self.damaged = DamagedLogs(self.root.store, strict=topics is None)
         # Entries first: those of groups may be gone when files have been copied for days, and nothing holds them.
         decisions = self._all_entries(DECISIONS, cut.decisions, before)
         groups = self._all_entries(GROUPS, cut.groups, before)
         found = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
         missing = self._copy_files(found)
         items = tuple(self._topic(name, named, missing) for name, named in found.items())
-        if self.unread.damage:
+        if self.damaged.damage:
             writers = {each for named in found.values() for each in writers_in(named.last.slices)}
-            self.unread.check({item.topic: item.topic_id for item in items}, writers, cut.groups.values())
+            self.damaged.check({item.topic: item.topic_id for item in items}, writers, cut.groups.values())
         self.mark.check()
         return self._publish(
             Manifest(
@@ -218,7 +219,7 @@ class _Run:
                 decisions,
                 groups,
                 None if topics is None else tuple(sorted(set(topics))),
-                tuple(sorted({*cut.left_out, *self.unread.left_out()}, key=lambda item: item.folder)),
+                tuple(sorted({*cut.left_out, *self.damaged.left_out()}, key=lambda item: item.folder)),
             )
         )
 
@@ -246,7 +247,7 @@ class _Run:
         self.number = number
 
     def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
-        """What the versions since the last backup of the topic name."""
+        """Return the files that the versions since the topic's last backup name."""
         history = History(self.root.store, name)
         last = next((item for each in reversed(before) if (item := each.topic(name)) is not None), None)
         if last is not None and last.version > head.version:
@@ -344,7 +345,7 @@ class _Run:
         link: int | None = None
         since_ms = 0
         for number in range(first, state.number + 1):
-            data = self.unread.read(kind, state.id, partial(_entry_data, chain, number, link))
+            data = self.damaged.read(kind, state.id, partial(_entry_data, chain, number, link))
             if data is None:
                 return None
             if number == first and kept > (0 if last is None else last.number):

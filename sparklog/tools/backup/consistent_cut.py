@@ -1,23 +1,24 @@
-"""A cut: versions of topics and entries of decisions and group offsets that fit together.
+"""A consistent cut: versions of topics and entries of decisions and group offsets that fit together.
 
-What is read at one moment and the next does not: a COMMIT names prepares of topics that were read before these were
-made, a group has read further than its topic. So logs are read in an order that leaves little to put right, and each is
+States that are read one after the other do not fit. A COMMIT names prepares of topics that were read before these were
+made; a group has read further than its topic. So logs are read in an order that leaves little to put right. Each is
 then read on, entry by entry, as far as another one asks for and no further:
 
-| what says so                                          | what must be there                                      |
+| an object says                                        | so the cut must have                                    |
 |-------------------------------------------------------|---------------------------------------------------------|
 | a topic names versions of its siblings                | these versions                                          |
-| a commit to a topic recorded what became of a (id, n) | the decision of n                                       |
+| a commit to a topic recorded the outcome of a (id, n) | the decision of n                                       |
 | a COMMIT, or a prepare that a job recorded            | the versions of topics and entries of groups it names   |
-| decided and forgotten: all that it names recorded it  | of topics and groups where it is open, the record       |
+| a decided transaction is forgotten: all recorded it   | the record, in topics and groups where it is open       |
 | an offset of a group                                  | the version at which the topic ends there or beyond     |
 
-All that can be asked for was made before the one who asks, so this comes to an end however busy writers are, and what
-it ends with is the least such cut above the one it began with. In a live root a cache of names may hide it for a while:
-then it is waited for. Order of reading: decisions, groups, topics, decisions
-again. Every entry of the decisions between the two is heard, for the newest says nothing of a COMMIT that all topics
-have recorded meanwhile, and a topic that was read before its prepare does not either. For the same reason all is heard
-that is younger than caches last: what was read later may be the older state there.
+An object asks only for older ones. So this ends however busy writers are, and with the least such cut above the states
+that were read first. In a live root a cache of names may hide an object for a while; then it is waited for.
+
+Logs are read in this order: decisions, groups, topics, decisions again. All entries of the decisions between the two
+count. The newest one does not name a COMMIT that all topics have recorded meanwhile, and neither does a topic that was
+read before its prepare. For the same reason all entries count that are younger than caches last: a later read may show
+an older state there.
 """
 
 from __future__ import annotations
@@ -70,13 +71,27 @@ class Span:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The logs that a cut of earlier states is made of, by name or id.
+
+    `topics`: a state that is known, and the version wanted. `committed`: transactions that the known states have
+    recorded as committed.
+    """
+
+    topics: Mapping[str, tuple[Head, int]]
+    decisions: Mapping[str, Span]
+    groups: Mapping[str, Span]
+    committed: Collection[Transaction]
+
+
 @dataclass
 class _Cutter:
     """States, what is asked of them, and reading on until nothing is."""
 
     store: Store
     chosen: Collection[str] | None
-    unread: DamagedLogs
+    damaged: DamagedLogs
     heads: dict[str, Head] = field(default_factory=dict)
     decisions: dict[str, Decisions] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)
@@ -86,11 +101,11 @@ class _Cutter:
     undecided: set[Transaction] = field(default_factory=set)
     """Looked for to the end of their logs."""
     ended: set[object] = field(default_factory=set)
-    """What was looked for to the end of its log: aborted, or not of a topic that is there."""
+    """Looked for to the end of their logs: aborted, or of a topic that is not there."""
     writers: set[str] = field(default_factory=set)
     """Transactional ids that the topics name."""
     live: DecisionLogs | None = None
-    """Of a live root, where a cache may hide what exists; None: of a place, where nothing comes any more."""
+    """Decisions of a live root, where a cache may hide what exists; None in a repository, where nothing is added."""
     moved: bool = False
 
     # -- hearing what is asked
@@ -120,8 +135,8 @@ class _Cutter:
             self.versions[topic] = max(version, self.versions.get(topic, -1))
 
     def lost(self, kind: EntryKind[E], id_: str) -> bool:
-        """Whether this log is damaged, and so left out."""
-        return kind.prefix(id_) in self.unread.damage
+        """True if this log is damaged, and so left out."""
+        return kind.prefix(id_) in self.damaged.damage
 
     # -- reading on
 
@@ -182,13 +197,13 @@ class _Cutter:
         return self.cut()
 
     def cut(self) -> Cut:
-        """As it is now. Raises the damage of a log that was left out, if it may concern the topics."""
+        """Return the present state. Raises the damage of a log that was left out, if it may concern the topics."""
         for head in self.heads.values():
             self.writers |= {transactional_id for transactional_id, _ in open_transactions(head)}
-        if not self.unread.strict:
+        if not self.damaged.strict:
             topics = {name: head.topic_id for name, head in self.heads.items()}
-            self.unread.check(topics, self.writers, self.groups.values())
-        return Cut(dict(self.heads), dict(self.decisions), dict(self.groups), self.unread.left_out())
+            self.damaged.check(topics, self.writers, self.groups.values())
+        return Cut(dict(self.heads), dict(self.decisions), dict(self.groups), self.damaged.left_out())
 
     def _at(self, topic: str) -> int:
         return self.heads.get(topic, EMPTY).version
@@ -214,14 +229,14 @@ class _Cutter:
         return False
 
     def _begin(self) -> None:
-        """What is open was begun once all before it had been decided."""
+        """Ask for the decisions before each open transaction: it was begun after them."""
         if self.live is not None:
             opened = {each for head in self.heads.values() for each in open_transactions(head)}
             opened |= {(item.txn, item.n) for state in self.groups.values() for item in state.pending}
             self.decided |= {(transactional_id, n - 1) for transactional_id, n in opened if n > 0}
 
     def _decide(self) -> None:
-        """What was recorded is decided. A prepare that a later one overtook in its group need not be."""
+        """Read decisions on to what was recorded. A prepare that a later one of its group overtook may be undecided."""
         for transactional_id, n in sorted(self.decided - self.undecided):
             step = partial(self.next_decisions, transactional_id)
             while not self.decisions.get(transactional_id, Decisions(transactional_id)).decided(n):
@@ -273,29 +288,34 @@ class _Cutter:
                 self._record_in_group(group, item)
 
     def _record_in_topic(self, topic: str, transaction: Transaction) -> None:
+        def is_open() -> bool:
+            return transaction in open_transactions(self.heads[topic])
+
         def is_named(state: Decisions) -> bool:
             return bool(state.resolved(topic, self.heads[topic].topic_id, transaction[1]).committed)
 
-        while (
-            (topic, transaction) not in self.ended
-            and transaction in open_transactions(self.heads[topic])
-            and self._forgotten(transaction)
-        ):
-            if not self._reads_record(transaction, partial(self.next_commit, topic), is_named):
-                self.ended.add((topic, transaction))
+        self._read_record((topic, transaction), transaction, is_open, partial(self.next_commit, topic), is_named)
 
     def _record_in_group(self, group: str, item: Pending) -> None:
-        key, transaction = (group, item.txn, item.number), (item.txn, item.n)
+        def is_open() -> bool:
+            return any(each.number == item.number for each in self.groups[group].pending)
 
         def is_named(state: Decisions) -> bool:
             return state.commits_group(item.n, group, item.number)
 
-        while (
-            key not in self.ended
-            and any(each.number == item.number for each in self.groups[group].pending)
-            and self._forgotten(transaction)
-        ):
-            if not self._reads_record(transaction, partial(self.next_offsets, group), is_named):
+        key, transaction = (group, item.txn, item.number), (item.txn, item.n)
+        self._read_record(key, transaction, is_open, partial(self.next_offsets, group), is_named)
+
+    def _read_record(
+        self,
+        key: object,
+        transaction: Transaction,
+        is_open: Callable[[], bool],
+        step: Callable[[], bool],
+        is_named: Callable[[Decisions], bool],
+    ) -> None:
+        while key not in self.ended and is_open() and self._forgotten(transaction):
+            if not self._reads_record(transaction, step, is_named):
                 self.ended.add(key)
 
     def _reach(self) -> None:
@@ -312,7 +332,7 @@ class _Cutter:
         if key in self.ended or _ends_at(self.heads.get(topic, EMPTY), topic_id, partition) >= offset:
             return
         # Looked for in what may come, and gone on to only where it is found: anybody may commit any offset.
-        ahead = _Cutter(self.store, self.chosen, self.unread, heads=dict(self.heads))
+        ahead = _Cutter(self.store, self.chosen, self.damaged, heads=dict(self.heads))
         while _ends_at(ahead.heads.get(topic, EMPTY), topic_id, partition) < offset:
             if not ahead.next_commit(topic):
                 self.ended.add(key)
@@ -335,16 +355,16 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     chosen topic never was one; `Corrupt` if a log is damaged; `Unavailable`: try again.
     """
     store = root.store
-    unread = DamagedLogs(store, strict=chosen is None)
+    damaged = DamagedLogs(store, strict=chosen is None)
     since_ms = store.now_ms() - SETTLE_MS
     before: dict[str, Decisions] = {}
-    for name in unread.ids(DECISIONS):
-        state = unread.read(DECISIONS, name, partial(_before, EntryChain(store, DECISIONS, name), since_ms))
+    for name in damaged.ids(DECISIONS):
+        state = damaged.read(DECISIONS, name, partial(_before, EntryChain(store, DECISIONS, name), since_ms))
         if state is not None:
             before[name] = state
-    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), unread, live=root.decisions)
-    for name in unread.ids(GROUPS):
-        states = unread.read(GROUPS, name, partial(_recent, EntryChain(store, GROUPS, name), since_ms))
+    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), damaged, live=root.decisions)
+    for name in damaged.ids(GROUPS):
+        states = damaged.read(GROUPS, name, partial(_recent, EntryChain(store, GROUPS, name), since_ms))
         for group in states or ():
             cutter.hear_offsets(group)
     folders = (name for name in store.list_folders("") if is_topic_name(name))
@@ -356,12 +376,12 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
                 cutter.hear_commit(commit)
         elif chosen is not None:
             root.topic(name)
-    for name in sorted({*before, *unread.ids(DECISIONS)}):
+    for name in sorted({*before, *damaged.ids(DECISIONS)}):
         chain = EntryChain(store, DECISIONS, name)
-        for state in unread.read(DECISIONS, name, partial(_since, chain, before.get(name))) or ():
+        for state in damaged.read(DECISIONS, name, partial(_since, chain, before.get(name))) or ():
             cutter.hear_decisions(state)
             cutter.decisions[name] = state
-    if unread.damage:
+    if damaged.damage:
         for name in cutter.heads:
             cutter.writers |= writers_in(root.topic_handle(name).snapshot(refresh=False).slices)
     return cutter.settle()
@@ -416,38 +436,28 @@ def writers_in(table: SliceTable) -> set[str]:
     return {rows.txn_ids[code] for code in np.unique(rows.txn).tolist() if code >= 0}
 
 
-def cut_between(
-    store: Store,
-    topics: Mapping[str, tuple[Head, int]],
-    decisions: Mapping[str, Span],
-    groups: Mapping[str, Span],
-    time_ms: int,
-    *,
-    unread: DamagedLogs,
-    committed: Collection[Transaction] = (),
-    exact: bool = False,
-) -> Cut:
-    """The least cut at or above these versions of topics and what ids and groups had written by a time.
+def cut_between(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLogs, *, exact: bool) -> Cut:
+    """The least cut at or above the versions of topics and what ids and groups had written by a time.
 
-    `topics`: a state that is known, and the version wanted. `committed`: what the known states have recorded. With
-    `exact` topics stay at just these versions, and decisions that name newer ones do not count; groups may be beyond.
+    With `exact` topics stay at just these versions, and decisions that name newer ones do not count; groups may be
+    beyond.
     """
-    cutter = _Cutter(store, frozenset(topics), unread)
-    cutter.decided |= set(committed)
-    cutter.writers |= {transactional_id for transactional_id, _ in committed}
-    for name, (head, version) in topics.items():
+    cutter = _Cutter(store, frozenset(bounds.topics), damaged)
+    cutter.decided |= set(bounds.committed)
+    cutter.writers |= {transactional_id for transactional_id, _ in bounds.committed}
+    for name, (head, version) in bounds.topics.items():
         cutter.heads[name] = head
         while cutter.heads[name].version < version:
             if not cutter.next_commit(name):
                 raise NotFound(f"version {version} of topic '{name}' is no longer kept")
-    for name, span in groups.items():
+    for name, span in bounds.groups.items():
         of_group = EntryChain(store, GROUPS, name)
-        state = unread.read(GROUPS, name, partial(_state_by, of_group, span, time_ms))
+        state = damaged.read(GROUPS, name, partial(_state_by, of_group, span, time_ms))
         if state is not None and state.number >= 0:
             cutter.groups[name] = state
-    for name, span in decisions.items():
+    for name, span in bounds.decisions.items():
         chain = EntryChain(store, DECISIONS, name)
-        for found in unread.read(DECISIONS, name, partial(_states_by, chain, span, time_ms)) or ():
+        for found in damaged.read(DECISIONS, name, partial(_states_by, chain, span, time_ms)) or ():
             if exact and _names_newer(cutter, found):
                 break
             cutter.decisions[name] = found

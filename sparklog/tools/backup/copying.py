@@ -77,7 +77,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What was copied of a file: objects and bytes; `linked`: bytes that became second names instead."""
+    """Objects and bytes that were copied; `linked`: bytes of files that became hard links instead."""
 
     objects: int = 0
     nbytes: int = 0
@@ -211,7 +211,7 @@ def _copy_data(source: Store, target: Store, file: DataFile, link: bool) -> Copi
 
 
 def _linked(source: Store, target: Store, file: DataFile) -> bool:
-    """Whether the file is there now under a second name; not from one disk to another."""
+    """Make a hard link of the file. False if that is not possible, as from one disk to another."""
     if not isinstance(source, LocalStore) or not isinstance(target, LocalStore):
         return False
     path = os.path.join(source.location, file.key)

@@ -166,7 +166,7 @@ class DamagedLogs:
                 yield found
 
     def read(self, kind: EntryKind[E], id_: str, look: Callable[[], T]) -> T | None:
-        """What `look` finds in the log of an id; None if it is left out."""
+        """Call `look`, which reads the log of an id; None if the log is left out."""
         return self._read(kind.prefix(id_), look)
 
     def _read(self, prefix: str, look: Callable[[], T]) -> T | None:
@@ -181,7 +181,7 @@ class DamagedLogs:
             return None
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """What was left out so far."""
+        """List the logs that were left out so far."""
         return tuple(LeftOut(prefix, _id_of(prefix), str(error)) for prefix, error in sorted(self.damage.items()))
 
     def check(self, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]) -> None:
@@ -201,7 +201,7 @@ class DamagedLogs:
     def _concerned(
         self, prefix: str, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]
     ) -> str | None:
-        """How it does, in words."""
+        """Say how a damaged log concerns the chosen topics; None if it does not."""
         if any(DECISIONS.prefix(each) == prefix for each in writers):
             return f"is of an id that wrote to {_listed(topics)}"
         for group in groups:
@@ -235,7 +235,7 @@ def _listed(topics: Collection[str]) -> str:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether it is the line that it was written as, but for some bytes, to its end."""
+    """True if it is a line of JSON to its end, but for some bytes."""
     line = data.removesuffix(b"\n")
     others = sum(not 32 <= byte < 127 for byte in line)
     return others <= OTHER_BYTES and (line[-1:] == b"}" or b'"crc":' in line[-20:])

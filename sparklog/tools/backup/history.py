@@ -1,4 +1,4 @@
-"""What the versions of a topic name, from one to another: which files, and from which version on no longer."""
+"""Files that the versions of a topic name, from one version to another, and when the last version named each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparklog.tools.backup.copying import DataFile, data_file, data_files
 
 @dataclass
 class Named:
-    """Of versions `base.version` to `last.version`: every file that one of them names, by key.
+    """Files that one of the versions `base.version` to `last.version` names, by key.
 
     `unnamed` is the first version that no longer names a file; `times` the commit time of each version.
     """

@@ -1,4 +1,4 @@
-"""What a backup says of itself: a numbered object that makes it one, and the object that makes a place one of backups.
+"""The manifest of a backup, created last, and the object that makes a folder a repository of backups.
 
 `_backup.json` (created once):
 
@@ -82,7 +82,7 @@ class TopicBackup:
 
     @property
     def from_its_beginning(self) -> bool:
-        """Whether there is no version that cannot be restored."""
+        """True if every version can be restored."""
         return self.base < 0 and self.since <= 0
 
 
@@ -123,7 +123,7 @@ class Manifest:
     left_out: tuple[LeftOut, ...] = ()
 
     def covers(self, topics: Collection[str] | None) -> bool:
-        """Whether it has these topics; None: all that the root had."""
+        """True if it has these topics; None: all that the root had."""
         return self.only is None if topics is None else all(self.topic(name) is not None for name in topics)
 
     def topic(self, name: str) -> TopicBackup | None:

@@ -104,7 +104,7 @@ def _asked_for_all_of(item: Manifest, older: Manifest) -> bool:
 
 
 def _of_backups(info: ObjectInfo) -> bool:
-    """Whether a backup may have written an object: what else somebody keeps here is not ours to delete."""
+    """True if a backup may have written an object. Any other is not ours to delete."""
     return _LOG.fullmatch(info.key) is not None or data_file(info.key.partition("/")[0], info) is not None
 
 

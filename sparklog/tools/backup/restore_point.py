@@ -1,7 +1,7 @@
-"""Which state a restore brings back: from a backup or a live root, of a number, a version or a time, or the newest.
+"""The state that a restore brings back: from a backup or a live root, of a number, a version or a time, or the newest.
 
-An answer that cannot be given says which can: a time lies in the first backup that was begun after it, as far back as
-that backup has all files; a live root goes back as far as its vacuum has kept files.
+An error says which state can be restored instead. A time lies in the first backup that was begun after it, as far back
+as that backup has all files; a live root goes back as far as its vacuum has kept files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.consistent_cut import Cut, Span, committed_in, cut_between, cut_now
+from sparklog.tools.backup.consistent_cut import Bounds, Cut, Span, committed_in, cut_between, cut_now
 from sparklog.tools.backup.copying import listed
 from sparklog.tools.backup.entries import DamagedLogs, EntryChain
 from sparklog.tools.backup.history import files_named, oldest_base, start_at
@@ -35,7 +35,7 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to bring back: at most one of `number` (of a backup), `version` (of one topic) and `time_ms`.
+    """The state to bring back: at most one of `number` (of a backup), `version` (of one topic) and `time_ms`.
 
     `topics`: only these; None: all.
     """
@@ -46,7 +46,7 @@ class Wanted:
     time_ms: int | None = None
 
     def check(self) -> None:
-        """`BadRequest` if it says too much, or a version without its topic."""
+        """`BadRequest` if more than one is given, or a version without its topic."""
         if sum(item is not None for item in (self.number, self.version, self.time_ms)) > 1:
             raise BadRequest("give one of a backup's number, a version and a time")
         if self.version is not None and (self.topics is None or len(self.topics) != 1):
@@ -156,45 +156,39 @@ def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
 
 
 def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms: int | None) -> Cut:
-    """The least cut at or above these versions and what ids and groups had written by `time_ms`.
-
-    None: just these versions, with what had been written when the newest of them was committed.
-    """
     topics, committed = {}, set()
     for item in manifest.topics:
         if item.topic in versions:
             base = start_at(store, item.topic, History(store, item.topic), item.base)
             topics[item.topic] = (base.head, versions[item.topic])
             committed |= committed_in(base.slices)
-    unread = DamagedLogs(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out})
-    exact = time_ms is None
-    if time_ms is None:
-        time_ms = max(_head(store, name, version).made_ms for name, version in versions.items())
-    else:
-        _check_groups(store, _spans(manifest.groups), topics, time_ms, unread)
-    return cut_between(
-        store,
-        topics,
-        _spans(manifest.decisions),
-        _spans(manifest.groups),
-        time_ms,
-        unread=unread,
-        committed=committed,
-        exact=exact,
+    damaged = DamagedLogs(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out})
+    return _cut_at(
+        store, Bounds(topics, _spans(manifest.decisions), _spans(manifest.groups), committed), time_ms, damaged
     )
 
 
-def _check_groups(
-    store: Store, groups: Mapping[str, Span], topics: Collection[str], time_ms: int, unread: DamagedLogs
-) -> None:
+def _cut_at(store: Store, bounds: Bounds, time_ms: int | None, damaged: DamagedLogs) -> Cut:
+    """The least cut at or above these versions and what ids and groups had written by `time_ms`.
+
+    None: just these versions, with what had been written when the newest of them was committed.
+    """
+    if time_ms is not None:
+        _check_groups(store, bounds, time_ms, damaged)
+        return cut_between(store, bounds, time_ms, damaged, exact=False)
+    newest_ms = max(_head(store, name, version).made_ms for name, (_, version) in bounds.topics.items())
+    return cut_between(store, bounds, newest_ms, damaged, exact=True)
+
+
+def _check_groups(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLogs) -> None:
     """`NotFound` if it is no longer known how far a group had read one of these topics by a time.
 
     What it had read later would drag its topics along, away from that time.
     """
-    for name, span in groups.items():
+    for name, span in bounds.groups.items():
         chain = EntryChain(store, GROUPS, name)
-        state = unread.read(GROUPS, name, partial(_first_after, chain, span, time_ms)) if span.first > 0 else None
-        if state is not None and _topics_of(state) & set(topics):
+        state = damaged.read(GROUPS, name, partial(_first_after, chain, span, time_ms)) if span.first > 0 else None
+        if state is not None and _topics_of(state) & set(bounds.topics):
             raise NotFound(
                 f"group '{name}' can be restored as of {iso_time(state.made_ms)} and later, not of {iso_time(time_ms)}"
                 ": what its offsets were is no longer kept; choose a later time, or a version of one topic"
@@ -227,7 +221,7 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
     if wanted.version is None and wanted.time_ms is None:
         return cut_now(root, wanted.topics)
     topics, committed = {}, set()
-    unread = DamagedLogs(store, strict=wanted.topics is None)
+    damaged = DamagedLogs(store, strict=wanted.topics is None)
     for name in wanted.topics or [name for name in store.list_folders("") if is_topic_name(name)]:
         found = _as_of(root, name, wanted)
         if found is None:
@@ -235,22 +229,9 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
         base, version = found
         topics[name] = (base.head, version)
         committed |= committed_in(base.slices)
-    groups = {name: Span(*EntryChain(store, GROUPS, name).run()) for name in unread.ids(GROUPS)}
-    time_ms = wanted.time_ms
-    if time_ms is None:
-        time_ms = max(_head(store, name, version).made_ms for name, (_, version) in topics.items())
-    else:
-        _check_groups(store, groups, topics, time_ms, unread)
-    return cut_between(
-        store,
-        topics,
-        {name: Span(*EntryChain(store, DECISIONS, name).run()) for name in unread.ids(DECISIONS)},
-        groups,
-        time_ms,
-        unread=unread,
-        committed=committed,
-        exact=wanted.time_ms is None,
-    )
+    groups = {name: Span(*EntryChain(store, GROUPS, name).run()) for name in damaged.ids(GROUPS)}
+    decisions = {name: Span(*EntryChain(store, DECISIONS, name).run()) for name in damaged.ids(DECISIONS)}
+    return _cut_at(store, Bounds(topics, decisions, groups, committed), wanted.time_ms, damaged)
 
 
 def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:

@@ -1,6 +1,6 @@
-"""What a topic becomes in a restored root: its state at a version, made to stand alone.
+"""The state of a topic, its decisions and groups in a restored root.
 
-* A checkpoint of the version, and one commit after it, which nobody else ever sees as the newest: it records what is
+* A checkpoint of the version, and one commit after it, which is never seen as the newest elsewhere: it records what is
   decided of open transactions and moves the leader epoch on, for batches of the source that came later had the old one.
 * Topic id, offsets, configs, registry and undecided transactions stay as they were.
 * Holds go: they are of versions that are not here. Files of other topics, in a clone, become its own. Siblings that are

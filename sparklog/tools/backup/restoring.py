@@ -1,6 +1,6 @@
-"""`restore`: a new root with what a backup, or a root, holds or held.
+"""`restore`: make a new root of a backup, or of a root as it was.
 
-1. Choose the cut and write it down in the new place, as `_restore.json`, with all that is random: root id, commit ids,
+1. Choose the cut and write it down in the new root, as `_restore.json`, with all that is random: root id, commit ids,
    names, time. Whatever this is killed at, the next run with the same request does the same, byte for byte, and skips
    what it finds.
 2. Write decisions and groups, each as one entry that says everything.
@@ -29,9 +29,9 @@ from sparklog.log.journal.documents import (
     BOOLEAN,
     TEXT,
     Document,
-    Kind,
     Member,
     StoredDocument,
+    numbers_by_text,
     objects_by_text,
     objects_of,
     whole,
@@ -81,7 +81,7 @@ class _TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a restore will write: all of it that is random or may change meanwhile; see the module."""
+    """The part of a restore that is random or may change meanwhile, written down first; see the module."""
 
     request: str
     backup: int | None
@@ -99,7 +99,6 @@ class _Plan:
         return {name: item.to for name, item in self.topics.items()}
 
 
-_NUMBERS = Kind(lambda item, name: item.numbers_by_text(name, -1), dict)
 _TOPIC_JSON = Document(
     _TopicPlan, Member("to", TEXT), Member("version", whole(0)), Member("commit", TEXT), Member("table", TEXT)
 )
@@ -111,8 +110,8 @@ RESTORE_JSON = StoredDocument(
     Member("rootId", TEXT),
     Member("timeMs", whole(0)),
     Member("topics", objects_by_text(_TOPIC_JSON)),
-    Member("decisions", _NUMBERS),
-    Member("groups", _NUMBERS),
+    Member("decisions", numbers_by_text(-1)),
+    Member("groups", numbers_by_text(-1)),
     Member("exact", BOOLEAN),
     Member("leftOut", objects_of(LEFT_OUT_JSON)),
 )
@@ -133,7 +132,9 @@ class RestoredTopic:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored, or would be: `backup` is the backup's number, None from a live root; root id, empty if dry.
+    """The outcome of a restore, or of a plan of one.
+
+    `backup`: its number, None: from a live root; `root_id`: empty in a plan.
 
     `moved`: offsets of groups that lay beyond the end of a topic and are set to it; `left_out`: damaged logs of ids and
     groups that have nothing to do with the topics that were chosen, here or in the backup.
@@ -153,13 +154,11 @@ class Restored:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a restore reads."""
+    """The store that a restore reads, the number of the backup (None: a root), and the cut that is restored."""
 
     store: Store
-    id: str
     backup: int | None
     cut: Cut
-    holds: Holds | None
 
 
 def _neither(source: Store) -> NotFound:
@@ -172,12 +171,15 @@ def _opened(source: Store, wanted: Wanted, env: Env) -> _Source:
     if is_repository(source):
         repository = Repository.open(source)
         manifest, cut = from_backups(repository, wanted)
-        return _Source(source, repository.root_id, manifest.number, cut, None)
+        return _Source(source, manifest.number, cut)
     try:
         root = open_root(source, env=env)
     except NotFound:
         raise _neither(source) from None
-    return _Source(source, root.id, None, from_root(root, wanted), Holds(root, f"restore:{env.new_id()}"))
+    cut = from_root(root, wanted)
+    # Drawn and not used, so that seeded runs write the same ids as before.
+    env.new_id()
+    return _Source(source, None, cut)
 
 
 def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str]:
@@ -204,7 +206,7 @@ def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str
 def plan_restore(
     source: Store, wanted: Wanted | None = None, *, rename: Mapping[str, str] | None = None, env: Env = SYSTEM
 ) -> Restored:
-    """What `restore` would bring back. Changes nothing."""
+    """Plan what `restore` would bring back. Changes nothing."""
     wanted = wanted or Wanted()
     opened = _opened(source, wanted, env)
     names = _names(opened.cut, wanted, rename or {})
@@ -229,10 +231,10 @@ def restore(
     progress: Progress = silent,
     env: Env = SYSTEM,
 ) -> Restored:
-    """Make `target`, which must be empty, a root with what is `wanted` of a place of backups, or of a root.
+    """Make `target`, which must be empty, a root with what is `wanted` of a repository, or of a root.
 
     `rename`: topic to another name. `BadRequest` if the target holds anything, or another restore is unfinished there;
-    `NotFound` if what is wanted is not there, saying what is; `Corrupt` naming the place of damaged bytes.
+    `NotFound` if what is wanted is not there, saying what is; `Corrupt` naming the file and position of damaged bytes.
     """
     wanted = wanted or Wanted()
     request = _request(source, wanted, rename or {})
@@ -255,7 +257,7 @@ def restore(
 
 
 def _request(source: Store, wanted: Wanted, rename: Mapping[str, str]) -> str:
-    """What was asked for, as text: a run that was killed goes on with the same."""
+    """The request as text: a run that was killed goes on with the same."""
     place = is_repository(source)
     if not place and source.stat(ROOT_KEY) is None:
         raise _neither(source)
@@ -368,21 +370,22 @@ class _Run:
             # Killed after it was done: only the plan is left.
             found = _snapshots(self.source, versions)
             self.target.delete(RESTORE_KEY)
-            return self._outcome(found, [], self._moved(found) if self.plan.exact else [])
+            return _restored(self.plan, found, [], self.copied, self._moved(found) if self.plan.exact else [])
         holds = self._hold(versions)
         try:
             found = _snapshots(self.source, versions)
             files = [file for name, snapshot in found.items() for file in files_of(self.names[name], snapshot)]
             # Entries first: nothing holds them while files are copied, maybe for days.
             decisions, moved = self._write_entries(_heads(found) if self.plan.exact else {})
-            self._copy(files, holds)
+            look = holds.renew if holds is not None else lambda: None
+            self.copied += copy_all(self.source, self.target, files, self.options, look)
             self._write_topics(found, decisions)
         finally:
             if holds is not None:
                 holds.release()
         self._put(ROOT_KEY, ROOT_JSON.encode(RootId(self.plan.root_id, self.plan.time_ms)))
         self.target.delete(RESTORE_KEY)
-        return self._outcome(found, files, moved)
+        return _restored(self.plan, found, files, self.copied, moved)
 
     def _moved(self, found: Mapping[str, Snapshot]) -> list[MovedOffset]:
         """Offsets that an earlier run has set to the ends of topics, as far as the source still has them."""
@@ -390,11 +393,8 @@ class _Run:
         states = [state for chain, number in chains if (state := chain.at(number)) is not None]
         return [item for state in states for item in at_the_end(state, _heads(found))[1]]
 
-    def _outcome(self, found: Mapping[str, Snapshot], files: list[DataFile], moved: list[MovedOffset]) -> Restored:
-        return _restored(self.plan, found, files, self.copied, moved)
-
     def _hold(self, versions: Mapping[str, int]) -> Holds | None:
-        """Of a live root, what its vacuum would take away; older versions are read as long as they are there."""
+        """Hold the versions in a live root against its vacuum; older ones are read as long as they are there."""
         if is_repository(self.source):
             return None
         root = open_root(self.source, env=self.env)
@@ -405,10 +405,6 @@ class _Run:
             except Conflict:
                 continue
         return holds
-
-    def _copy(self, files: list[DataFile], holds: Holds | None) -> None:
-        look = holds.renew if holds is not None else lambda: None
-        self.copied += copy_all(self.source, self.target, files, self.options, look)
 
     def _write_entries(self, heads: Mapping[str, Head]) -> tuple[dict[str, Decisions], list[MovedOffset]]:
         """Write decisions and groups; the decisions as they are in the source, and offsets that were set to ends.
