@@ -89,8 +89,8 @@ class Fields:
 
     def bad(self, name: str, expected: str) -> Corrupt:
         """The error for one member."""
-        found = repr(self.document.get(name))[:60]
-        return Corrupt(f"{self.what}: {name} should be {expected}, found {found}; restore it", file=self.key)
+        value = repr(self.document.get(name))[:60]
+        return Corrupt(f"{self.what}: {name} should be {expected}, found {value}; restore it", file=self.key)
 
     def only(self, names: frozenset[str]) -> None:
         """Refuse members that are not known: they may mean something, and dropping them could lose it."""

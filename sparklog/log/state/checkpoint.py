@@ -171,8 +171,8 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
     except (pa.ArrowException, OSError) as error:
         raise Corrupt(f"slice table is not an Arrow file ({error}); delete it", file=key) from None
     if batch is None or batch.schema.names != list(COLUMN_NAMES.values()) or batch.num_rows != ref.rows:
-        found = "no batch" if batch is None else f"{batch.num_rows} rows of {', '.join(batch.schema.names)[:80]}"
-        raise Corrupt(f"slice table should have {ref.rows} rows of sparklog's columns, found {found}", file=key)
+        contents = "no batch" if batch is None else f"{batch.num_rows} rows of {', '.join(batch.schema.names)[:80]}"
+        raise Corrupt(f"slice table should have {ref.rows} rows of sparklog's columns, found {contents}", file=key)
     columns: dict[str, npt.NDArray[Any]] = {}
     texts = {}
     for name, dtype in COLUMN_TYPES.items():

@@ -1,40 +1,8 @@
-"""A commit: one numbered JSON object, all that ever happens to a topic.
+"""A commit: one numbered JSON object, the only way in which anything happens to a topic.
 
-The fields, in this order (see docs/reference/format-commits.md):
-
-| field                        | what it is                                                                       |
-|------------------------------|----------------------------------------------------------------------------------|
-| format                       | 1; a reader refuses any other                                                    |
-| readFeatures, writeFeatures  | what who reads, who commits after it, must understand                            |
-| version                      | its number, as in its name                                                       |
-| topicId                      | of the topic it was made for: a re-created name has another                      |
-| commitId                     | random: tells a writer whose answer was lost that this is its own                |
-| prevCrc                      | CRC-32C of the bytes of the commit before; null at 0                             |
-| timeMs                       | never before its predecessor's; LogAppendTime of what it appends (or `clockMs`)  |
-| leaderEpoch                  | of the batches it appends                                                        |
-| writer                       | null, or {kind, id, batch, run, count, …}: the idempotency key and who holds it  |
-| op                           | why it was made; `create` and `delete` begin and end a topic                     |
-| files                        | slices as parallel arrays per file: appended, or the outputs of `edits`          |
-| remove                       | slices that `edits` replace, as parallel arrays per file                         |
-| edits                        | [{partition, start, end, cleanedThrough}]: rewritten offset ranges               |
-| logStarts                    | {partition: offset}, applied as a maximum                                        |
-| configs                      | {name: text, or null for the default}                                            |
-| partitions                   | the new number of partitions                                                     |
-| earlier_partitions           | of a clone: the numbers of partitions that its source had before                 |
-| txn                          | {id, n, siblings, timeoutMs}: the appended slices are open in this transaction   |
-| resolved                     | [{id, n, committed, siblings}]: outcomes; `committed` lists prepare versions     |
-| kafkaOpen                    | [{partition, producer, epoch, first, end}]: Kafka's transactions, imported open  |
-| kafkaEnded                   | [{partition, producer}]: those of them whose markers this commit appends         |
-| kafkaSource                  | Kafka's topic, and how far this commit takes each partition of it                |
-| holds                        | {id: {version, expiresMs}, or null to let go}                                    |
-| floor                        | the upload floor                                                                 |
-| expired                      | {writer id: version of its entry}: registry entries dropped as idle              |
-| clockMs                      | when it was made, where a clock that was wrong has left `timeMs` ahead of that   |
-| clockSince                   | the newest version since which the times when commits were made go on            |
-| crc                          | of the bytes before it                                                           |
-
-Fields from `files` on are left out when they are empty. An edit's inputs are the removed slices, its outputs the file
-slices, of its partition that lie in `[start, end)`; edits of one commit do not overlap, so nothing needs saying twice.
+`COMMIT_JSON` and the tables above it are its members, docs/format.md says what they mean. An edit's inputs are the
+removed slices, its outputs the slices of `files`, of its partition that lie in `[start, end)`. Edits of one commit do
+not overlap, so no slice needs to name its edit.
 """
 
 from __future__ import annotations
@@ -262,9 +230,9 @@ HOLD_JSON = Document(Hold, Member("version", whole(0)), Member("expiresMs", whol
 
 def removals_by_file(removals: Sequence[Removal]) -> tuple[Removal, ...]:
     """One entry per file, whichever edits its slices belong to: a merge names thousands of files, and each once."""
-    found: dict[str, list[Removal]] = {}
+    by_path: dict[str, list[Removal]] = {}
     for item in removals:
-        found.setdefault(item.path, []).append(item)
+        by_path.setdefault(item.path, []).append(item)
     return tuple(
         Removal(
             path,
@@ -272,7 +240,7 @@ def removals_by_file(removals: Sequence[Removal]) -> tuple[Removal, ...]:
             tuple(value for item in items for value in item.base),
             tuple(value for item in items for value in item.position),
         )
-        for path, items in found.items()
+        for path, items in by_path.items()
     )
 
 

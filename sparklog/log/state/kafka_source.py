@@ -1,36 +1,16 @@
 """Kafka's part of the state of an imported topic: how far each partition was taken, and which transactions are open.
 
+docs/format.md says what the members mean.
+
 **KafkaSource.** The next import of a topic must know that the log it meets is the one it had begun, and that nothing
 was written here since. It knows both by Kafka's topic id, by the last batch that was taken, and by the log end. The
 topic's state keeps them as long as the topic is.
-
-| member      | meaning                                                                                        |
-|-------------|------------------------------------------------------------------------------------------------|
-| topicId     | the topic's id in Kafka, by `partition.metadata`; empty where there is none (before Kafka 2.8) |
-| partition   | partitions that were taken, one entry each; as in the next four                                |
-| end         | where the log ended here after it: what lies at or above it has not been taken                 |
-| last        | last offset of the last batch that was taken; -1: there was none                               |
-| crc         | the checksum in that batch's header                                                            |
-| epoch       | its leader epoch, -1: it has none                                                              |
 
 **KafkaOpen.** Transactions that no marker ends in the log of Kafka. The topic's state keeps them, so that its last
 stable offset stands where Kafka's stood, for readers, for sealing and for compaction, without a look into any file.
 `read_committed` readers see neither their records nor what lies behind them, until a commit appends the marker that
 Kafka would have written (see `sparklog.log.write.kafka_end`). Retention that passes all that Kafka wrote of a
 transaction forgets it, as it forgets open slices. A producer has at most one open transaction in a partition.
-
-| member          | meaning                                                                                    |
-|-----------------|--------------------------------------------------------------------------------------------|
-| partition       |                                                                                            |
-| producer        | the producer id                                                                            |
-| epoch           | its epoch in its last batch                                                                |
-| first           | offset of its first batch                                                                  |
-| end             | offset behind the last that Kafka wrote: nothing of it lies there                          |
-| transactionalId | the id, by Kafka's `__transaction_state`, as the next three; left out where not known      |
-| timeoutMs       | `transaction.timeout.ms` of that producer                                                  |
-| startMs         | when it began, ms since the epoch                                                          |
-| decided         | `commit` or `abort`: the coordinator has decided, its marker is not in this partition yet; |
-|                 | it can only end so                                                                         |
 """
 
 from __future__ import annotations
@@ -49,7 +29,7 @@ COMMIT, ABORT = DECISIONS = ("commit", "abort")
 
 @dataclass(frozen=True, slots=True)
 class ImportedEnd:
-    """How far one partition was taken; fields as in the module's table."""
+    """End of an imported partition: the log end here; last offset, checksum and leader epoch of its last batch."""
 
     end: int
     last: int = -1
@@ -94,7 +74,10 @@ KAFKA_SOURCE_JSON = Document(
 
 @dataclass(frozen=True, slots=True)
 class KafkaOpen:
-    """One open transaction of one producer in one partition; fields as in the module's tables."""
+    """One open transaction of one producer in one partition; the last four as far as Kafka's coordinator knew them.
+
+    `decided` (`commit` or `abort`): the marker is missing in this partition, and the transaction can only end so.
+    """
 
     partition: int
     producer: int

@@ -128,8 +128,8 @@ def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = N
     for name, head in cut.topics.items():
         snapshot = History(root.store, name).at(head.version)
         named += data_files(name, snapshot.slices.all())
-    there = listed(target, {file.key.split("/", 1)[0] for file in named})
-    missing = [file for file in named if file.to not in there]
+    present = listed(target, {file.key.split("/", 1)[0] for file in named})
+    missing = [file for file in named if file.to not in present]
     versions = {name: head.version for name, head in sorted(cut.topics.items()) if head.exists}
     nbytes = sum(file.size for file in missing)
     return Plan(versions, len(cut.decisions), len(cut.groups), len(missing), nbytes, cut.left_out)
@@ -199,11 +199,11 @@ class _Run:
         # Entries first: those of groups may be gone when files have been copied for days, and nothing holds them.
         decisions = self._all_entries(DECISIONS, cut.decisions, before)
         groups = self._all_entries(GROUPS, cut.groups, before)
-        found = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
-        missing = self._copy_files(found)
-        items = tuple(self._topic(name, named, missing) for name, named in found.items())
+        topic_files = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
+        missing = self._copy_files(topic_files)
+        items = tuple(self._topic(name, named, missing) for name, named in topic_files.items())
         if self.damaged.damage:
-            writers = {each for named in found.values() for each in writers_in(named.last.slices)}
+            writers = {each for named in topic_files.values() for each in writers_in(named.last.slices)}
             self.damaged.check({item.topic: item.topic_id for item in items}, writers, cut.groups.values())
         self.mark.check()
         return self._publish(
@@ -274,11 +274,11 @@ class _Run:
             raise Corrupt(f"version {head.version} of topic '{name}' is not what its log leads to: run verify")
         return named
 
-    def _copy_files(self, found: Mapping[str, Named]) -> set[str]:
+    def _copy_files(self, topic_files: Mapping[str, Named]) -> set[str]:
         """Copy what all these versions name; keys of files of older versions that are gone."""
         files: dict[str, DataFile] = {}
         needed: set[str] = set()
-        for named in found.values():
+        for named in topic_files.values():
             needed |= {file.key for file in named.of_last()}
             for key, file in named.files.items():
                 known = files.get(key)
@@ -326,8 +326,8 @@ class _Run:
     def _all_entries(
         self, kind: EntryKind[E], states: Mapping[str, E], before: Sequence[Manifest]
     ) -> tuple[EntriesBackup, ...]:
-        found = (self._entries(kind, state, before) for _, state in sorted(states.items()))
-        return tuple(item for item in found if item is not None)
+        copied = (self._entries(kind, state, before) for _, state in sorted(states.items()))
+        return tuple(item for item in copied if item is not None)
 
     def _entries(self, kind: EntryKind[E], state: E, before: Sequence[Manifest]) -> EntriesBackup | None:
         """Copy the entries of an id since its last backup, as far as they are there; None: damaged, and left out."""

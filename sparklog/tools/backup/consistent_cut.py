@@ -157,20 +157,20 @@ class _Cutter:
         if self.lost(DECISIONS, transactional_id):
             return False
         state = self.decisions.get(transactional_id, Decisions(transactional_id))
-        found = EntryChain(self.store, DECISIONS, transactional_id).next(state)
-        if found is None:
+        entry = EntryChain(self.store, DECISIONS, transactional_id).next(state)
+        if entry is None:
             return False
-        self.decisions[transactional_id] = found
-        self.hear_decisions(found)
+        self.decisions[transactional_id] = entry
+        self.hear_decisions(entry)
         self.moved = True
         return True
 
     def next_offsets(self, group: str) -> bool:
         state = self.groups.get(group, GroupState(group))
-        found = EntryChain(self.store, GROUPS, group).next(state)
-        if found is None:
+        entry = EntryChain(self.store, GROUPS, group).next(state)
+        if entry is None:
             return False
-        self.hear_offsets(found)
+        self.hear_offsets(entry)
         self.moved = True
         return True
 
@@ -457,18 +457,18 @@ def cut_between(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLogs
             cutter.groups[name] = state
     for name, span in bounds.decisions.items():
         chain = EntryChain(store, DECISIONS, name)
-        for found in damaged.read(DECISIONS, name, partial(_states_by, chain, span, time_ms)) or ():
-            if exact and _names_newer(cutter, found):
+        for later in damaged.read(DECISIONS, name, partial(_states_by, chain, span, time_ms)) or ():
+            if exact and _names_newer(cutter, later):
                 break
-            cutter.decisions[name] = found
-            cutter.hear_decisions(found)
+            cutter.decisions[name] = later
+            cutter.hear_decisions(later)
     return _still(cutter) if exact else cutter.settle()
 
 
 def _by(chain: EntryChain[E], span: Span, time_ms: int) -> int:
     """The newest entry by a time; the first that is kept, where what was before it is not; -1: there was none."""
-    found = chain.number_at(time_ms, span.first, span.last)
-    return max(found, span.first) if span.first > 0 else found
+    number = chain.number_at(time_ms, span.first, span.last)
+    return max(number, span.first) if span.first > 0 else number
 
 
 def _state_by(chain: EntryChain[E], span: Span, time_ms: int) -> E | None:

@@ -165,14 +165,14 @@ def _spread(
             raise
 
 
-def _copy(source: Store, target: Store, file: DataFile, there: Mapping[str, int], link: bool) -> Copied:
+def _copy(source: Store, target: Store, file: DataFile, present: Mapping[str, int], link: bool) -> Copied:
     done = Copied()
     if file.footer == 0:
-        done += _copy_indexes(source, target, file, there)
-    if file.to in there:
-        if there[file.to] != file.size:
+        done += _copy_indexes(source, target, file, present)
+    if file.to in present:
+        if present[file.to] != file.size:
             raise Corrupt(
-                f"{target.location} holds {there[file.to]} bytes of it, expected {file.size}: delete it there",
+                f"{target.location} holds {present[file.to]} bytes of it, expected {file.size}: delete it there",
                 file=file.to,
             )
         return done
@@ -199,8 +199,8 @@ def _copy_data(source: Store, target: Store, file: DataFile, link: bool) -> Copi
         writer.close()
     except Unavailable:
         writer.discard()
-        found = target.stat(file.to)
-        if found is None or found.size != file.size:
+        info = target.stat(file.to)
+        if info is None or info.size != file.size:
             raise
         # Another run has copied it meanwhile, or our own answer was lost.
         return Copied()
@@ -259,16 +259,16 @@ def _checked(source: Store, file: DataFile) -> Iterator[bytes]:
         decode_footer(b"".join(footer), file_size=file.size, file=file.key)
 
 
-def _copy_indexes(source: Store, target: Store, file: DataFile, there: Mapping[str, int]) -> Copied:
+def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping[str, int]) -> Copied:
     """The files beside a segment, before the segment."""
     names = [f"{file.to.removesuffix('log')}{suffix}" for suffix in SUFFIXES]
-    if file.to in there and all(name in there for name in names[:2]):
+    if file.to in present and all(name in present for name in names[:2]):
         return Copied()
     for again in (True, False):
-        found = [_beside(source, f"{file.key.removesuffix('log')}{suffix}") for suffix in SUFFIXES]
-        if not file.index_crc or index_crc(*(data or b"" for data in found)) == file.index_crc:
+        contents = [_beside(source, f"{file.key.removesuffix('log')}{suffix}") for suffix in SUFFIXES]
+        if not file.index_crc or index_crc(*(data or b"" for data in contents)) == file.index_crc:
             break
-        if None in found[:2]:
+        if None in contents[:2]:
             raise NotFound(f"the index files beside {file.key} are missing")
         if not again:
             raise Corrupt(
@@ -276,8 +276,8 @@ def _copy_indexes(source: Store, target: Store, file: DataFile, there: Mapping[s
                 file=file.key,
             )
     done = Copied()
-    for name, data in zip(names, found, strict=True):
-        if data is not None and name not in there and target.create(name, data):
+    for name, data in zip(names, contents, strict=True):
+        if data is not None and name not in present and target.create(name, data):
             done += Copied(1, len(data))
     return done
 
@@ -291,9 +291,9 @@ def _beside(source: Store, key: str) -> bytes | None:
 
 def listed(store: Store, owners: Collection[str]) -> dict[str, int]:
     """Data files of these topics in a store, by key, with their sizes."""
-    found = {}
+    sizes = {}
     for owner in sorted(owners):
         for folder in ("append", "sealed"):
             for info in store.list(f"{owner}/{folder}/"):
-                found[info.key] = info.size
-    return found
+                sizes[info.key] = info.size
+    return sizes

@@ -1,6 +1,6 @@
 """Logs of entries (decisions, group offsets) in a root or a backup, without a process that follows them.
 
-Each entry carries the whole state, and a checkpoint is a copy of one: whichever of the two is there will do.
+Each entry carries the whole state, and a checkpoint is a copy of one: either of the two will do.
 
 A copy of all topics has the logs of all ids and groups, or there is none. A copy of some topics does without damaged
 logs that have nothing to do with these topics. A damaged log does not say what it is about, so everything else that
@@ -61,10 +61,10 @@ class EntryChain(Generic[E]):
 
     def numbers(self) -> list[int]:
         """Numbers of the entries that are there, as entries or as checkpoints, in order."""
-        found = {checkpoint_version(info.key) for info in self.store.list(checkpoint_prefix(self.prefix))}
+        numbers = {checkpoint_version(info.key) for info in self.store.list(checkpoint_prefix(self.prefix))}
         # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
-        found |= {checkpoint_version(info.key) for info in self.store.list(f"{self.prefix}/_log/0")}
-        return sorted(number for number in found if number is not None)
+        numbers |= {checkpoint_version(info.key) for info in self.store.list(f"{self.prefix}/_log/0")}
+        return sorted(number for number in numbers if number is not None)
 
     def data(self, number: int) -> bytes | None:
         """The bytes of an entry, from wherever they are whole; None if it is in neither place. `Corrupt`: damaged."""
@@ -76,13 +76,13 @@ class EntryChain(Generic[E]):
                 except NotFound:
                     break
                 try:
-                    found = self.kind.decode(data, key, number)
+                    entry = self.kind.decode(data, key, number)
                 except Corrupt as error:
                     # A bit that flipped on the way: read again before calling it damaged.
                     damage = error
                     continue
-                if found.id != self.id:
-                    raise Corrupt(f"{self.kind.what} of '{self.id}' should lie here, found '{found.id}'", file=key)
+                if entry.id != self.id:
+                    raise Corrupt(f"{self.kind.what} of '{self.id}' should lie here, found '{entry.id}'", file=key)
                 return data
         if damage is not None:
             raise damage
@@ -97,14 +97,14 @@ class EntryChain(Generic[E]):
 
     def next(self, state: E) -> E | None:
         """The state after one more entry, None if there is none. `Corrupt` if it does not follow."""
-        found = self.at(state.number + 1)
-        if found is not None and found.prev_crc != state.crc:
+        entry = self.at(state.number + 1)
+        if entry is not None and entry.prev_crc != state.crc:
             raise Corrupt(
-                f"entry {found.number} of {self.kind.title(self.id)} does not follow entry {state.number}; one of the "
+                f"entry {entry.number} of {self.kind.title(self.id)} does not follow entry {state.number}; one of the "
                 "two is not what was written",
-                file=commit_key(self.prefix, found.number),
+                file=commit_key(self.prefix, entry.number),
             )
-        return found
+        return entry
 
     def run(self) -> tuple[int, int]:
         """First and last of the newest numbers that follow one another; (0, -1) if there are none."""
@@ -123,18 +123,18 @@ class EntryChain(Generic[E]):
         state = self.at(self.run()[1])
         if state is None:
             raise NotFound(f"{self.kind.title(self.id)} lost its entries while they were read; try again")
-        while (found := self.next(state)) is not None:
-            state = found
+        while (entry := self.next(state)) is not None:
+            state = entry
         return state
 
     def walk(self, first: E, last: int) -> Iterator[E]:
         """The states after `first` up to entry `last`. `NotFound` if one is gone."""
         state = first
         while state.number < last:
-            found = self.next(state)
-            if found is None:
+            entry = self.next(state)
+            if entry is None:
                 raise NotFound(f"entry {state.number + 1} of {self.kind.title(self.id)} is no longer kept")
-            state = found
+            state = entry
             yield state
 
     def number_at(self, time_ms: int, first: int, last: int) -> int:
@@ -161,9 +161,9 @@ class DamagedLogs:
         """The ids that have entries."""
         for folder in self.store.list_folders(f"{kind.folder}/"):
             prefix = f"{kind.folder}/{folder}"
-            found = self._read(prefix, lambda prefix=prefix: id_under(self.store, kind, prefix))  # type: ignore[misc]
-            if found is not None and id_folder(found) == folder:
-                yield found
+            id_ = self._read(prefix, lambda prefix=prefix: id_under(self.store, kind, prefix))  # type: ignore[misc]
+            if id_ is not None and id_folder(id_) == folder:
+                yield id_
 
     def read(self, kind: EntryKind[E], id_: str, look: Callable[[], T]) -> T | None:
         """Call `look`, which reads the log of an id; None if the log is left out."""
@@ -243,8 +243,8 @@ def _is_text(data: bytes) -> bool:
 
 def shown_left_out(items: Iterable[LeftOut]) -> list[SparklogError]:
     """A line for each."""
-    found: list[SparklogError] = []
+    errors: list[SparklogError] = []
     for item in items:
         kind = GROUPS if item.folder.startswith(f"{GROUPS_FOLDER}/") else DECISIONS
-        found.append(Corrupt(f"{kind.title(item.id)} was left out, it names no chosen topic: {item.damage}"))
-    return found
+        errors.append(Corrupt(f"{kind.title(item.id)} was left out, it names no chosen topic: {item.damage}"))
+    return errors

@@ -1,48 +1,6 @@
 """The manifest of a backup, created last, and the object that makes a folder a repository of backups.
 
-`_backup.json` (created once):
-
-| member       | meaning                                                                  |
-|--------------|--------------------------------------------------------------------------|
-| format       | 1                                                                        |
-| readFeatures | features a reader must know                                              |
-| rootId       | of the root whose backups lie here: those of another one are refused     |
-| createdMs    | when, ms since the epoch                                                 |
-
-`_backups/<number>.json`, created last of all objects of a backup:
-
-| member       | meaning                                                                              |
-|--------------|--------------------------------------------------------------------------------------|
-| format, readFeatures | as above                                                                     |
-| number       | the number in its name, from 1                                                       |
-| id           | random: of the run that made it                                                      |
-| rootId       | as above                                                                             |
-| startedMs    | before the cut was taken: whatever was acknowledged before is in it                  |
-| completedMs  | when all of it lay here                                                              |
-| objects, bytes | what this run has copied                                                           |
-| topics       | see below                                                                            |
-| decisions    | transactional ids: [{id, first, number, sinceMs}]                                    |
-| groups       | consumer groups: the same                                                            |
-| only         | the topics that were asked for; null: all, and so all ids and groups                 |
-| leftOut      | [{folder, id, damage}]: logs of ids and groups that were left out, and why           |
-
-A topic of `topics`:
-
-| member    | meaning                                                                                              |
-|-----------|------------------------------------------------------------------------------------------------------|
-| topic     | its name                                                                                             |
-| topicId   | its id                                                                                               |
-| version   | the cut: a checkpoint of this version lies in the backup                                             |
-| crc       | CRC-32C of that version's commit: the source's log must go on from it                                |
-| timeMs    | time of that commit                                                                                  |
-| deleted   | the topic was deleted by then                                                                        |
-| base      | a checkpoint of this version lies here as well, and all commits after it; -1: the beginning          |
-| since     | every version from here to `version` can be restored: all files that they name were still there      |
-| sinceMs   | time of that version's commit                                                                        |
-| bytes     | of the files that `version` names                                                                    |
-
-`first` of an id: entries from here to `number` lie in the backup. `sinceMs`: time of entry `first`, if there were some
-before it that no backup has any more; else 0.
+docs/format.md says what the members mean.
 """
 
 from __future__ import annotations
@@ -67,7 +25,10 @@ from sparklog.log.journal.root_id import ROOT_MEMBERS, RootId
 
 @dataclass(frozen=True, slots=True)
 class TopicBackup:
-    """One topic in a backup; see the module."""
+    """One topic in a backup: a checkpoint of `version` and one of `base` (-1: none), and the commits between.
+
+    Every version from `since` to `version` can be restored: all files that they name were there.
+    """
 
     topic: str
     topic_id: str
@@ -88,7 +49,7 @@ class TopicBackup:
 
 @dataclass(frozen=True, slots=True)
 class EntriesBackup:
-    """The entries `first` to `number` of one id; `since_ms`: see the module."""
+    """Entries `first` to `number` of an id; `since_ms`: time of the first if older ones are in no backup, else 0."""
 
     id: str
     first: int
@@ -107,7 +68,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One backup; see the module."""
+    """One backup. `objects`, `nbytes`: copied by its run; `only`: the topics that were asked for, None: all."""
 
     number: int
     id: str

@@ -79,17 +79,17 @@ def prune(
 def _plan(
     repository: Repository, keep: int | None, keep_ms: int | None, env: Env
 ) -> tuple[Pruned, list[Manifest], list[ObjectInfo]]:
-    found = repository.manifests()
+    manifests = repository.manifests()
     since = None if keep_ms is None else env.wall_ms() - keep_ms
     kept = []
-    for place_in, item in enumerate(found):
+    for i, item in enumerate(manifests):
         # A backup of some topics stands in for none of all topics.
-        newer = sum(_asked_for_all_of(each, item) for each in found[place_in + 1 :])
+        newer = sum(_asked_for_all_of(each, item) for each in manifests[i + 1 :])
         by_count = keep is not None and newer < keep
         by_time = since is not None and item.completed_ms >= since
         if by_count or by_time or newer == 0:
             kept.append(item)
-    dropped = [item for item in found if item not in kept]
+    dropped = [item for item in manifests if item not in kept]
     named: set[str] = set()
     for item in kept:
         named |= named_keys(repository.store, item)

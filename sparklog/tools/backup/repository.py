@@ -14,13 +14,6 @@ A number is decided by the run that creates `_backups/<number>.json`. Its own ru
 that run for dead writes that the number is given up. The first one counts, so a run that stood still until a prune had
 taken its files away cannot publish what it made.
 
-| member of a number that was given up | meaning                                                   |
-|--------------------------------------|-----------------------------------------------------------|
-| format, readFeatures                 | as in a manifest                                          |
-| number                               | the number in its name                                    |
-| rootId                               | of the root whose backups lie here                        |
-| givenUpMs                            | when, ms since the epoch                                  |
-
 **Marks.** A backup relies on what lies here, whichever run copied it; a prune deletes what no backup names. The two
 must not meet: each first shows itself in `running`, then looks for the other, and gives way. A mark counts for six
 hours by the store's clock, and its run renews it. A run stops if its own mark is gone, or may not have been renewed in
@@ -110,12 +103,12 @@ def _decoded(data: bytes, key: str, number: int) -> Manifest | None:
 
 
 def _numbers(store: Store, prefix: str) -> list[int]:
-    found = []
+    numbers = []
     for info in store.list(prefix):
         digits, _, suffix = info.key.rsplit("/", 1)[-1].partition(".")
         if suffix == "json" and digits.isdigit() and len(digits) == VERSION_DIGITS:
-            found.append(int(digits))
-    return found
+            numbers.append(int(digits))
+    return numbers
 
 
 RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
@@ -185,7 +178,7 @@ class Repository:
 
     def manifests(self) -> list[Manifest]:
         """All backups, in the order of their cuts, oldest first. `Corrupt` if one is damaged."""
-        found = []
+        manifests = []
         for number in backup_numbers(self.store):
             try:
                 manifest = self._manifest(backup_key(number), number)
@@ -193,8 +186,8 @@ class Repository:
                 # Dropped since it was listed.
                 continue
             if manifest is not None:
-                found.append(manifest)
-        return found
+                manifests.append(manifest)
+        return manifests
 
     def _manifest(self, key: str, number: int) -> Manifest | None:
         """None: the number was given up."""
@@ -206,25 +199,25 @@ class Repository:
 
     def covering(self, topics: Collection[str] | None) -> list[Manifest]:
         """The backups that have these topics, None: everything; where there is none, all. `NotFound`: none at all."""
-        found = self._finished()
-        return [item for item in found if item.covers(topics)] or found
+        finished = self._finished()
+        return [item for item in finished if item.covers(topics)] or finished
 
     def _finished(self) -> list[Manifest]:
-        found = self.manifests()
-        if not found:
+        finished = self.manifests()
+        if not finished:
             raise NotFound(f"there is no finished backup in {self.store.location} yet; run sparklog backup")
-        return found
+        return finished
 
     def chosen(self, number: int | None, topics: Collection[str] | None = None) -> Manifest:
         """A backup by its number; None: the newest that has these topics. `NotFound`, saying which there are."""
         if number is None:
             return self.covering(topics)[-1]
-        found = self._finished()
-        for item in found:
+        finished = self._finished()
+        for item in finished:
             if item.number == number:
                 return item
-        there = ", ".join(str(item.number) for item in found)
-        raise NotFound(f"there is no backup {number} in {self.store.location}; there are {there}")
+        numbers = ", ".join(str(item.number) for item in finished)
+        raise NotFound(f"there is no backup {number} in {self.store.location}; there are {numbers}")
 
 
 @dataclass
@@ -241,8 +234,8 @@ class Mark:
         self.since_ms = self.repository.store.now_ms()
         self._id = self.env.new_id()
         self._create()
-        found = self._others(self.since_ms)
-        others = [key for key in found if PRUNE in (self.kind, key.rsplit("/", 1)[-1].split("-", 1)[0])]
+        marks = self._others(self.since_ms)
+        others = [key for key in marks if PRUNE in (self.kind, key.rsplit("/", 1)[-1].split("-", 1)[0])]
         if others:
             self._remove()
             what = "a prune is at work" if self.kind == BACKUP else "a backup or another prune is at work"
@@ -274,13 +267,13 @@ class Mark:
             self.repository.store.delete(key)
 
     def _others(self, now_ms: int) -> Sequence[str]:
-        found = []
+        marks = []
         for info in self.repository.store.list(f"{RUNNING_FOLDER}/"):
             if info.key in self.keys:
                 continue
             if now_ms - info.modified_ms <= MARK_MS:
-                found.append(info.key)
+                marks.append(info.key)
             elif self.kind == PRUNE:
                 # Its run has died, or will find out that it must not go on.
                 self.repository.store.delete(info.key)
-        return found
+        return marks

@@ -53,8 +53,8 @@ class Wanted:
             raise BadRequest("a version is one of one topic: name the topic, or give a time")
 
 
-def _unknown(name: str, there: Collection[str], where: str) -> NotFound:
-    similar = nearest(name, there, limit=1)
+def _unknown(name: str, names: Collection[str], where: str) -> NotFound:
+    similar = nearest(name, names, limit=1)
     hint = f"; did you mean '{similar[0]}'?" if similar else ""
     return NotFound(f"there is no topic '{name}' in {where}{hint}")
 
@@ -82,20 +82,20 @@ def from_backups(repository: Repository, wanted: Wanted) -> tuple[Manifest, Cut]
 
 
 def _entry(store: Store, kind: EntryKind[E], item: EntriesBackup) -> E:
-    found = EntryChain(store, kind, item.id).at(item.number)
-    if found is None:
+    entry = EntryChain(store, kind, item.id).at(item.number)
+    if entry is None:
         raise NotFound(f"entry {item.number} of '{item.id}' is missing in {store.location}; take another backup")
-    return found
+    return entry
 
 
 def _items(manifest: Manifest, topics: tuple[str, ...] | None) -> list[TopicBackup]:
     if topics is None:
         return list(manifest.topics)
-    found = {item.topic: item for item in manifest.topics}
+    items = {item.topic: item for item in manifest.topics}
     for name in topics:
-        if name not in found:
-            raise _unknown(name, found, f"backup {manifest.number}")
-    return [found[name] for name in topics]
+        if name not in items:
+            raise _unknown(name, items, f"backup {manifest.number}")
+    return [items[name] for name in topics]
 
 
 def _head(store: Store, topic: str, version: int) -> Head:
@@ -121,11 +121,11 @@ def _version_in(repository: Repository, topic: str, version: int) -> tuple[Manif
 
 
 def _time_in(repository: Repository, time_ms: int, topics: tuple[str, ...] | None) -> tuple[Manifest, Cut]:
-    found = repository.covering(topics)
-    manifest = next((item for item in found if item.started_ms >= time_ms), None)
+    manifests = repository.covering(topics)
+    manifest = next((item for item in manifests if item.started_ms >= time_ms), None)
     if manifest is None:
         raise NotFound(
-            f"the newest backup was begun at {iso_time(found[-1].started_ms)}, before {iso_time(time_ms)}: take "
+            f"the newest backup was begun at {iso_time(manifests[-1].started_ms)}, before {iso_time(time_ms)}: take "
             "another one, or give `latest`"
         )
     versions = {}
@@ -214,19 +214,19 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
         raise BadRequest(f"{root.location} is a root and holds no backups: give a version or a time")
     store = root.store
     if wanted.topics is not None:
-        there = [name for name in store.list_folders("") if is_topic_name(name)]
+        names = [name for name in store.list_folders("") if is_topic_name(name)]
         for name in wanted.topics:
-            if name not in there:
-                raise _unknown(name, there, root.location)
+            if name not in names:
+                raise _unknown(name, names, root.location)
     if wanted.version is None and wanted.time_ms is None:
         return cut_now(root, wanted.topics)
     topics, committed = {}, set()
     damaged = DamagedLogs(store, strict=wanted.topics is None)
     for name in wanted.topics or [name for name in store.list_folders("") if is_topic_name(name)]:
-        found = _as_of(root, name, wanted)
-        if found is None:
+        base_and_version = _as_of(root, name, wanted)
+        if base_and_version is None:
             continue
-        base, version = found
+        base, version = base_and_version
         topics[name] = (base.head, version)
         committed |= committed_in(base.slices)
     groups = {name: Span(*EntryChain(store, GROUPS, name).run()) for name in damaged.ids(GROUPS)}
@@ -258,8 +258,8 @@ def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None
             raise
         version = min(version, newest)
     named = files_named(history, base, newest)
-    there = listed(root.store, {key.split("/", 1)[0] for key in named.files})
-    since = named.since({key: None for key in named.files if key not in there})
+    present = listed(root.store, {key.split("/", 1)[0] for key in named.files})
+    since = named.since({key: None for key in named.files if key not in present})
     if version < since:
         first = named.times.get(since, 0)
         raise NotFound(

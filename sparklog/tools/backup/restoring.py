@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import crc32c
@@ -184,17 +184,19 @@ def _opened(source: Store, wanted: Wanted, env: Env) -> _Source:
 
 def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str]:
     """Old to new name of each topic that is restored."""
-    there = {name for name, head in cut.topics.items() if head.exists}
-    missing = [name for name in wanted.topics or () if name not in there]
+    existing = {name for name, head in cut.topics.items() if head.exists}
+    missing = [name for name in wanted.topics or () if name not in existing]
     if missing:
         raise NotFound(f"topic '{missing[0]}' did not exist then; choose another time")
-    if wanted.time_ms is not None and not there:
+    if wanted.time_ms is not None and not existing:
         raise NotFound(f"there was no topic at {iso_time(wanted.time_ms)}; choose a later time")
     for name, new in rename.items():
         check_topic_name(new)
-        if name not in there:
-            raise NotFound(f"there is no topic '{name}' to be renamed; there are {', '.join(sorted(there)) or 'none'}")
-    names = {name: rename.get(name, name) for name in sorted(there)}
+        if name not in existing:
+            raise NotFound(
+                f"there is no topic '{name}' to be renamed; there are {', '.join(sorted(existing)) or 'none'}"
+            )
+    names = {name: rename.get(name, name) for name in sorted(existing)}
     lower: dict[str, str] = {}
     for name, new in names.items():
         if new.lower() in lower:
@@ -210,14 +212,14 @@ def plan_restore(
     wanted = wanted or Wanted()
     opened = _opened(source, wanted, env)
     names = _names(opened.cut, wanted, rename or {})
-    found = _snapshots(opened.store, {name: opened.cut.topics[name].version for name in names})
-    files = [file for name, snapshot in found.items() for file in files_of(names[name], snapshot)]
+    snapshots = _snapshots(opened.store, {name: opened.cut.topics[name].version for name in names})
+    files = [file for name, snapshot in snapshots.items() for file in files_of(names[name], snapshot)]
     moved: list[MovedOffset] = []
     if opened.cut.exact:
         states = sorted(opened.cut.groups.items())
-        moved = [item for _, state in states for item in at_the_end(state, _heads(found))[1]]
+        moved = [item for _, state in states for item in at_the_end(state, _heads(snapshots))[1]]
     plan = _planned(opened, names, "", lambda: "", lambda: 0)
-    return _restored(plan, found, files, Copied(), moved)
+    return _restored(plan, snapshots, files, Copied(), moved)
 
 
 def restore(
@@ -323,15 +325,15 @@ def _snapshots(store: Store, versions: Mapping[str, int]) -> dict[str, Snapshot]
     return {name: History(store, name).at(version) for name, version in versions.items()}
 
 
-def _heads(found: Mapping[str, Snapshot]) -> dict[str, Head]:
-    return {name: snapshot.head for name, snapshot in found.items()}
+def _heads(snapshots: Mapping[str, Snapshot]) -> dict[str, Head]:
+    return {name: snapshot.head for name, snapshot in snapshots.items()}
 
 
 def _restored(
-    plan: _Plan, found: Mapping[str, Snapshot], files: list[DataFile], copied: Copied, moved: Sequence[MovedOffset]
+    plan: _Plan, snapshots: Mapping[str, Snapshot], files: list[DataFile], copied: Copied, moved: Sequence[MovedOffset]
 ) -> Restored:
     topics = []
-    for name, snapshot in found.items():
+    for name, snapshot in snapshots.items():
         head = snapshot.head
         starts, ends = tuple(head.log_start.tolist()), tuple(head.log_end.tolist())
         topic = plan.topics[name].to
@@ -341,23 +343,18 @@ def _restored(
     return Restored(plan.backup, plan.root_id, tuple(topics), *numbers, copied, tuple(moved), plan.left_out)
 
 
+@dataclass
 class _Run:
-    """A restore that is written down: does what is left of it."""
+    """A restore that is written down: does the rest of it."""
 
-    def __init__(
-        self,
-        source: Store,
-        target: Store,
-        plan: _Plan,
-        options: CopyOptions,
-    ) -> None:
-        self.source = source
-        self.target = target
-        self.plan = plan
-        self.options = options
-        self.env = options.env
-        self.names = plan.names
-        self.copied = Copied()
+    source: Store
+    target: Store
+    plan: _Plan
+    options: CopyOptions
+    copied: Copied = field(default_factory=Copied)
+
+    def __post_init__(self) -> None:
+        self.names = self.plan.names
 
     def make(self) -> Restored:
         versions = {name: item.version for name, item in self.plan.topics.items()}
@@ -368,37 +365,38 @@ class _Run:
                     "empty folder"
                 )
             # Killed after it was done: only the plan is left.
-            found = _snapshots(self.source, versions)
+            snapshots = _snapshots(self.source, versions)
             self.target.delete(RESTORE_KEY)
-            return _restored(self.plan, found, [], self.copied, self._moved(found) if self.plan.exact else [])
+            return _restored(self.plan, snapshots, [], self.copied, self._moved(snapshots) if self.plan.exact else [])
         holds = self._hold(versions)
         try:
-            found = _snapshots(self.source, versions)
-            files = [file for name, snapshot in found.items() for file in files_of(self.names[name], snapshot)]
+            snapshots = _snapshots(self.source, versions)
+            files = [file for name, snapshot in snapshots.items() for file in files_of(self.names[name], snapshot)]
             # Entries first: nothing holds them while files are copied, maybe for days.
-            decisions, moved = self._write_entries(_heads(found) if self.plan.exact else {})
+            decisions, moved = self._write_entries(_heads(snapshots) if self.plan.exact else {})
             look = holds.renew if holds is not None else lambda: None
             self.copied += copy_all(self.source, self.target, files, self.options, look)
-            self._write_topics(found, decisions)
+            self._write_topics(snapshots, decisions)
         finally:
             if holds is not None:
                 holds.release()
         self._put(ROOT_KEY, ROOT_JSON.encode(RootId(self.plan.root_id, self.plan.time_ms)))
         self.target.delete(RESTORE_KEY)
-        return _restored(self.plan, found, files, self.copied, moved)
+        return _restored(self.plan, snapshots, files, self.copied, moved)
 
-    def _moved(self, found: Mapping[str, Snapshot]) -> list[MovedOffset]:
+    def _moved(self, snapshots: Mapping[str, Snapshot]) -> list[MovedOffset]:
         """Offsets that an earlier run has set to the ends of topics, as far as the source still has them."""
         chains = [(EntryChain(self.source, GROUPS, name), number) for name, number in self.plan.groups.items()]
         states = [state for chain, number in chains if (state := chain.at(number)) is not None]
-        return [item for state in states for item in at_the_end(state, _heads(found))[1]]
+        return [item for state in states for item in at_the_end(state, _heads(snapshots))[1]]
 
     def _hold(self, versions: Mapping[str, int]) -> Holds | None:
         """Hold the versions in a live root against its vacuum; older ones are read as long as they are there."""
         if is_repository(self.source):
             return None
-        root = open_root(self.source, env=self.env)
-        holds = Holds(root, f"restore:{self.env.new_id()}")
+        env = self.options.env
+        root = open_root(self.source, env=env)
+        holds = Holds(root, f"restore:{env.new_id()}")
         for name, version in versions.items():
             try:
                 holds.take_one(name, version)
@@ -424,8 +422,8 @@ class _Run:
             moved += at_the_end(group, heads)[1]
         return decisions, moved
 
-    def _write_topics(self, found: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
-        for name, snapshot in found.items():
+    def _write_topics(self, snapshots: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
+        for name, snapshot in snapshots.items():
             item = self.plan.topics[name]
             alone, last_of_source = self._stand_alone(name, snapshot)
             check_state(alone.head, alone.slices)
@@ -441,15 +439,15 @@ class _Run:
             last = Snapshot(item.to, self.target, after, alone.slices.apply(commit, after))
             self.copied += write_checkpoint(self.target, last, item.table)
 
-    def _stand_alone(self, name: str, found: Snapshot) -> tuple[Snapshot, bytes | None]:
+    def _stand_alone(self, name: str, snapshot: Snapshot) -> tuple[Snapshot, bytes | None]:
         """The state of a topic in its new root, and the commit that made it, as far as that is still there."""
-        alone = stand_alone(found, self.target, self.names)
-        key = commit_key(name, found.version)
+        alone = stand_alone(snapshot, self.target, self.names)
+        key = commit_key(name, snapshot.version)
         try:
             data = self.source.get(key)
         except NotFound:
             return alone, None
-        if found.version > 0:
+        if snapshot.version > 0:
             return alone, data
         # Nothing comes before it, so the state is what it says, and that of a clone names files of others.
         data = encode_commit(created_alone(decode_commit(data, key, 0)))
@@ -458,10 +456,10 @@ class _Run:
         return Snapshot(alone.topic, self.target, head, SliceTable().apply(commit, head)), data
 
     def _entry(self, kind: EntryKind[E], name: str, number: int) -> E:
-        found = EntryChain(self.source, kind, name).at(number)
-        if found is None:
+        entry = EntryChain(self.source, kind, name).at(number)
+        if entry is None:
             raise NotFound(f"entry {number} of {kind.title(name)} is no longer there; restore into another folder")
-        return found
+        return entry
 
     def _put_entries(self, kind: EntryKind[E], state: E, renamed: Callable[[E], E]) -> None:
         """An entry and the one before it, and copies of both as checkpoints: what came before is not here."""
