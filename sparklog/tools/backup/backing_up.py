@@ -345,12 +345,13 @@ class _Run:
         link: int | None = None
         since_ms = 0
         for number in range(first, state.number + 1):
-            data = self.damaged.read(kind, state.id, partial(_entry_data, chain, number, link))
-            if data is None:
+            stored = self.damaged.read(kind, state.id, partial(_read_entry, chain, number, link))
+            if stored is None:
                 return None
+            data, entry = stored
             if number == first and kept > (0 if last is None else last.number):
-                since_ms = kind.decode(data, commit_key(chain.prefix, number), number).made_ms
-            link = crc32c.crc32c(data)
+                since_ms = entry.made_ms
+            link = entry.crc
             self._put(commit_key(chain.prefix, number), data)
         return EntriesBackup(state.id, first, state.number, since_ms)
 
@@ -383,15 +384,14 @@ class _Run:
         return manifest
 
 
-def _entry_data(chain: EntryChain[E], number: int, link: int | None) -> bytes:
-    """The bytes of an entry; `link`: CRC-32C of the entry before, None: the first that is copied."""
-    data = chain.data(number)
-    if data is None:
+def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[bytes, E]:
+    """An entry and its bytes; `link`: CRC-32C of the entry before, None: the first that is copied."""
+    stored = chain.read(number)
+    if stored is None:
         raise NotFound(f"entry {number} of {chain.kind.title(chain.id)} is no longer kept")
-    key = commit_key(chain.prefix, number)
-    if link is not None and chain.kind.decode(data, key, number).prev_crc != link:
-        raise Corrupt(f"entry {number} does not follow the one before", file=key)
-    return data
+    if link is not None and stored[1].prev_crc != link:
+        raise Corrupt(f"entry {number} does not follow the one before", file=commit_key(chain.prefix, number))
+    return stored
 
 
 def write_checkpoint(store: Store, snapshot: Snapshot, unique: str) -> Copied:

@@ -65,7 +65,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Entries of one id that are there to choose from: `first` to `last`."""
+    """The entries of one id that exist: `first` to `last`."""
 
     first: int
     last: int
@@ -87,7 +87,7 @@ class Bounds:
 
 @dataclass
 class _Cutter:
-    """States, what is asked of them, and reading on until nothing is."""
+    """States that were read, what they require of each other, and reading on until nothing is required."""
 
     store: Store
     chosen: Collection[str] | None
@@ -108,33 +108,33 @@ class _Cutter:
     """Decisions of a live root, where a cache may hide what exists; None in a repository, where nothing is added."""
     moved: bool = False
 
-    # -- hearing what is asked
+    # -- what the states read so far require
 
-    def hear_commit(self, commit: Commit) -> None:
+    def note_commit(self, commit: Commit) -> None:
         self.decided |= {(item.id, item.n) for item in commit.resolved}
         self.writers |= {item.id for item in commit.resolved}
 
-    def hear_decisions(self, state: Decisions) -> None:
+    def note_decisions(self, state: Decisions) -> None:
         prepares = [*state.prepared, *(item for each in state.commits for item in each.prepares)]
         for item in prepares:
-            self.ask_version(item.topic, item.version)
+            self.require_version(item.topic, item.version)
         for group in [*state.prepared_groups, *(item for each in state.commits for item in each.groups)]:
-            if not self.lost(GROUPS, group.group):
+            if not self.is_damaged(GROUPS, group.group):
                 self.entries[group.group] = max(group.number, self.entries.get(group.group, -1))
 
-    def hear_offsets(self, state: GroupState) -> None:
-        """The next state of a group, or the first that is heard of it: what is pending no more is decided."""
+    def note_offsets(self, state: GroupState) -> None:
+        """Take in the next state of a group, or its first: transactions that are pending no more are decided."""
         known = self.groups.get(state.id)
         if known is not None:
             waiting = {(item.txn, item.n) for item in known.pending}
             self.decided |= waiting - {(item.txn, item.n) for item in state.pending}
         self.groups[state.id] = state
 
-    def ask_version(self, topic: str, version: int) -> None:
+    def require_version(self, topic: str, version: int) -> None:
         if self.chosen is None or topic in self.chosen:
             self.versions[topic] = max(version, self.versions.get(topic, -1))
 
-    def lost(self, kind: EntryKind[E], id_: str) -> bool:
+    def is_damaged(self, kind: EntryKind[E], id_: str) -> bool:
         """True if this log is damaged, and so left out."""
         return kind.prefix(id_) in self.damaged.damage
 
@@ -149,19 +149,19 @@ class _Cutter:
         except NotFound:
             return False
         self.heads[topic] = head.apply(commit)
-        self.hear_commit(commit)
+        self.note_commit(commit)
         self.moved = True
         return True
 
     def next_decisions(self, transactional_id: str) -> bool:
-        if self.lost(DECISIONS, transactional_id):
+        if self.is_damaged(DECISIONS, transactional_id):
             return False
         state = self.decisions.get(transactional_id, Decisions(transactional_id))
         entry = EntryChain(self.store, DECISIONS, transactional_id).next(state)
         if entry is None:
             return False
         self.decisions[transactional_id] = entry
-        self.hear_decisions(entry)
+        self.note_decisions(entry)
         self.moved = True
         return True
 
@@ -170,20 +170,20 @@ class _Cutter:
         entry = EntryChain(self.store, GROUPS, group).next(state)
         if entry is None:
             return False
-        self.hear_offsets(entry)
+        self.note_offsets(entry)
         self.moved = True
         return True
 
     # -- one round of each rule
 
     def settle(self) -> Cut:
-        """Read on until nothing is asked for. `Unavailable` if something is that is not there."""
+        """Read on until nothing is required. `Unavailable` if something that is required does not exist."""
         self.moved = True
         while self.moved:
             self.moved = False
             for head in list(self.heads.values()):
                 for other, version in head.siblings.items():
-                    self.ask_version(other, version)
+                    self.require_version(other, version)
             for topic, version in list(self.versions.items()):
                 while self._at(topic) < version:
                     self._step(topic, self.next_commit)
@@ -216,7 +216,7 @@ class _Cutter:
             raise Unavailable(f"a transaction names what '{name}' does not show; try again later")
 
     def _awaited(self, step: Callable[[], bool]) -> bool:
-        """Take a step on; False if what it needs is not there, in a live root after longer than caches last."""
+        """Read the next object of a log; False if there is none, in a live root after longer than caches last."""
         if step():
             return True
         if self.live is None:
@@ -240,7 +240,7 @@ class _Cutter:
         for transactional_id, n in sorted(self.decided - self.undecided):
             step = partial(self.next_decisions, transactional_id)
             while not self.decisions.get(transactional_id, Decisions(transactional_id)).decided(n):
-                if not (step() if self.lost(DECISIONS, transactional_id) else self._awaited(step)):
+                if not (step() if self.is_damaged(DECISIONS, transactional_id) else self._awaited(step)):
                     self.undecided.add((transactional_id, n))
                     break
 
@@ -331,13 +331,13 @@ class _Cutter:
         key = (topic, topic_id, partition, offset)
         if key in self.ended or _ends_at(self.heads.get(topic, EMPTY), topic_id, partition) >= offset:
             return
-        # Looked for in what may come, and gone on to only where it is found: anybody may commit any offset.
+        # Any offset may be committed, also one that the topic never reaches: look ahead before reading on.
         ahead = _Cutter(self.store, self.chosen, self.damaged, heads=dict(self.heads))
         while _ends_at(ahead.heads.get(topic, EMPTY), topic_id, partition) < offset:
             if not ahead.next_commit(topic):
                 self.ended.add(key)
                 return
-        self.ask_version(topic, ahead._at(topic))
+        self.require_version(topic, ahead._at(topic))
         self.moved = True
 
 
@@ -366,20 +366,20 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     for name in damaged.ids(GROUPS):
         states = damaged.read(GROUPS, name, partial(_recent, EntryChain(store, GROUPS, name), since_ms))
         for group in states or ():
-            cutter.hear_offsets(group)
+            cutter.note_offsets(group)
     folders = (name for name in store.list_folders("") if is_topic_name(name))
     for name in folders if chosen is None else chosen:
         head = root.topic_handle(name).log.refresh().head
         if head.version >= 0:
             cutter.heads[name] = head
             for commit in _recent_commits(store, name, head.version, since_ms):
-                cutter.hear_commit(commit)
+                cutter.note_commit(commit)
         elif chosen is not None:
             root.topic(name)
     for name in sorted({*before, *damaged.ids(DECISIONS)}):
         chain = EntryChain(store, DECISIONS, name)
         for state in damaged.read(DECISIONS, name, partial(_since, chain, before.get(name))) or ():
-            cutter.hear_decisions(state)
+            cutter.note_decisions(state)
             cutter.decisions[name] = state
     if damaged.damage:
         for name in cutter.heads:
@@ -461,7 +461,7 @@ def cut_between(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLogs
             if exact and _names_newer(cutter, later):
                 break
             cutter.decisions[name] = later
-            cutter.hear_decisions(later)
+            cutter.note_decisions(later)
     return _still(cutter) if exact else cutter.settle()
 
 

@@ -66,8 +66,8 @@ class EntryChain(Generic[E]):
         numbers |= {checkpoint_version(info.key) for info in self.store.list(f"{self.prefix}/_log/0")}
         return sorted(number for number in numbers if number is not None)
 
-    def data(self, number: int) -> bytes | None:
-        """The bytes of an entry, from wherever they are whole; None if it is in neither place. `Corrupt`: damaged."""
+    def read(self, number: int) -> tuple[bytes, E] | None:
+        """An entry and its bytes, or those of its copy; None if there is neither. `Corrupt`: damaged."""
         damage: Corrupt | None = None
         for key in (commit_key(self.prefix, number), checkpoint_key(self.prefix, number)):
             for _ in range(2):
@@ -83,7 +83,7 @@ class EntryChain(Generic[E]):
                     continue
                 if entry.id != self.id:
                     raise Corrupt(f"{self.kind.what} of '{self.id}' should lie here, found '{entry.id}'", file=key)
-                return data
+                return data, entry
         if damage is not None:
             raise damage
         return None
@@ -92,8 +92,8 @@ class EntryChain(Generic[E]):
         """The state after an entry; of -1 that of an id without entries. None if it is not there."""
         if number < 0:
             return self.kind.empty(self.id)
-        data = self.data(number)
-        return None if data is None else self.kind.decode(data, commit_key(self.prefix, number), number)
+        stored = self.read(number)
+        return None if stored is None else stored[1]
 
     def next(self, state: E) -> E | None:
         """The state after one more entry, None if there is none. `Corrupt` if it does not follow."""
