@@ -30,7 +30,7 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT, TEXT, Member, StoredDocument, whole
 from sparklog.log.journal.env import Env
-from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, VERSION_DIGITS
+from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, checkpoint_version
 from sparklog.log.journal.root_id import RootId, foreign_name
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
@@ -103,12 +103,7 @@ def _decoded(data: bytes, key: str, number: int) -> Manifest | None:
 
 
 def _numbers(store: Store, prefix: str) -> list[int]:
-    numbers = []
-    for info in store.list(prefix):
-        digits, _, suffix = info.key.rsplit("/", 1)[-1].partition(".")
-        if suffix == "json" and digits.isdigit() and len(digits) == VERSION_DIGITS:
-            numbers.append(int(digits))
-    return numbers
+    return [number for info in store.list(prefix) if (number := checkpoint_version(info.key)) is not None]
 
 
 RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
