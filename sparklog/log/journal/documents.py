@@ -189,7 +189,7 @@ def wholes(low: int = INT64_MIN, high: int = INT64_MAX, like: str | None = None)
     def read(item: Fields, name: str) -> tuple[int, ...]:
         return item.integers(name, None if like is None else len(item.document[like]), low, high)
 
-    return Kind(read, list)
+    return Kind(read)
 
 
 def one_of(*values: str, nullable: bool = False) -> Kind:
