@@ -34,6 +34,8 @@ MAX_TEXT = 4096
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 T = TypeVar("T")
+_LEFT_OUT: tuple[object, ...] = (None, (), {}, [])
+"""Values of optional members that are not written."""
 _TRAILER = b',"crc":'
 _TRAILER_BYTES = len(_TRAILER) + len("4294967295}\n")
 
@@ -376,9 +378,6 @@ class StoredDocument(Document[T]):
         return self.from_json(self.fields(data, key))
 
 
-_LEFT_OUT: tuple[object, ...] = (None, (), {}, [])
-
-
 def _snake_case(name: str) -> str:
     return re.sub("[A-Z]", lambda capital: "_" + capital[0].lower(), name)
 
@@ -389,5 +388,5 @@ def peek_commit_id(data: bytes) -> str | None:
         document = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    found = document.get("commitId") if isinstance(document, dict) else None
-    return found if isinstance(found, str) else None
+    commit_id = document.get("commitId") if isinstance(document, dict) else None
+    return commit_id if isinstance(commit_id, str) else None
