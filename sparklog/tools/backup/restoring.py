@@ -152,26 +152,18 @@ class Restored:
     left_out: tuple[LeftOut, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Source:
-    """The store that a restore reads, the number of the backup (None: a root), and the cut that is restored."""
-
-    store: Store
-    backup: int | None
-    cut: Cut
-
-
 def _neither(source: Store) -> NotFound:
     return NotFound(
         f"{source.location} is neither a place of backups (it has no {PLACE_KEY}) nor a root; check the path"
     )
 
 
-def _opened(source: Store, wanted: Wanted, env: Env) -> _Source:
+def _chosen(source: Store, wanted: Wanted, env: Env) -> tuple[int | None, Cut]:
+    """The number of the backup to restore (None: from a live root), and the cut that is wanted of it."""
     if is_repository(source):
         repository = Repository.open(source)
         manifest, cut = from_backups(repository, wanted)
-        return _Source(source, manifest.number, cut)
+        return manifest.number, cut
     try:
         root = open_root(source, env=env)
     except NotFound:
@@ -179,7 +171,7 @@ def _opened(source: Store, wanted: Wanted, env: Env) -> _Source:
     cut = from_root(root, wanted)
     # Drawn and not used, so that seeded runs write the same ids as before.
     env.new_id()
-    return _Source(source, None, cut)
+    return None, cut
 
 
 def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str]:
@@ -210,15 +202,15 @@ def plan_restore(
 ) -> Restored:
     """Plan what `restore` would bring back. Changes nothing."""
     wanted = wanted or Wanted()
-    opened = _opened(source, wanted, env)
-    names = _names(opened.cut, wanted, rename or {})
-    snapshots = _snapshots(opened.store, {name: opened.cut.topics[name].version for name in names})
+    backup, cut = _chosen(source, wanted, env)
+    names = _names(cut, wanted, rename or {})
+    snapshots = _snapshots(source, {name: cut.topics[name].version for name in names})
     files = [file for name, snapshot in snapshots.items() for file in files_of(names[name], snapshot)]
     moved: list[MovedOffset] = []
-    if opened.cut.exact:
-        states = sorted(opened.cut.groups.items())
+    if cut.exact:
+        states = sorted(cut.groups.items())
         moved = [item for _, state in states for item in at_the_end(state, _heads(snapshots))[1]]
-    plan = _planned(opened, names, "", lambda: "", lambda: 0)
+    plan = _planned(backup, cut, names, "", lambda: "", lambda: 0)
     return _restored(plan, snapshots, files, Copied(), moved)
 
 
@@ -290,10 +282,10 @@ def _write_plan(
     from sparklog.storage.probe import ensure_probed
 
     refuse_inside(target)
-    opened = _opened(source, wanted, env)
-    names = _names(opened.cut, wanted, rename)
+    backup, cut = _chosen(source, wanted, env)
+    names = _names(cut, wanted, rename)
     ensure_probed(target)
-    plan = _planned(opened, names, request, env.new_id, env.wall_ms)
+    plan = _planned(backup, cut, names, request, env.new_id, env.wall_ms)
     if not target.create(RESTORE_KEY, RESTORE_JSON.encode(plan)):
         # Our own answer was lost, or another run was first: what lies there counts.
         stored = _read_plan(target, request)
@@ -304,13 +296,17 @@ def _write_plan(
 
 
 def _planned(
-    opened: _Source, names: Mapping[str, str], request: str, new_id: Callable[[], str], wall_ms: Callable[[], int]
+    backup: int | None,
+    cut: Cut,
+    names: Mapping[str, str],
+    request: str,
+    new_id: Callable[[], str],
+    wall_ms: Callable[[], int],
 ) -> _Plan:
-    cut = opened.cut
     topics = {name: _TopicPlan(new, cut.topics[name].version, new_id(), new_id()) for name, new in names.items()}
     return _Plan(
         request,
-        opened.backup,
+        backup,
         new_id(),
         wall_ms(),
         topics,
