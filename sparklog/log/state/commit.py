@@ -1,8 +1,9 @@
 """A commit: one numbered JSON object, the only way in which anything happens to a topic.
 
-`COMMIT_JSON` and the tables above it are its members, docs/format.md says what they mean. An edit's inputs are the
-removed slices, its outputs the slices of `files`, of its partition that lie in `[start, end)`. Edits of one commit do
-not overlap, so no slice needs to name its edit.
+`COMMIT_JSON` and the tables above it are its members; docs/reference/format-commits.md says what they mean.
+
+An edit's inputs are the removed slices, its outputs the slices of `files`, of its partition that lie in `[start, end)`.
+Edits of one commit do not overlap, so no slice needs to name its edit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kafka's part of the state of an imported topic: how far each partition was taken, and which transactions are open.
 
-docs/format.md says what the members mean.
+docs/reference/format-commits.md says what the members mean.
 
 **KafkaSource.** The next import of a topic must know that the log it meets is the one it had begun, and that nothing
 was written here since. It knows both by Kafka's topic id, by the last batch that was taken, and by the log end. The

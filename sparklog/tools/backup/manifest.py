@@ -1,6 +1,6 @@
 """The manifest of a backup, created last, and the object that makes a folder a repository of backups.
 
-docs/format.md says what the members mean.
+docs/reference/format-backups.md says what the members mean.
 """
 
 from __future__ import annotations
