@@ -25,11 +25,12 @@ import pyarrow.parquet as pq
 
 from sparklog.format.kernels.warm import warm_up
 from sparklog.log.journal.env import SYSTEM
-from sparklog.log.journal.names import append_path, commit_key
+from sparklog.log.journal.names import append_path, checkpoint_key, commit_key
+from sparklog.log.state.checkpoint import Checkpoint, encode_checkpoint, write_slice_table
 from sparklog.log.state.commit import APPEND, CREATE, Commit, decode_commit, encode_commit
-from sparklog.log.state.commit_log import LogState
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
@@ -161,7 +162,6 @@ def many_commits(folder: Path, commits: int) -> Path:
     """
     place = folder / "many"
     root = open_root(LocalStore(str(place), durable=False), create=True)
-    topic = root.topic_handle("many")
     head, table = EMPTY, SliceTable()
     for version in range(commits + 1):
         path = append_path(max(version - 1, 0), f"A{version:021d}")
@@ -188,7 +188,9 @@ def many_commits(folder: Path, commits: int) -> Path:
         head = head.apply(commit)
         table = table.apply(commit, head)
         if version == commits - TAIL_COMMITS:
-            topic.log.write_checkpoint(LogState(head, SYSTEM.now(), None, (), 1 << 30, table))
+            snapshot = Snapshot("many", root.store, head, table)
+            checkpoint = Checkpoint(head, write_slice_table(root.store, snapshot, SYSTEM.new_id()))
+            root.store.create(checkpoint_key("many", version), encode_checkpoint(checkpoint))
         if version > commits - TAIL_COMMITS:
             root.store.create(commit_key("many", version), data)
     return place

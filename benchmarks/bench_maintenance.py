@@ -25,7 +25,7 @@ from sparklog.compaction.cleaning import plan_cleaning
 from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.format.kernels.warm import warm_up
-from sparklog.log.state.intents import RewriteIntent
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions

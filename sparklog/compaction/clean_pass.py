@@ -44,7 +44,7 @@ from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHead
 from sparklog.format.record_fields import RecordFields, record_fields
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_window
-from sparklog.log.read.read_plan import SourceSlice
+from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work import Progress
 from sparklog.storage.store import Store
@@ -112,13 +112,12 @@ class Reader:
             raise Conflict(f"{file} is gone: it was replaced since this pass was planned; plan again")
         return info.modified_ms
 
-    def windows(self, source: SourceSlice) -> Iterator[Window]:
+    def windows(self, source: PlannedSlice) -> Iterator[Window]:
         """The batches of a segment in order. `Corrupt` with the place of damage; `Conflict` if the file is gone."""
-        planned = source.planned(self._topic, self._partition)
         low, crc, following = 0, 0, source.base
         while low < source.size:
             try:
-                data, headers = read_window(self._store, planned, low, source.size)
+                data, headers = read_window(self._store, source, low, source.size)
             except MissingFile:
                 raise Conflict(
                     f"{source.file} is gone: it was replaced since this pass over {self._topic}-{self._partition} was "
@@ -196,7 +195,7 @@ def _check_offsets(headers: BatchHeaders, following: int, end: int, place: Place
 
 def fill_map(
     offset_map: OffsetMap,
-    dirty: Sequence[SourceSlice],
+    dirty: Sequence[PlannedSlice],
     reader: Reader,
     aborted: AbortedFilter,
     first_dirty: int,
@@ -247,7 +246,7 @@ class TombstoneRules:
 
     now_ms: int
     delete_retention_ms: int
-    last_clean: SourceSlice | None = None
+    last_clean: PlannedSlice | None = None
 
     @property
     def horizon_ms(self) -> int:
@@ -269,7 +268,7 @@ class Cleaner:
         self._rules = rules
         self._file_expired: tuple[str, bool] = ("", False)
 
-    def group(self, segments: Sequence[SourceSlice]) -> None:
+    def group(self, segments: Sequence[PlannedSlice]) -> None:
         """Clean these segments into one, which has the base offset of the first of them."""
         self._writer.begin(segments[0].base)
         for segment in segments:
@@ -277,7 +276,7 @@ class Cleaner:
                 self._window(window, segment)
         self._writer.finish()
 
-    def _window(self, window: Window, segment: SourceSlice) -> None:
+    def _window(self, window: Window, segment: PlannedSlice) -> None:
         counts, headers = self.counts, window.headers
         counts.bytes_read += len(window.data)
         counts.records_before += int(headers.count[~headers.is_control].sum())
@@ -349,7 +348,7 @@ class Cleaner:
             keep &= ~gone[fields.batch]
         return keep
 
-    def _old_file(self, file: str, last_clean: SourceSlice) -> bool:
+    def _old_file(self, file: str, last_clean: PlannedSlice) -> bool:
         """Return True if tombstones of formats v0 and v1 in this file have expired: Kafka's rule for no horizon."""
         if self._file_expired[0] != file:
             horizon = self._reader.modified_ms(last_clean.file) - self._rules.delete_retention_ms
@@ -357,7 +356,7 @@ class Cleaner:
         return self._file_expired[1]
 
     def _write(
-        self, filtered: Filtered, keyless: Bools, segment: SourceSlice, entries: AbortedTransactions
+        self, filtered: Filtered, keyless: Bools, segment: PlannedSlice, entries: AbortedTransactions
     ) -> AbortedTransactions:
         """Append the batches, in a new segment where this one is full; return entries whose markers come later."""
         counts, headers, writer, first = self.counts, filtered.headers, self._writer, 0

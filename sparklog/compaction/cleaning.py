@@ -24,10 +24,10 @@ from sparklog.format.batch_scan import begins_with_header, single_header
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.read.read_plan import SourceSlice, SourceSlices, source_slices
+from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, planned_slices
 from sparklog.log.state.commit import COMPACT, Edit
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.snapshot import Snapshot
@@ -112,7 +112,7 @@ class CleanWork:
     partition: int
     configs: TopicConfigs
     settings: Settings
-    sources: SourceSlices
+    sources: PlannedSlices
     segments: tuple[Segment, ...]
     offsets: CleanerOffsets
     ratio: float
@@ -171,7 +171,7 @@ class CleanWork:
         from sparklog.compaction.producer_state import replay
 
         try:
-            return replay(self.store, self.topic, self.sources, self.offsets.log_end)
+            return replay(self.store, self.sources, self.offsets.log_end)
         except NotFound as error:
             raise Conflict(f"a file was replaced since this pass was planned; plan again: {error}") from None
 
@@ -188,7 +188,7 @@ class CleanWork:
 
     def _pass(
         self, plan: Cleanable, state: PartitionProducers | None, progress: Progress
-    ) -> tuple[tuple[FileSlices, ...], list[SourceSlice], Cleaned]:
+    ) -> tuple[tuple[FileSlices, ...], list[PlannedSlice], Cleaned]:
         """Write the new segments; return them, the slices they replace, and the outcome."""
         from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge
         from sparklog.compaction.clean_pass import Cleaner, Reader, TombstoneRules, fill_map
@@ -229,7 +229,7 @@ class CleanWork:
         inputs = [self.sources.row(segment.first_row) for segment in segments]
         return files, inputs, Cleaned(plan, end_offset, offset_map.utilization, cleaner.counts)
 
-    def _last_clean(self, plan: Cleanable) -> SourceSlice | None:
+    def _last_clean(self, plan: Cleanable) -> PlannedSlice | None:
         """Return the last segment that begins below the dirty part."""
         clean = [segment for segment in plan.segments if segment.base < plan.first_dirty]
         return self.sources.row(clean[-1].first_row) if clean else None
@@ -245,7 +245,7 @@ class CleanWork:
         return index_sizes
 
 
-def first_batch_timestamp(store: Store, source: SourceSlice) -> int:
+def first_batch_timestamp(store: Store, source: PlannedSlice) -> int:
     """Return the greatest timestamp (ms) of a segment's first batch; -1 if it has none, is damaged or missing.
 
     Damage is no error here: the plan covers all partitions, and the pass over this one reports it.
@@ -296,7 +296,7 @@ def plan_cleaning(
             continue
         log_end = int(head.log_end[partition])
         segments = tuple(segments_of(slices, partition, log_end, rule))
-        all_of_it = source_slices(snapshot.topic, partition, slices)
+        all_of_it = planned_slices(snapshot.topic, partition, slices)
         producers = bool((slices.flags & int(SliceFlag.KAFKA_PRODUCERS)).any())
         work = CleanWork(
             store=store,

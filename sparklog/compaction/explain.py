@@ -16,7 +16,7 @@ from sparklog.compaction.cleanable import Cleanable, CleanerOffsets, cleanable
 from sparklog.compaction.cleaning import first_batch_timestamp, keyless_by_default
 from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.sealing import plan_sealing
-from sparklog.log.read.read_plan import source_slices
+from sparklog.log.read.read_plan import planned_slices
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, Segment, segments_of
@@ -95,7 +95,7 @@ def _cleaning(snapshot: Snapshot, settings: Settings, configs: TopicConfigs, par
     def first_batch_ts(segment: Segment) -> int:
         if segment.rows == 0 or not bool(slices.sealed()[segment.first_row]):
             return segment.first_ts
-        rows = source_slices(snapshot.topic, partition, slices[segment.first_row : segment.first_row + 1])
+        rows = planned_slices(snapshot.topic, partition, slices[segment.first_row : segment.first_row + 1])
         return first_batch_timestamp(snapshot.store, rows.row(0))
 
     state = cleanable(

@@ -25,9 +25,9 @@ from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
-from sparklog.log.read.read_plan import SourceSlice, SourceSlices
+from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.commit import MERGE, Edit
-from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
 from sparklog.maintenance.work import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store
@@ -63,7 +63,7 @@ class MergeWork:
     topic_id: str
     read_version: int
     tier: int
-    sources: tuple[SourceSlices, ...]
+    sources: tuple[PlannedSlices, ...]
     env: Env = field(default=SYSTEM, repr=False)
 
     @property
@@ -116,7 +116,7 @@ class MergeWork:
 class _Run:
     """One run of inputs and the slice that it becomes."""
 
-    def __init__(self, source: SourceSlices) -> None:
+    def __init__(self, source: PlannedSlices) -> None:
         self.source = source
         self.partition = source.partition
         self.live = [each for each in source.rows() if not each.aborted]
@@ -143,9 +143,8 @@ class _Run:
         from sparklog.format.transaction_index import concatenate
         from sparklog.log.read.aborted import aborted_of
 
-        topic = self.source.topic
         marked = [each for each in self.live if each.flags & SliceFlag.KAFKA_ABORTED]
-        aborted = concatenate([aborted_of(store, each.planned(topic, self.partition)) for each in marked])
+        aborted = concatenate([aborted_of(store, each) for each in marked])
         return replace(aborted, last_offsets=aborted.last_offsets - self.base)
 
     def times(self, newest: int) -> tuple[int, int]:
@@ -159,7 +158,7 @@ class _Part:
     """Some neighbouring inputs of a run, all of them if it is small."""
 
     run: _Run
-    rows: Sequence[SourceSlice]
+    rows: Sequence[PlannedSlice]
     nbytes: int
 
     @property
@@ -189,7 +188,7 @@ def _loads(runs: Sequence[_Run]) -> Iterator[list[_Part]]:
 
 def _parts(run: _Run) -> Iterator[_Part]:
     limit = REQUEST_BYTES if _Part(run, run.live, run.nbytes).coarse else LOAD_BYTES
-    rows: list[SourceSlice] = []
+    rows: list[PlannedSlice] = []
     filled = 0
     for each in run.live:
         if rows and filled + each.size > limit:
@@ -213,7 +212,7 @@ def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, Bytes, Ba
     rows = [each for part in load for each in part.rows]
     ends = np.cumsum(np.array([each.size for each in rows], np.int64))
     starts = np.concatenate(([0], ends[:-1]))
-    data = _fetched(store, load[0].run.source.topic, rows, starts.tolist(), int(ends[-1]))
+    data = _fetched(store, rows, starts.tolist(), int(ends[-1]))
     headers, row_of = scan_slices(data, rows, starts)
     bases = np.repeat([part.run.base for part in load], [len(part.rows) for part in load])
     headers = patch_batches(data, headers, rows, row_of, bases)
@@ -234,10 +233,9 @@ def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, Bytes, BatchHead
     from sparklog.log.read.fetch import read_window
 
     (row,) = part.rows
-    planned = row.planned(part.run.source.topic, part.run.partition)
     at = crc = reached = 0
     while at < row.size:
-        window, headers = read_window(store, planned, at, row.size)
+        window, headers = read_window(store, row, at, row.size)
         crc = crc32c(window, crc)
         row_of = np.zeros(len(headers), np.int64)
         check_offsets(headers, [row], row_of, np.array([-at]), reached)
@@ -259,7 +257,7 @@ class _Request:
     rows: list[int]
 
 
-def _requests(rows: Sequence[SourceSlice], most: int) -> list[_Request]:
+def _requests(rows: Sequence[PlannedSlice], most: int) -> list[_Request]:
     """All slices; what lies side by side in a file is one request, up to `most` bytes."""
     requests: list[_Request] = []
     file, end, filled = "", 0, 0
@@ -276,7 +274,7 @@ def _requests(rows: Sequence[SourceSlice], most: int) -> list[_Request]:
     return requests
 
 
-def _fetched(store: Store, topic: str, rows: Sequence[SourceSlice], places: Sequence[int], total: int) -> Bytes:
+def _fetched(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], total: int) -> Bytes:
     """All slices in one buffer, each at its place, checked.
 
     Where each request costs a round trip, as many are under way as `REQUEST_BYTES` hold, but not those larger than
@@ -294,7 +292,7 @@ def _fetched(store: Store, topic: str, rows: Sequence[SourceSlice], places: Sequ
             row = rows[i]
             body = got[row.position - request.start :][: row.size]
             if crc32c(body) != row.crc:
-                check_slice(body, row.planned(topic, -1))
+                check_slice(body, row)
             data[places[i] : places[i] + row.size] = body
 
     if getattr(store, "parallel_reads", 1) <= 1:
@@ -393,21 +391,23 @@ class _Slice:
         return self._nbytes == self.run.nbytes
 
     def end(self, work: MergeWork) -> None:
-        from sparklog.format.append_file import build_index
+        from sparklog.format.append_file import WrittenSlice, build_index
 
         positions, offsets, newest = (np.concatenate(columns) for columns in zip(*self._index, strict=True))
         min_ts, max_ts = self.run.times(int(newest.max()))
         self.output.end_slice(
-            partition=self.run.partition,
-            nbytes=self._nbytes,
-            offsets=self.run.offsets,
-            records=self.run.records,
-            min_ts=min_ts,
-            max_ts=max_ts,
-            crc=self._crc,
-            flags=self.run.flags(work.tier),
-            index=build_index(positions, offsets, newest, self._nbytes),
-            aborted=self.run.aborted(work.store),
+            WrittenSlice(
+                partition=self.run.partition,
+                nbytes=self._nbytes,
+                offsets=self.run.offsets,
+                records=self.run.records,
+                min_ts=min_ts,
+                max_ts=max_ts,
+                crc=self._crc,
+                flags=self.run.flags(work.tier),
+                index=build_index(positions, offsets, newest, self._nbytes),
+                aborted=self.run.aborted(work.store),
+            )
         )
 
 

@@ -26,15 +26,16 @@ larger than a segment.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.compaction.merge_work import OWN_FILE_BYTES, MergeWork
+from sparklog.format.slice_columns import PLANNED
 from sparklog.log.decisions.atomic_bounds import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.read.read_plan import SourceSlices
+from sparklog.log.read.read_plan import PlannedSlices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
 from sparklog.log.state.slices import MERGE_TIER_MASK, MERGE_TIER_SHIFT
 from sparklog.log.state.snapshot import Snapshot
@@ -52,7 +53,6 @@ WORK_BYTES = 128 << 20
 """What one piece of work reads, unless a single output is larger."""
 WORK_SLICES = 100_000
 """Inputs of one piece of work: what its plan, pickled, and its commit have to carry."""
-_NUMBERS = [each.name for each in fields(SourceSlices) if each.name not in ("topic", "partition", "paths", "path")]
 
 
 def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: Env = SYSTEM) -> list[MergeWork]:
@@ -178,18 +178,15 @@ def _packed(slices: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int,
         yield low, len(nbytes)
 
 
-def _sources(topic: str, slices: Slices, files: _Files, rows: Int64s, starts: Int64s) -> tuple[SourceSlices, ...]:
+def _sources(topic: str, slices: Slices, files: _Files, rows: Int64s, starts: Int64s) -> tuple[PlannedSlices, ...]:
     """The inputs of each output; all of a work share one tuple of paths, which is pickled once."""
     chosen = rows[starts[0] : starts[-1]]
     used, path = np.unique(files.of_row[chosen], return_inverse=True)
     paths = tuple(files.path[i] for i in used.tolist())
-    codes = path.astype(np.int64)
-    columns = {name: getattr(slices, name)[chosen].astype(np.int64) for name in _NUMBERS}
+    columns = {"file": path.astype(np.int32), **{name: slices.columns[name][chosen] for name in PLANNED}}
     cuts = (starts - starts[0]).tolist()
     partitions = slices.partition[rows[starts[:-1]]].tolist()
     return tuple(
-        SourceSlices(
-            topic, partition, paths, codes[low:high], **{name: column[low:high] for name, column in columns.items()}
-        )
+        PlannedSlices(topic, partition, paths, {name: column[low:high] for name, column in columns.items()})
         for low, high, partition in zip(cuts[:-1], cuts[1:], partitions, strict=True)
     )

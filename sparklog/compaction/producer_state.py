@@ -28,7 +28,7 @@ from sparklog.format.coordinators.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
-from sparklog.log.read.read_plan import PlannedSlice, SourceSlice, SourceSlices
+from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
 
@@ -92,7 +92,7 @@ def active(producers: Mapping[int, Producer], now_ms: int, expiration_ms: int) -
     }
 
 
-def replay(store: Store, topic: str, sources: SourceSlices, log_end: int) -> PartitionProducers:
+def replay(store: Store, sources: PlannedSlices, log_end: int) -> PartitionProducers:
     """Replay all slices of a partition, given in offset order, and read the `.txnindex` files beside sealed ones.
 
     Reads each slice with `KAFKA_PRODUCERS` once, in windows of `SPAN_BYTES`; slices of aborted sparklog transactions
@@ -105,7 +105,7 @@ def replay(store: Store, topic: str, sources: SourceSlices, log_end: int) -> Par
         if source.aborted or not source.flags & SliceFlag.KAFKA_PRODUCERS:
             continue
         before = len(state.aborts)
-        for data, headers, position in _windows(store, source.planned(topic, sources.partition)):
+        for data, headers, position in _windows(store, source):
             state.add(data, headers, source.shift, source.file, position)
         markers = state.aborts[before:]
         if markers and source.sealed:
@@ -238,7 +238,7 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[tuple[memoryview, 
         raise Corrupt("the slice's CRC-32C is wrong: restore it", file=planned.file, position=planned.position)
 
 
-def _transaction_index(store: Store, source: SourceSlice, markers: list[AbortMarker]) -> AbortedTransactions:
+def _transaction_index(store: Store, source: PlannedSlice, markers: list[AbortMarker]) -> AbortedTransactions:
     """The segment's `.txnindex`, empty where it is missing or does not fit the ABORT markers in the segment.
 
     One entry that is wrong condemns the file.

@@ -27,10 +27,10 @@ import numpy as np
 
 from sparklog.compaction.cleaning import CleanDone
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
+from sparklog.log.journal.env import pause
 from sparklog.log.journal.names import file_key, is_topic_name
-from sparklog.log.journal.numbered_objects import pause
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
-from sparklog.log.state.intents import RewriteIntent
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root

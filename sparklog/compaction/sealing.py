@@ -20,10 +20,10 @@ from sparklog.compaction.segment_output import SealPart, SegmentOutput, write_se
 from sparklog.errors import BadRequest
 from sparklog.log.decisions.atomic_bounds import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.read.read_plan import SourceSlices, source_slices
+from sparklog.log.read.read_plan import PlannedSlices, planned_slices
 from sparklog.log.state.commit import SEAL, Edit
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of
 from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.slices import FileSlices, SliceFlag
@@ -84,9 +84,7 @@ class SealWork:
         from sparklog.compaction.segment_writer import SegmentWriter
 
         writer = SegmentWriter(self.store, self.topic, part.partition, self.read_version, unique, self.configs)
-        return SegmentOutput(
-            self.store, self.topic, part, writer, self.configs.segment_bytes, lambda: self._aborted(part)
-        )
+        return SegmentOutput(self.store, self.topic, part, writer, lambda: self._aborted(part))
 
     def _aborted(self, part: SealPart) -> AbortedTransactions:
         """Return the aborted transactions of Kafka's producers in a partition."""
@@ -94,7 +92,7 @@ class SealWork:
 
         if part.history is None:
             raise BadRequest("slices with Kafka's transactions are sealed with the partition's history")
-        return replay(self.store, self.topic, part.history, part.log_end).aborted
+        return replay(self.store, part.history, part.log_end).aborted
 
 
 def _rewrites(part: SealPart) -> list[Rewrite]:
@@ -152,8 +150,8 @@ def plan_sealing(
             chosen = slices[segment.first_row : segment.first_row + rows]
             history = None
             if (chosen.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
-                history = source_slices(snapshot.topic, partition, slices)
-            packed.add(source_slices(snapshot.topic, partition, chosen), history, log_end)
+                history = planned_slices(snapshot.topic, partition, slices)
+            packed.add(planned_slices(snapshot.topic, partition, chosen), history, log_end)
     return [
         SealWork(store, snapshot.topic, head.topic_id, head.version, configs, parts, env) for parts in packed.works()
     ]
@@ -177,7 +175,7 @@ class _Packed:
         self._works: list[list[SealPart]] = []
         self._nbytes = self._segments = self._slices = 0
 
-    def add(self, sources: SourceSlices, history: SourceSlices | None, log_end: int) -> None:
+    def add(self, sources: PlannedSlices, history: PlannedSlices | None, log_end: int) -> None:
         full = self._nbytes + sources.nbytes > WORK_BYTES or self._slices + len(sources) > WORK_SLICES
         many = self._segments >= WORK_SEGMENTS
         if not self._works or full or many or len(self._works[-1]) >= WORK_PARTITIONS:

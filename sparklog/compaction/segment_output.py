@@ -24,7 +24,8 @@ from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import BatchHeaders, BytesLike
 from sparklog.format.rewrite_headers import rewrite_headers
-from sparklog.log.read.read_plan import PlannedSlices, SourceSlice, SourceSlices
+from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, joined
+from sparklog.log.state.slice_table import ABORTED
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import OffsetRange
 from sparklog.maintenance.work import Progress, silent
@@ -34,7 +35,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def scan_slices(
-    data: BytesLike, rows: Sequence[SourceSlice], starts: Int64s, after: int = 0
+    data: BytesLike, rows: Sequence[PlannedSlice], starts: Int64s, after: int = 0
 ) -> tuple[BatchHeaders, Int64s]:
     """Return the headers of all batches in `data`, as they were written, and each one's slice as an index of `rows`.
 
@@ -59,9 +60,9 @@ def scan_slices(
 
 
 def check_offsets(
-    headers: BatchHeaders, rows: Sequence[SourceSlice], row_of: Int64s, starts: Int64s, after: int = 0
+    headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, starts: Int64s, after: int = 0
 ) -> None:
-    """`Corrupt` unless the batches of each slice lie within its offsets, in order: a part of `scan_slices`."""
+    """Raise `Corrupt` unless the batches of each slice lie within its offsets, in order: a part of `scan_slices`."""
     shift = _column(rows, "shift")[row_of]
     base, end = headers.base_offset + shift, headers.next_offset + shift
     least = _column(rows, "base")[row_of]
@@ -83,8 +84,8 @@ def check_offsets(
         )
 
 
-def check_batches(data: BytesLike, headers: BatchHeaders, row: SourceSlice, start: int) -> None:
-    """`Corrupt` unless the CRC-32C of each of these batches of one slice is right; `start` as in `scan_slices`."""
+def check_batches(data: BytesLike, headers: BatchHeaders, row: PlannedSlice, start: int) -> None:
+    """Raise `Corrupt` unless the CRC-32C of each of these batches of a slice is right; `start` as in `scan_slices`."""
     wrong = crc_failures(data, headers)
     if len(wrong):
         at = int(wrong[0])
@@ -97,9 +98,9 @@ def check_batches(data: BytesLike, headers: BatchHeaders, row: SourceSlice, star
 
 
 def patch_batches(
-    data: BytesLike, headers: BatchHeaders, rows: Sequence[SourceSlice], row_of: Int64s, bases: Int64s
+    data: BytesLike, headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, bases: Int64s
 ) -> BatchHeaders:
-    """Write into the batches of `data` what `rows` say of them; their headers after it.
+    """Write into the batches of `data` what `rows` say of them. Return their headers after it.
 
     Base offsets then count from `bases` (one for each row; zeros: offsets of the log). Leader epochs and append times
     are written where the slices carry them, and the CRCs follow.
@@ -113,7 +114,7 @@ def patch_batches(
     )
 
 
-def _column(rows: Sequence[SourceSlice], name: str) -> Int64s:
+def _column(rows: Sequence[PlannedSlice], name: str) -> Int64s:
     return np.array([getattr(row, name) for row in rows], np.int64)
 
 
@@ -139,8 +140,8 @@ class SealPart:
     """
 
     partition: int
-    segments: tuple[SourceSlices, ...]
-    history: SourceSlices | None
+    segments: tuple[PlannedSlices, ...]
+    history: PlannedSlices | None
     log_end: int
 
     @property
@@ -148,13 +149,13 @@ class SealPart:
         """Stored bytes of all slices, those included that are dropped."""
         return sum(sources.nbytes for sources in self.segments)
 
-    def extended(self, sources: SourceSlices, history: SourceSlices | None) -> SealPart:
+    def extended(self, sources: PlannedSlices, history: PlannedSlices | None) -> SealPart:
         """With one more segment, the next."""
         return replace(self, segments=(*self.segments, sources), history=self.history or history)
 
 
 def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent) -> list[tuple[FileSlices, ...]]:
-    """Read the slices of all outputs and write their segments; those of each output, durable, with their bases.
+    """Read the slices of all outputs and write their segments. Return those of each, durable, with their bases.
 
     `Corrupt` names a damaged slice, `Conflict` says that a file was replaced meanwhile; no segment is half there then.
     """
@@ -182,7 +183,6 @@ class SegmentOutput:
         topic: str,
         part: SealPart,
         writer: SegmentWriter,
-        segment_bytes: int,
         transactions: Callable[[], AbortedTransactions],
         end: int | None = None,
     ) -> None:
@@ -193,15 +193,16 @@ class SegmentOutput:
         self._store = store
         self._topic = topic
         self._end = end
-        self._rows = [row for sources in part.segments for row in sources.rows() if not row.aborted]
+        kept = [sources[sources.status != ABORTED] for sources in part.segments]
+        self._slices = joined(kept) if kept else None
         self._begins = [int(sources.base[0]) for sources in part.segments]
         """Base offsets of segments not begun yet."""
-        self._at = -1
+        self._current = -1
+        """Base offset of the slice taken last."""
         self._reached = 0
         self._held = bytearray()
-        self._held_rows: list[SourceSlice] = []
+        self._held_rows: list[PlannedSlice] = []
         self._held_starts: list[int] = []
-        self._segment_bytes = segment_bytes
         self._writer = writer
         self._find_aborted = transactions
         self._aborted: AbortedTransactions | None = None
@@ -210,19 +211,19 @@ class SegmentOutput:
         """Return the slices to fetch, None if all were aborted."""
         from sparklog.log.read.fetch import Cursor
 
-        if not self._rows:
+        slices = self._slices
+        if not slices:
             return None
-        planned = _planned(self._topic, self.part.partition, self._rows)
-        end = self._rows[-1].end if self._end is None else self._end
-        wanted = OffsetRange(self._topic, self.part.partition, self._rows[0].base, end)
-        return Cursor(self._store, wanted, planned, self._gone, wanted.start)
+        end = int(slices.end[-1]) if self._end is None else self._end
+        wanted = OffsetRange(self._topic, self.part.partition, int(slices.base[0]), end)
+        return Cursor(self._store, wanted, slices, self._gone, wanted.start)
 
     def take(self, piece: Piece) -> int:
-        """The next piece of this partition; how many records it holds."""
-        if self._at < 0 or piece.slice.base != self._rows[self._at].base:
-            self._at += 1
-            self._begin(piece.slice.base)
-        row = self._rows[self._at]
+        """Take the next piece of this partition. Return how many records it holds."""
+        row = piece.slice
+        if row.base != self._current:
+            self._current = row.base
+            self._begin(row.base)
         if piece.verified and len(piece.data) < HELD_BYTES // 4:
             self._held_rows.append(row)
             self._held_starts.append(len(self._held))
@@ -234,7 +235,7 @@ class SegmentOutput:
         return self._write(bytearray(piece.data), [row], [row.position - piece.position], piece.cut)
 
     def close(self) -> tuple[FileSlices, ...]:
-        """All segments, durable."""
+        """Return all segments, durable."""
         self._flush()
         return self._writer.close()
 
@@ -257,9 +258,9 @@ class SegmentOutput:
             self._write(data, rows, starts)
 
     def _write(
-        self, data: bytearray, rows: Sequence[SourceSlice], starts: Sequence[int], unchecked: bool = False
+        self, data: bytearray, rows: Sequence[PlannedSlice], starts: Sequence[int], unchecked: bool = False
     ) -> int:
-        """Check, patch and write whole batches of slices that begin at `starts` in `data`; how many records.
+        """Check, patch and write whole batches of slices that begin at `starts` in `data`. Return their records.
 
         `unchecked`: a part of a slice, which the slice's checksum does not cover: the batches' checksums are checked.
         """
@@ -277,7 +278,7 @@ class SegmentOutput:
         records = done = 0
         while done < len(headers):
             left = headers[done:] if done else headers
-            many = self._writer.fits(left, self._segment_bytes)
+            many = self._writer.fits(left, self._writer.segment_bytes)
             if many == 0:
                 self._writer.begin(int(left.base_offset[0]))
                 continue
@@ -287,7 +288,7 @@ class SegmentOutput:
         self._reached = int(headers.next_offset[-1])
         return records
 
-    def _append(self, data: bytearray, headers: BatchHeaders, rows: Sequence[SourceSlice]) -> int:
+    def _append(self, data: bytearray, headers: BatchHeaders, rows: Sequence[PlannedSlice]) -> int:
         """Add batches of these slices to the current segment."""
         records = int(headers.count[~headers.is_control].sum())
         flags = 0
@@ -318,35 +319,10 @@ class SegmentOutput:
 
 
 def _closed(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
-    """The segments of each output. Files wait for the disk together: one after the other takes ten times as long."""
+    """Return the segments of each output. Files wait for the disk together: one by one takes ten times as long."""
     if len(outputs) < MANY_OUTPUTS:
         return [output.close() for output in outputs]
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(CLOSING_THREADS) as pool:
         return list(pool.map(SegmentOutput.close, outputs))
-
-
-def _planned(topic: str, partition: int, rows: Sequence[SourceSlice]) -> PlannedSlices:
-    """The slices as `sparklog.log.read.fetch` reads them."""
-    codes = {file: code for code, file in enumerate(dict.fromkeys(row.file for row in rows))}
-
-    def column(name: str) -> npt.NDArray[np.int64]:
-        return np.array([getattr(row, name) for row in rows], np.int64)
-
-    return PlannedSlices(
-        topic=topic,
-        partition=partition,
-        files=tuple(codes),
-        file=np.array([codes[row.file] for row in rows], np.int64),
-        file_size=column("file_size"),
-        footer_length=column("footer_length"),
-        position=column("position"),
-        size=column("size"),
-        base=column("base"),
-        end=column("end"),
-        shift=column("shift"),
-        records=column("records"),
-        crc=column("crc"),
-        append_time=column("append_time"),
-    )

@@ -15,7 +15,7 @@ be empty, and nothing needs one here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format.append_file import WrittenSlice
 from sparklog.format.batch_checks import MAX_OFFSET
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
@@ -47,8 +48,8 @@ class SegmentWriter:
     """The segments that one run writes for one partition, one after the other, into one folder.
 
     `begin` names a segment by its base offset, `append` adds batches, `finish` ends it, `close` gives all of them for
-    the commit; `discard`, in its place, deletes them. What a process that died leaves is named by nobody: the vacuum
-    removes it.
+    the commit; `discard`, in its place, deletes them. No commit names what a process that died leaves: the
+    vacuum removes it.
     """
 
     def __init__(
@@ -59,16 +60,15 @@ class SegmentWriter:
         read_version: int,
         unique: str,
         configs: TopicConfigs,
-        *,
-        place: Callable[[int], str] | None = None,
     ) -> None:
-        """`read_version`: version the plan was made at; `unique`: an id of this run (`Env.new_id`); both name the
-        folder, unless `place` gives the path (below the folder `topic`) of the `.log` with a base offset.
+        """`read_version`: version the plan was made at; `unique`: an id of this run (`Env.new_id`). Both name the
+        folder.
         """
         self._store = store
         self._topic = topic
         self._partition = partition
-        self._place = place or (lambda base: sealed_path(partition, read_version, unique, base))
+        self._folder = read_version, unique
+        self.segment_bytes = configs.segment_bytes
         self._interval = configs.index_interval_bytes
         index_bytes = configs.integer("segment.index.bytes")
         self._offset_entries = offset_index.max_entries(index_bytes)
@@ -87,6 +87,10 @@ class SegmentWriter:
     def segments(self) -> int:
         """Segments finished so far."""
         return len(self._done)
+
+    def path(self, base: int) -> str:
+        """Return the path, below the topic's folder, of the `.log` with this base offset."""
+        return sealed_path(self._partition, *self._folder, base)
 
     def begin(self, base: int) -> None:
         """Go on with a segment of this base offset. The one before, if it holds anything, is finished."""
@@ -135,7 +139,7 @@ class SegmentWriter:
         body = memoryview(data).cast("B")[start:end]
         self._check(current, headers, end - start)
         if current.writer is None:
-            current.path = self._place(current.base)
+            current.path = self.path(current.base)
             current.writer = self._store.writer(f"{self._topic}/{current.path}")
         current.writer.write(body)
         current.indexes.add(*_places(headers, current.size))
@@ -249,23 +253,17 @@ class _Segment:
         if self.aborted:
             flags |= SliceFlag.KAFKA_ABORTED
         greatest = self.indexes.max_timestamp
-        return FileSlices(
-            path=self.path,
-            size=self.size,
-            footer_length=0,
-            partition=(partition,),
-            nbytes=(self.size,),
-            offsets=(self.next_offset - self.base,),
-            records=(self.records,),
-            min_ts=(self.min_ts,),
-            max_ts=(self.modified_ms if greatest == NO_TIMESTAMP else greatest,),
-            crc=(self.crc,),
-            flags=(int(flags),),
-            base=(self.base,),
-            shift=(0,),
-            append_time=(-1,),
-            leader_epoch=(-1,),
+        written = WrittenSlice(
+            partition=partition,
+            nbytes=self.size,
+            offsets=self.next_offset - self.base,
+            records=self.records,
+            min_ts=self.min_ts,
+            max_ts=self.modified_ms if greatest == NO_TIMESTAMP else greatest,
+            crc=self.crc,
+            flags=int(flags),
         )
+        return FileSlices.of(self.path, [written], 0).in_log(self.base)
 
 
 class _Indexes:
@@ -340,7 +338,7 @@ class _Indexes:
         return running, np.where(rose < 0, self._holder, last[rose])
 
     def _choose(self, positions: Int64Array) -> Int64Array:
-        """Which batches get an entry: those that start more than the interval behind the one indexed before."""
+        """Return the batches that get an entry: those more than the interval behind the one indexed before."""
         if len(positions) == 1 or int(np.diff(positions).min()) > self._interval:
             # No two batches are so near that one hides the other.
             return np.arange(int(positions[0] <= self._indexed + self._interval), len(positions))
@@ -352,7 +350,7 @@ class _Indexes:
         return np.array(chosen, np.int64)
 
     def _rises(self, stamps: Int64Array) -> npt.NDArray[np.bool_]:
-        """Which of these maxima lie above the time entry before them."""
+        """True for maxima that lie above the time entry before them."""
         return stamps > np.concatenate(([self._stamped], stamps[:-1]))
 
     def _stamp(self, stamps: Int64Array, holders: Int64Array) -> None:

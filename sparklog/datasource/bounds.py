@@ -23,7 +23,7 @@ from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
 from sparklog.datasource.options import Bound
 from sparklog.datasource.user_errors import warn
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS
+from sparklog.log.journal.env import MAX_TRIES, SETTLE_MS
 from sparklog.log.state.view import Bounds, LogView
 
 Partitions = Mapping[str, Mapping[int, Bounds]]

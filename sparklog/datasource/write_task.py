@@ -17,7 +17,7 @@ from sparklog.datasource.options import SinkOptions
 from sparklog.datasource.process import freeze_gc, root_at, topic_at
 from sparklog.datasource.schema import WriteColumns, pick
 from sparklog.errors import BadRequest
-from sparklog.log.state.slices import FileSlices
+from sparklog.log.write.append_writer import TopicFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,18 +43,6 @@ class SinkPlan:
     columns: WriteColumns
     topic: str | None
     target: AppendTarget | None
-
-
-@dataclass(frozen=True)
-class TopicFiles:
-    """What one task wrote for one topic."""
-
-    target: AppendTarget
-    files: tuple[FileSlices, ...]
-
-    @property
-    def records(self) -> int:
-        return sum(sum(file.records) for file in self.files)
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,14 @@ from sparklog.datasource.options import Options
 from sparklog.datasource.process import freeze_gc, root_at, topic_at
 from sparklog.datasource.schema import WriteColumns, write_columns
 from sparklog.datasource.user_errors import user_errors
-from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, TopicFiles, write_task
+from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
 from sparklog.errors import BadRequest, Conflict
 from sparklog.log.journal.env import SYSTEM
+from sparklog.log.write.append_writer import TopicFiles
 
 if TYPE_CHECKING:
     from sparklog.log.state.registry import WriterKey
-    from sparklog.log.state.slices import FileSlices
     from sparklog.log.topic.root import Root
-    from sparklog.log.write.append_writer import AppendTarget
 
 _LOG = logging.getLogger("sparklog.datasource")
 
@@ -88,15 +87,7 @@ def _check_root(root: Root, plan: SinkPlan, messages: Iterable[SparklogCommitMes
         )
 
 
-@dataclass(frozen=True)
-class Written:
-    """What all tasks wrote for one topic, in the order of the tasks."""
-
-    target: AppendTarget
-    files: tuple[FileSlices, ...]
-
-
-def collect(messages: Iterable[SparklogCommitMessage]) -> dict[str, Written]:
+def collect(messages: Iterable[SparklogCommitMessage]) -> dict[str, TopicFiles]:
     """Topic -> what was written for it, topics sorted. Raises Conflict if a topic was re-created under the tasks."""
     found: dict[str, list[TopicFiles]] = {}
     for message in messages:
@@ -105,12 +96,12 @@ def collect(messages: Iterable[SparklogCommitMessage]) -> dict[str, Written]:
     return {name: _together(name, found[name]) for name in sorted(found)}
 
 
-def _together(name: str, parts: Sequence[TopicFiles]) -> Written:
+def _together(name: str, parts: Sequence[TopicFiles]) -> TopicFiles:
     ids = {part.target.topic_id for part in parts}
     if len(ids) > 1:
         raise Conflict(f"The topic {name!r} was deleted and created again while this write ran: write again")
     target = min((part.target for part in parts), key=lambda target: target.read_version)
-    return Written(target, tuple(file for part in parts for file in part.files))
+    return TopicFiles(target, tuple(file for part in parts for file in part.files))
 
 
 def _writer_key(root: Root, plan: SinkPlan, key: BatchKey | StreamKey | None) -> WriterKey | None:
@@ -131,31 +122,31 @@ def _writer_key(root: Root, plan: SinkPlan, key: BatchKey | StreamKey | None) ->
     )
 
 
-def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, Written], writer: WriterKey) -> bool:
+def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, TopicFiles], writer: WriterKey) -> bool:
     """True if an earlier run of the query has published this batch, and named topics in the other way."""
     from sparklog.log.state.slices import content_of
     from sparklog.transactions.publishing import in_decisions, in_topics
 
     counts = {name: [file.counts for file in written.files] for name, written in topics.items()}
     writer = replace(writer, content=content_of(counts))
-    count = sum(sum(file.records) for written in topics.values() for file in written.files)
+    count = sum(written.records for written in topics.values())
     if plan.topic is None:
         return in_topics(root, writer, count, None if plan.options.txn_app_id is None else topics)
     return in_decisions(root, plan.topic, writer, count)
 
 
-def _commit(root: Root, name: str, written: Written, writer: WriterKey | None) -> None:
+def _commit(root: Root, name: str, written: TopicFiles, writer: WriterKey | None) -> None:
     if not written.files and writer is None:
         return
     root.topic_handle(name).commit_append(written.files, written.target, writer=writer)
 
 
-def _transaction(root: Root, topics: dict[str, Written], writer: WriterKey | None, timeout_ms: int) -> None:
+def _transaction(root: Root, topics: dict[str, TopicFiles], writer: WriterKey | None, timeout_ms: int) -> None:
     """All topics or none, in the order of their names."""
     from sparklog.transactions.publishing import publish as commit_together
 
-    written = [(item.target, item.files) for item in topics.values()]
-    done = commit_together(root, None if writer is None else writer.id, written, key=writer, timeout_ms=timeout_ms)
+    name, written = None if writer is None else writer.id, list(topics.values())
+    done = commit_together(root, name, written, key=writer, timeout_ms=timeout_ms)
     if done.skipped and writer is not None and writer.mode == "txn":
         _LOG.warning("%s", done.note)
 

@@ -40,13 +40,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import transaction_index
+from sparklog.format.slice_columns import FOOTER_FIELDS, WRITTEN
 from sparklog.format.transaction_index import AbortedTransactions
 
 MAGIC = b"SLFT"
@@ -59,19 +60,7 @@ TAIL = struct.Struct(">II4s")
 HEAD_BYTES = HEAD.size
 TAIL_BYTES = TAIL.size
 
-SLICE_DTYPE = np.dtype(
-    [
-        ("partition", ">i4"),
-        ("flags", ">u4"),
-        ("nbytes", ">i8"),
-        ("offsets", ">i8"),
-        ("records", ">i8"),
-        ("min_ts", ">i8"),
-        ("max_ts", ">i8"),
-        ("crc", ">u4"),
-        ("entries", ">u4"),
-    ]
-)
+SLICE_DTYPE = np.dtype([*FOOTER_FIELDS, ("entries", ">u4")])
 INDEX_DTYPE = np.dtype([("position", ">i8"), ("offset", ">i8"), ("max_ts", ">i8")])
 ABORTED_DTYPE = np.dtype([("slice", ">u4"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8")])
 SLICE_BYTES = SLICE_DTYPE.itemsize
@@ -88,7 +77,10 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SliceIndex:
-    """Where to enter a slice: int64[n] each. `max_ts[i]` (ms) is the greatest timestamp before entry i, -1 if none."""
+    """Entries of a slice: places to begin reading at, int64[n] each.
+
+    `max_ts[i]` (ms) is the greatest timestamp before entry i, -1 if none.
+    """
 
     position: Int64s
     offset: Int64s
@@ -106,16 +98,15 @@ class SliceIndex:
         return max(0, int(np.searchsorted(self.max_ts, target, side="left")) - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class SliceEntry:
-    """One slice of a footer. Fields as in `sparklog.log.state.slices.FileSlices`; `position` in the file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenSlice:
+    """One slice as its writer describes it. Columns as in `sparklog.log.state.slices.FileSlices`.
 
     `aborted`: transactions of Kafka's with their ABORT marker in the slice; `last_offsets` count as its batch headers
-    do, `last_stable_offsets` are not known (-1).
+    do, `last_stable_offsets` are not known (-1). `position`: in the file, from a decoded footer.
     """
 
     partition: int
-    position: int
     nbytes: int
     offsets: int
     records: int
@@ -123,18 +114,19 @@ class SliceEntry:
     max_ts: int
     crc: int
     flags: int
-    index: SliceIndex | None
-    aborted: AbortedTransactions
+    index: SliceIndex | None = None
+    aborted: AbortedTransactions = field(default_factory=transaction_index.none)
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
     """A decoded footer: its slices in file order and how many bytes it took."""
 
-    slices: tuple[SliceEntry, ...]
+    slices: tuple[WrittenSlice, ...]
     footer_length: int
 
-    def at(self, position: int) -> SliceEntry | None:
+    def at(self, position: int) -> WrittenSlice | None:
         """The slice that begins at this position of the file."""
         starts = [entry.position for entry in self.slices]
         i = int(np.searchsorted(np.asarray(starts, np.int64), position))
@@ -168,61 +160,39 @@ def build_index(
     return SliceIndex(position[at].astype(np.int64), offset[at].astype(np.int64), before.astype(np.int64))
 
 
-def encode_footer(
-    *,
-    partition: Sequence[int],
-    nbytes: Sequence[int],
-    offsets: Sequence[int],
-    records: Sequence[int],
-    min_ts: Sequence[int],
-    max_ts: Sequence[int],
-    crc: Sequence[int],
-    flags: Sequence[int],
-    indexes: Sequence[SliceIndex | None],
-    aborted: Sequence[AbortedTransactions | None] = (),
-) -> bytes:
-    """The footer of a file with these slices, one entry of each sequence per slice; `aborted` as in `SliceEntry`."""
+def encode_footer(slices: Sequence[WrittenSlice]) -> bytes:
+    """Return the footer of a file with these slices, given in file order."""
     from crc32c import crc32c
 
-    table = np.zeros(len(partition), SLICE_DTYPE)
-    for name, values in (
-        ("partition", partition),
-        ("nbytes", nbytes),
-        ("offsets", offsets),
-        ("records", records),
-        ("min_ts", min_ts),
-        ("max_ts", max_ts),
-        ("crc", crc),
-        ("flags", flags),
-        ("entries", [0 if index is None else len(index) for index in indexes]),
-    ):
-        table[name] = values
-    taken_back = _aborted_rows(aborted)
-    version = ABORTED_VERSION if len(taken_back) else FORMAT_VERSION
-    parts = [HEAD.pack(MAGIC, version, len(table), int(table["entries"].sum()))]
-    if len(taken_back):
-        parts.append(ABORTED_COUNT.pack(len(taken_back)))
+    table = np.zeros(len(slices), SLICE_DTYPE)
+    for name in WRITTEN:
+        table[name] = [getattr(each, name) for each in slices]
+    table["entries"] = [0 if each.index is None else len(each.index) for each in slices]
+    aborted = _aborted_rows(slices)
+    parts = [HEAD.pack(MAGIC, ABORTED_VERSION if len(aborted) else FORMAT_VERSION, len(table), table["entries"].sum())]
+    if len(aborted):
+        parts.append(ABORTED_COUNT.pack(len(aborted)))
     parts.append(table.tobytes())
-    for index in indexes:
-        if index is not None:
-            rows = np.zeros(len(index), INDEX_DTYPE)
-            rows["position"], rows["offset"], rows["max_ts"] = index.position, index.offset, index.max_ts
+    for each in slices:
+        if each.index is not None:
+            rows = np.zeros(len(each.index), INDEX_DTYPE)
+            rows["position"], rows["offset"], rows["max_ts"] = each.index.position, each.index.offset, each.index.max_ts
             parts.append(rows.tobytes())
-    parts.append(taken_back.tobytes())
+    parts.append(aborted.tobytes())
     body = b"".join(parts)
     return body + TAIL.pack(crc32c(body), len(body) + TAIL_BYTES, MAGIC)
 
 
-def _aborted_rows(aborted: Sequence[AbortedTransactions | None]) -> npt.NDArray[np.void]:
-    found = [np.zeros(0, ABORTED_DTYPE)]
-    for i, entries in enumerate(aborted):
-        if entries is not None and len(entries):
-            rows = np.zeros(len(entries), ABORTED_DTYPE)
-            rows["slice"], rows["producer"] = i, entries.producer_ids
-            rows["first"], rows["last"] = entries.first_offsets, entries.last_offsets
-            found.append(rows)
+def _aborted_rows(slices: Sequence[WrittenSlice]) -> npt.NDArray[np.void]:
+    parts = [np.zeros(0, ABORTED_DTYPE)]
+    for i, each in enumerate(slices):
+        if len(each.aborted):
+            rows = np.zeros(len(each.aborted), ABORTED_DTYPE)
+            rows["slice"], rows["producer"] = i, each.aborted.producer_ids
+            rows["first"], rows["last"] = each.aborted.first_offsets, each.aborted.last_offsets
+            parts.append(rows)
     # Joining turns the fields to the machine's byte order.
-    return np.concatenate(found).astype(ABORTED_DTYPE)
+    return np.concatenate(parts).astype(ABORTED_DTYPE)
 
 
 def footer_length(tail: bytes, *, file: str | None = None) -> int:
@@ -271,39 +241,32 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
 
 def _slices(
     table: npt.NDArray[np.void],
-    rows: npt.NDArray[np.void],
+    index_rows: npt.NDArray[np.void],
     aborted: npt.NDArray[np.void],
     data_bytes: int,
     file: str | None,
-) -> tuple[SliceEntry, ...]:
+) -> tuple[WrittenSlice, ...]:
     """Slices of a footer whose checksum is right; what contradicts itself all the same is a writer's fault."""
     nbytes = table["nbytes"].astype(np.int64)
     ends = np.cumsum(nbytes)
     first = np.cumsum(table["entries"].astype(np.int64))
     if (nbytes <= 0).any() or (int(ends[-1]) if len(ends) else 0) != data_bytes:
         raise Corrupt(f"the footer's slices do not fill the {data_bytes} bytes before it", file=file)
-    if (int(first[-1]) if len(first) else 0) != len(rows):
-        raise Corrupt(f"the footer has {len(rows)} index entries, its slices claim another number", file=file)
+    if (int(first[-1]) if len(first) else 0) != len(index_rows):
+        raise Corrupt(f"the footer has {len(index_rows)} index entries, its slices claim another number", file=file)
     if len(aborted) and int(aborted["slice"].max()) >= len(table):
         raise Corrupt(f"the footer names an aborted transaction of a slice beyond its {len(table)}", file=file)
     slices = []
-    for i in range(len(table)):
-        row, entries = table[i], int(table["entries"][i])
-        part = rows[int(first[i]) - entries : int(first[i])]
-        position = int(ends[i] - nbytes[i])
+    for i, row in enumerate(table):
+        size, entries = int(nbytes[i]), int(row["entries"])
+        position = int(ends[i]) - size
+        part = index_rows[int(first[i]) - entries : int(first[i])]
         slices.append(
-            SliceEntry(
-                partition=int(row["partition"]),
-                position=position,
-                nbytes=int(nbytes[i]),
-                offsets=int(row["offsets"]),
-                records=int(row["records"]),
-                min_ts=int(row["min_ts"]),
-                max_ts=int(row["max_ts"]),
-                crc=int(row["crc"]),
-                flags=int(row["flags"]),
-                index=_index(part, int(nbytes[i]), int(row["offsets"]), file, position) if entries else None,
+            WrittenSlice(
+                **{name: int(row[name]) for name in WRITTEN},
+                index=_index(part, size, int(row["offsets"]), file, position) if entries else None,
                 aborted=_aborted(aborted[aborted["slice"] == i]) if len(aborted) else transaction_index.none(),
+                position=position,
             )
         )
     return tuple(slices)

@@ -1,8 +1,8 @@
-"""Consumer groups: how far who has read, in the root itself.
+"""Consumer groups: their committed offsets, kept in the root.
 
-`group` is a group and its members, `groups` all of a root, `consumer` reads topics as a member, `lag` says how far
-groups are behind; `state` has the entries of a group's log and the steps from one to the next, `offsets` the tables in
-them. Transactions put offsets of groups into what they commit (`sparklog.transactions`).
+`group` is a group and its members, `groups` all of a root, `consumer` reads topics as a member, `lag` is consumer lag;
+`state` has the entries of a group's journal and the steps from one to the next, `offsets` the tables in them.
+Transactions commit offsets of groups too (`sparklog.transactions`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What maintenance does for groups: settle what transactions left pending, expire offsets, collect old entries.
+"""Maintenance of groups: settle pending offsets, expire offsets, collect old entries.
 
-Offsets expire as in Kafka, by `offsets.retention.minutes` (default: a week) after the group became empty, that is its
-session timeout after the newest entry that its member or an operator wrote, by the store's clock; all of a group at
-once. Offsets of a topic that was deleted go at once, those of one that never was here stay: it may be imported yet.
-Each time that is an entry which says so, never a reader's clock.
+Offsets expire as in Kafka, all of a group at once, by `offsets.retention.minutes` (default: a week) after the group
+became empty. It becomes empty its session timeout after the newest entry of its member or an operator, by the store's
+clock. Offsets of a deleted topic expire at once. Those of a topic that never existed here stay: it may be imported yet.
+They expire by an entry, never by a reader's clock.
 
 Where a topic has another id than its offsets, these may be the newer ones: a cache of this host may hide the end of the
-topic's log, and with it the topic that they are of. So they go once the group has had them for longer than caches last.
+topic's journal, and so the topic that they are of. They expire once the group has had them for longer than caches last.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from sparklog.errors import SparklogError
 from sparklog.groups import state as steps
 from sparklog.groups.group import Group
 from sparklog.groups.state import GROUPS, GroupState
+from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.journal_cleanup import collect_entries, entry_before, ids_of
-from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 
 OFFSETS_RETENTION_MS = 7 * 86_400_000
 LEAST_ENTRIES_MS = 86_400_000
-"""A day, as no session and no open transaction lasts longer: what is asked of an older entry has one answer."""
+"""A day: no session and no open transaction lasts longer, so questions about an older entry have one answer."""
 MARGIN_MS = 3_600_000
 """For the backup that begins later than the one of the day before."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedGroups:
-    """Of all groups: those that lost offsets (or, dry, would), entries and checkpoints deleted, what failed."""
+    """The outcome of a collection: groups whose offsets expired (dry: would), objects deleted, failures."""
 
     groups: int = 0
     expired: tuple[str, ...] = ()
@@ -43,10 +43,10 @@ class CollectedGroups:
 
 
 def kept_entries_ms(delay_ms: int) -> int:
-    """How long entries stay at least, for the longest `file.delete.delay.ms` of the topics.
+    """Return how long entries stay at least, for the longest `file.delete.delay.ms` of the topics.
 
-    Each carries all offsets, so they go sooner than commits do; but a group is there as of each time as of which its
-    topics can be restored.
+    Each carries all offsets, so they go sooner than commits do. But a group can be restored as of each time as of which
+    its topics can be.
     """
     return max(LEAST_ENTRIES_MS, delay_ms) + MARGIN_MS
 
@@ -59,10 +59,10 @@ def collect_groups(
     now_ms: int | None = None,
     dry_run: bool = False,
 ) -> CollectedGroups:
-    """Do what the module says to all groups. `now_ms`: the store's clock, which is asked if it is not given.
+    """Maintain all groups. `now_ms`: the store's clock (None: ask it).
 
-    An entry goes when it lies below the second newest checkpoint that can be read, and a newer one has been there for
-    `keep_ms`; checkpoints below that one go too. The entry that offsets expire by stays.
+    An entry is deleted when it lies below the second newest checkpoint that can be read, and a newer one has been there
+    for `keep_ms`. So are checkpoints below that one. The entry that offsets expire by stays.
     """
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     failures: list[SparklogError] = []
@@ -86,16 +86,16 @@ def collect_groups(
 
 
 def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head], dry_run: bool) -> bool:
-    """Whether something expired (or would). `heads`: of topics that were looked at since `now_ms`."""
+    """Expire offsets; True if there were some. `heads`: of topics that were looked at since `now_ms`."""
     state = group.log.refresh()
     for item in state.offsets:
         if item.topic not in heads:
             heads[item.topic] = group.root.topic_handle(item.topic).log.refresh().head
-    lost = _lost(group, state, heads, now_ms)
+    deleted = _deleted_topics(group, state, heads, now_ms)
     everything = state.exists and now_ms - _empty_since_ms(group, state) >= retention_ms
 
     def step(base: GroupState) -> GroupState | None:
-        return steps.expire(base, everything=everything and base.touched == state.touched, gone=lost)
+        return steps.expire(base, everything=everything and base.touched == state.touched, gone=deleted)
 
     planned = step(state)
     if planned is not None and not dry_run:
@@ -103,8 +103,10 @@ def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head]
     return planned is not None
 
 
-def _lost(group: Group, state: GroupState, heads: Mapping[str, Head], now_ms: int) -> AbstractSet[tuple[str, str]]:
-    """Topics and ids that were deleted, of those that the group has offsets of."""
+def _deleted_topics(
+    group: Group, state: GroupState, heads: Mapping[str, Head], now_ms: int
+) -> AbstractSet[tuple[str, str]]:
+    """Return names and ids of deleted topics that the group has offsets of."""
     ids = {item.place: heads[item.topic] for item in state.offsets}
     deleted = {place for place, head in ids.items() if head.deleted and head.topic_id == place[1]}
     others = {place for place, head in ids.items() if head.version >= 0 and head.topic_id != place[1]}
@@ -115,7 +117,7 @@ def _lost(group: Group, state: GroupState, heads: Mapping[str, Head], now_ms: in
 
 
 def _empty_since_ms(group: Group, state: GroupState) -> int:
-    """When the group became empty, by the store's clock; by its newest offset once the entry is collected."""
+    """Return when the group became empty, by the store's clock; by its newest offset once the entry is collected."""
     written = None if state.touched is None else group.written_ms(state.touched)
     if written is None:
         written = max((time_ms for item in state.offsets for time_ms in item.time_ms), default=0)

@@ -1,15 +1,17 @@
-"""A consumer in plain Python: follows topics, remembers in its group how far it has read.
+"""A consumer in plain Python: reads topics and commits the offsets of its group.
 
     with sparklog.consumer("/data/log", "billing", topics=["orders", "payments"]) as consumer:
         while True:
             for batch in consumer.poll(timeout=1.0):
                 ...                                     # a pyarrow.RecordBatch with the columns of `topic.scan`
 
-It is Kafka's consumer with one instance per group: the newest owns all partitions of its topics, an older one is fenced
-by it at its next commit or heartbeat. Everything happens inside the calls: offsets are committed automatically at the
-beginning of a `poll` and by `close`, as in Kafka, and there is no thread in the background, so who does not `poll` for
-longer than its session timeout counts as gone. Records come partition by partition in offset order; what compaction
-took, markers, and under read_committed what was aborted is passed over; nothing is read past the last stable offset.
+It is Kafka's consumer with one instance per group. The newest instance owns all partitions of its topics and fences an
+older one at its next commit or heartbeat. All work is done inside the calls; no thread runs in the background. As in
+Kafka, `poll` and `close` commit offsets automatically, and a consumer that does not `poll` for longer than its session
+timeout counts as gone.
+
+Records come partition by partition in offset order. Compacted offsets and markers are passed over, under read_committed
+aborted records too. Nothing is read past the last stable offset.
 
 To consume, transform and produce exactly once: `enable_auto_commit=False`, then per batch
 
@@ -33,10 +35,9 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogErro
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.offsets import CommittedOffset, GroupMetadata
-from sparklog.log.journal.env import Moment
-from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
+from sparklog.log.journal.env import SETTLE_MS, Backoff, Moment
 from sparklog.log.read.scan import check_isolation, read_parts
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange, Stored
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, Bounds, OffsetRange, Stored, check_columns
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
 from sparklog.storage.store import Store
@@ -44,7 +45,7 @@ from sparklog.storage.store import Store
 _LOG = logging.getLogger("sparklog.groups")
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"
 FETCH_BYTES = 4 << 20
-"""About so much is read of each partition before the next one's turn."""
+"""Bytes read of each partition before the next one's turn, about."""
 HEARTBEATS = 3
 """Signs of life per session timeout, from a consumer that has nothing to commit."""
 
@@ -63,12 +64,33 @@ def consumer(
     columns: Sequence[str] = COLUMNS,
     instance: str | None = None,
 ) -> Consumer:
-    """Join a group and read topics from where it left off; `root` is an open root, or where one is.
+    """Join a consumer group, and read topics from its committed offsets on.
 
-    `auto_offset_reset`: where a partition begins whose committed offset is missing or out of range: `earliest`,
-    `latest`, or `none`: `NotFound`. `max_poll_records`: of one `poll` at most (None: as many as are read at once).
-    `columns` of the batches. `NotFound` for a topic that does not exist; `Unavailable` if a transaction that no member
-    of the group began has offsets pending and is not decided within a minute.
+    Args:
+        root: an open root, or where it lies.
+        group: the id of the group; it is made if there is none.
+        topics: one name, or several.
+        auto_offset_reset: where a partition begins whose committed offset is missing or out of range; `none` raises
+            `NotFound`.
+        enable_auto_commit: commit what `poll` has returned at the next `poll`, and on `close`.
+        auto_commit_interval_ms: how often, at most.
+        isolation_level: `read_committed` leaves out what is aborted or open.
+        session_timeout_ms: a consumer that does not `poll` for longer counts as gone.
+        max_poll_records: of one `poll` at most; None: as many as are read at once.
+        columns: of the record batches.
+        instance: a name of this member; default: a new one. A new instance fences the one before.
+
+    Returns:
+        A `Consumer`, to be closed or used as a context manager.
+
+    Raises:
+        NotFound: a topic does not exist.
+        Unavailable: a transaction has offsets of the group pending for more than a minute.
+
+    Example:
+        with sparklog.consumer("/data/log", "billing", topics="orders", auto_offset_reset="earliest") as consumer:
+            for batch in consumer.poll(timeout=1.0):
+                print(batch.num_rows)
     """
     opened = root if isinstance(root, Root) else open_root(root)
     return Consumer(
@@ -86,7 +108,7 @@ def consumer(
 
 
 class Consumer:
-    """See the module. Not safe to share between threads. `close` it, or use it as a context manager."""
+    """A member of a consumer group that reads topics: see `consumer`. Not safe to share between threads."""
 
     def __init__(
         self,
@@ -145,18 +167,20 @@ class Consumer:
     # -- reading
 
     def poll(self, timeout: float = 0.0) -> list[pa.RecordBatch]:
-        """The next records; waits up to `timeout` seconds for some. Empty if there are none.
+        """Return the next records; wait up to `timeout` seconds for some. Empty if there are none.
 
-        `Fenced` if a newer consumer of the group took over; `Conflict` if a topic was deleted or created again;
-        `NotFound` if offsets are gone that were not read, under `auto_offset_reset="none"`.
+        Raises:
+            Fenced: a newer consumer of the group took over.
+            Conflict: a topic was deleted or created again.
+            NotFound: offsets that were not read are gone, under `auto_offset_reset="none"`.
         """
         self._check_open()
         begun = self._env.now()
         while True:
             self._keep_up()
-            found = self._take()
-            if found:
-                return found
+            batches = self._take()
+            if batches:
+                return batches
             self._refresh()
             if self._stream is not None:
                 continue
@@ -166,7 +190,7 @@ class Consumer:
             self._env.sleep(min(self._view.poll_interval_ms, left_ms) / 1000)
 
     def _take(self) -> list[pa.RecordBatch]:
-        """What has been read and not handed out, or a batch more; positions move behind it."""
+        """Hand out batches that have been read, or read one more; positions move behind them."""
         if not self._waiting and self._stream is not None:
             try:
                 batch = next(self._stream, None)
@@ -178,16 +202,16 @@ class Consumer:
                 self._stream = None
             else:
                 self._waiting.append(batch)
-        found, room = [], self._limit
+        batches, room = [], self._limit
         while self._waiting and (room is None or room > 0):
             batch = self._waiting.popleft()
             if room is not None and batch.num_rows > room:
                 self._waiting.appendleft(batch.slice(room))
                 batch = batch.slice(0, room)
             self._move_behind(batch)
-            found.append(batch.select(self._columns))
+            batches.append(batch.select(self._columns))
             room = None if room is None else room - batch.num_rows
-        return found
+        return batches
 
     def _move_behind(self, batch: pa.RecordBatch) -> None:
         topic = batch.column("topic")[0].as_py()
@@ -199,13 +223,13 @@ class Consumer:
             self._positions[topic, partition] = offset + 1
 
     def _refresh(self) -> None:
-        """See what is new, and begin to read it; no stream if there is nothing."""
+        """Look for new records and begin to read them; no stream if there are none."""
         self._look()
         ranges = [wanted for topic in self.topics for wanted in self._ranges(topic)]
         self._stream = self._read(ranges) if ranges else None
 
     def _look(self) -> None:
-        """See how far the topics reach now. `Conflict` if one was created again."""
+        """Look up the bounds of the topics now. `Conflict` if one was created again."""
         self._view.refresh(self.topics)
         for topic in self.topics:
             if self._view.topic_id(topic) != self._ids[topic]:
@@ -213,43 +237,43 @@ class Consumer:
             self._bounds[topic] = self._view.bounds(topic)
 
     def _ranges(self, topic: str) -> list[OffsetRange]:
-        """What there is to read of a topic, partitions that are new from their log start."""
-        found = []
+        """Return the ranges to read of a topic; new partitions begin at their log start."""
+        unread = []
         for partition, bounds in self._bounds[topic].items():
             place = topic, partition
             at = self._positions.setdefault(place, bounds.log_start)
             if not bounds.log_start <= at <= bounds.log_end:
                 at = self._positions[place] = self._start(place, at, bounds)
             if at < bounds.end(self.isolation):
-                found.append(OffsetRange(topic, partition, at, bounds.end(self.isolation)))
+                unread.append(OffsetRange(topic, partition, at, bounds.end(self.isolation)))
         return [
             OffsetRange(topic, each.partition, each.start, _cut(stored))
-            for each, stored in zip(found, self._view.stored(found), strict=True)
+            for each, stored in zip(unread, self._view.stored(unread), strict=True)
         ]
 
     def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         wanted = tuple(dict.fromkeys((*self._columns, "topic", "partition", "offset")))
         for topic in self.topics:
-            own = [each for each in ranges if each.topic == topic]
-            yield from read_parts(self._view.plan(own, self.isolation), wanted)
-            for each in own:
+            of_topic = [each for each in ranges if each.topic == topic]
+            yield from read_parts(self._view.plan(of_topic, self.isolation), wanted)
+            for each in of_topic:
                 # Behind the last record there may be markers, aborted ones, or gaps.
                 self._positions[topic, each.partition] = each.end
 
     # -- positions
 
     def position(self, topic: str, partition: int) -> int:
-        """The next offset that `poll` gives of a partition. `NotFound` if it is not read here."""
+        """Return the next offset that `poll` reads of a partition. `NotFound` if it is not read here."""
         if (topic, partition) not in self._positions:
             raise NotFound(f"{self!r} does not read partition {partition} of topic {topic}")
         return self._positions[topic, partition]
 
     def positions(self) -> dict[str, dict[int, int]]:
-        """The same of all, topic to partition to offset: what `commit` commits."""
-        found: dict[str, dict[int, int]] = {topic: {} for topic in self.topics}
+        """Return the position of every partition, by topic: what `commit` commits."""
+        positions: dict[str, dict[int, int]] = {topic: {} for topic in self.topics}
         for (topic, partition), offset in self._positions.items():
-            found[topic][partition] = offset
-        return found
+            positions[topic][partition] = offset
+        return positions
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from an offset. One out of range is met by `auto_offset_reset` at the next `poll`."""
@@ -271,38 +295,37 @@ class Consumer:
         """Go on from the committed offsets: where a consumer begins, and where it goes after an aborted transaction."""
         state = self.group.stable()
         self._kept = {
-            (each.topic, partition): offset
+            (topic, partition): offset
             for each in state.offsets
             if self._ids.get(each.topic) == each.topic_id
-            for partition, offset in zip(each.partition, each.offset, strict=True)
+            for topic, partition, offset in each.positions()
         }
-        self._seek({place: self._start(place, self._kept.get(place), bounds) for place, bounds in self._reached()})
+        bounds = self._bounds_with_committed()
+        self._seek({place: self._start(place, self._kept.get(place), each) for place, each in bounds})
 
-    def _reached(self) -> list[tuple[TopicPartition, Bounds]]:
-        """The bounds, once they reach what is committed.
+    def _bounds_with_committed(self) -> list[tuple[TopicPartition, Bounds]]:
+        """Return the bounds once they reach the committed offsets.
 
-        The cache of a network file system hides new commits of a topic for a while, from this host alone: offsets that
-        were committed on another one seem to lie beyond the end then, and resetting them would read everything again.
+        The cache of a network file system hides new commits of a topic for a while, from this host alone. Offsets that
+        were committed on another host then seem to lie beyond the end, and a reset would read everything again.
         """
-        begun = self._env.now()
-        tries = 0
+        backoff = Backoff(self._env)
         while True:
-            found = self._all_bounds()
-            beyond = [f"{topic}-{p}" for (topic, p), each in found if self._kept.get((topic, p), 0) > each.log_end]
-            if not beyond or tries >= MAX_TRIES or self._env.now().elapsed_ms(begun) > SETTLE_MS:
-                return found
-            if not tries:
+            bounds = self._all_bounds()
+            beyond = [f"{topic}-{p}" for (topic, p), each in bounds if self._kept.get((topic, p), 0) > each.log_end]
+            if not beyond or backoff.is_over():
+                return bounds
+            if not backoff.tries:
                 seconds = SETTLE_MS // 1000
                 _LOG.warning(
                     "group '%s' has committed offsets beyond the end of %s that is seen here; looking again for %s s",
                     *(self.group.id, ", ".join(beyond), seconds),
                 )
             self._keep_up(commit=False)
-            self._env.sleep(pause(self._env.random, tries))
-            tries += 1
+            backoff.sleep()
 
     def _all_bounds(self) -> list[tuple[TopicPartition, Bounds]]:
-        """Of all partitions as they are now: an offset committed just before must not seem to lie beyond the end."""
+        """Return the bounds of all partitions now: an offset committed just before must not lie beyond the end."""
         self._look()
         return [
             ((topic, partition), bounds) for topic in self.topics for partition, bounds in self._bounds[topic].items()
@@ -317,32 +340,32 @@ class Consumer:
         self._waiting.clear()
 
     def _start(self, place: TopicPartition, offset: int | None, bounds: Bounds) -> int:
-        """A position: `offset` if it is in range, else what the reset policy says."""
+        """Return `offset` if it is in range, else the position by the reset policy."""
         if offset is not None and bounds.log_start <= offset <= bounds.log_end:
             return offset
         name = f"{place[0]}-{place[1]}"
-        what = f"group '{self.group.id}' has no offset committed for {name}"
+        problem = f"group '{self.group.id}' has no offset committed for {name}"
         if offset is not None:
-            what = f"offset {offset} of {name} is out of range: it has {bounds.log_start} to {bounds.log_end}"
+            problem = f"offset {offset} of {name} is out of range: it has {bounds.log_start} to {bounds.log_end}"
         if self._reset == NONE:
-            raise NotFound(f"{what}; seek, reset the group, or choose auto_offset_reset earliest or latest")
+            raise NotFound(f"{problem}; seek, reset the group, or choose auto_offset_reset earliest or latest")
         start = bounds.log_start if self._reset == EARLIEST else bounds.end(self.isolation)
         if offset is not None:
-            _LOG.warning("%s; going on at %s (auto_offset_reset=%s)", what, start, self._reset)
+            _LOG.warning("%s; going on at %s (auto_offset_reset=%s)", problem, start, self._reset)
         return start
 
     # -- committing
 
     def group_metadata(self) -> GroupMetadata:
-        """Who this is, for a transaction that sends offsets of it."""
+        """Return group, member and generation, for a transaction that sends offsets."""
         return self.membership.metadata
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
-        """What the group has committed, by (topic, partition)."""
+        """Return the committed offsets of the group, by (topic, partition)."""
         return self.group.committed()
 
     def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit positions (or `offsets`); returns when it is done. `Fenced` if a newer consumer took over."""
+        """Commit positions (or `offsets`), and return when that is done. `Fenced` if a newer consumer took over."""
         self._check_open()
         if offsets is None:
             changed: dict[str, dict[int, int]] = {}
@@ -358,7 +381,7 @@ class Consumer:
                     self._kept[topic, partition] = position.offset if hasattr(position, "offset") else int(position)
 
     def _keep_up(self, *, commit: bool = True) -> None:
-        """Commit if it is time (and `commit`), and show that this consumer lives."""
+        """Commit if that is due (and `commit`), and send a heartbeat if that is due."""
         now = self._env.now()
         try:
             if commit and self._is_due(now, self._committed_at, self.auto_commit_interval_ms):
@@ -395,7 +418,7 @@ class Consumer:
 
 
 def _cut(stored: Stored) -> int:
-    """Where to end a range so that about `FETCH_BYTES` are read."""
+    """Return the end of a range of about `FETCH_BYTES`."""
     return max(*stored.at_bytes(FETCH_BYTES), *stored.at_records(1))
 
 
@@ -410,6 +433,4 @@ def _check(
         raise BadRequest(f"auto_commit_interval_ms is at least 0, found {interval_ms}")
     if limit is not None and limit < 1:
         raise BadRequest(f"max_poll_records is at least 1, found {limit}")
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown or len(set(columns)) != len(columns):
-        raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
+    check_columns(columns)

@@ -1,14 +1,14 @@
-"""A consumer group of a root: its offsets as readers see them, and every way to change them.
+"""A consumer group of a root: its committed offsets, and every way to change them.
 
     group = sparklog.groups.Groups("/data/log").group("billing")
     group.committed()                                   # {("orders", 0): CommittedOffset(...), ...}
-    member = group.join("worker-7")                     # a new generation; whoever was a member before is fenced
+    member = group.join("worker-7")                     # a new generation; an earlier member is fenced
     member.commit({"orders": {0: 42}})
     group.alter({"orders": {0: 0}})                     # refused while the group is active
 
-Everything is an entry in the group's log (`sparklog.groups.state`). Each entry also settles what is decided of the
-transactions whose offsets are pending there, and aborts those past their timeout, as commits of a topic do; readers
-ask the decisions themselves and wait for nobody.
+Every change is an entry in the group's journal (`sparklog.groups.state`). As a commit of a topic does, each entry also
+settles pending offsets of decided transactions, and aborts transactions past their timeout. Readers ask the decisions
+themselves and wait for no entry.
 
 There are no heartbeats to a broker: a group is active while the newest entry of its member is younger than the
 member's session timeout, by the store's clock.
@@ -39,13 +39,14 @@ from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
+from sparklog.log.journal.env import Backoff
 from sparklog.log.journal.names import check_id
-from sparklog.log.journal.numbered_objects import pause
 from sparklog.log.topic.root import Root
+from sparklog.storage.locks import read_each
 
 _LOG = logging.getLogger("sparklog.groups")
 EMPTY, STABLE, DEAD = "Empty", "Stable", "Dead"
-"""Kafka's words: nobody is a member (any more); somebody is; there is no such group."""
+"""Kafka's words: the group has no member; it has one; it does not exist."""
 SESSION_TIMEOUT_MS = 45_000
 MAX_SESSION_TIMEOUT_MS = 86_400_000
 MAX_METADATA = 4096
@@ -71,7 +72,7 @@ Offsets = Mapping[str, Mapping[int, Offset]]
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """How a group stands. `state` in Kafka's words; `time_ms`: of its newest entry (ms since the epoch), 0: none.
+    """The state of a group, in Kafka's words. `time_ms`: of its newest entry (ms since the epoch), 0: none.
 
     `pending`: (transactional id, n, topic, partition, offset) of offsets that an undecided transaction has prepared.
     """
@@ -86,7 +87,7 @@ class GroupDescription:
 
 
 class Group:
-    """See the module. Methods see the newest entry. `Groups(root).group(id)` gives one; it may not exist yet."""
+    """See the module. Methods read the newest entry. `Groups(root).group(id)` returns one; it may not exist yet."""
 
     def __init__(self, root: Root, group: str) -> None:
         self.root = root
@@ -99,7 +100,7 @@ class Group:
     # -- reading
 
     def state(self) -> GroupState:
-        """The newest state as readers see it: also what is decided of transactions and not recorded here yet."""
+        """Return the newest state as readers see it: with decisions of transactions that are not recorded here yet."""
         state = self.log.refresh()
         for _ in range(MAX_ROUNDS):
             outcomes, unclear = self._outcomes(state)
@@ -114,25 +115,27 @@ class Group:
         raise Unavailable(f"group '{self.id}' changes faster than it can be read; try later")
 
     def offsets(self, failures: list[SparklogError] | None = None) -> tuple[TopicOffsets, ...]:
-        """The committed offsets as columns per topic: those of topics that exist, and of partitions that they have.
+        """Return the committed offsets as columns per topic, of topics that exist.
 
-        Those of a topic that cannot be read are left out and its error put into `failures`, or raised.
+        Offsets of a topic that cannot be read are left out and its error put into `failures`, or raised.
         """
-        return self._of_topics_that_exist(self.state().offsets, failures)
+        offsets = self.state().offsets
+        ids = self.topic_ids((item.topic for item in offsets), failures)
+        return tuple(item for item in offsets if ids.get(item.topic) == item.topic_id)
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
-        """The committed offset by (topic, partition). Offsets of a topic that was deleted are gone, as in Kafka."""
+        """Return the committed offset by (topic, partition). Those of a deleted topic are gone, as in Kafka."""
         return {(item.topic, item.partition): item for each in self.offsets() for item in each.committed()}
 
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
-        """State, member, and what transactions hold pending. `state`: one that was read already."""
+        """Return state, member and pending offsets. `state`: one that was read already."""
         state = self.state() if state is None else state
         name = DEAD if not state.exists else STABLE if self._is_active(state, self._reading_clock_ms) else EMPTY
         pending = tuple(
-            (item.txn, item.n, offsets.topic, partition, offset)
+            (item.txn, item.n, *position)
             for item in state.pending
             for offsets in item.offsets
-            for partition, offset in zip(offsets.partition, offsets.offset, strict=True)
+            for position in offsets.positions()
         )
         return GroupDescription(
             self.id,
@@ -145,34 +148,21 @@ class Group:
         )
 
     def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
-        """The ids of those of these topics that exist. Costs a request per topic. `failures`: see `offsets`."""
-        found = {}
-        for name in sorted(set(topics)):
-            try:
-                head = self.root.topic_handle(name).log.refresh().head
-            except SparklogError as error:
-                if failures is None:
-                    raise
-                failures.append(error)
-                continue
-            if head.exists:
-                found[name] = head.topic_id
-        return found
-
-    def _of_topics_that_exist(
-        self, offsets: Sequence[TopicOffsets], failures: list[SparklogError] | None = None
-    ) -> tuple[TopicOffsets, ...]:
-        there = self.topic_ids((item.topic for item in offsets), failures)
-        return tuple(item for item in offsets if there.get(item.topic) == item.topic_id)
+        """Return the ids of the topics that exist, a request each. `failures`: see `offsets`."""
+        names = sorted(set(topics))
+        heads = read_each(
+            self.root.store, lambda name: self.root.topic_handle(name).log.refresh().head, names, failures
+        )
+        return {name: head.topic_id for name, head in heads.items() if head.exists}
 
     # -- transactions that have offsets pending here
 
     def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
-        """Numbers of the prepares that are decided, and whether COMMIT names them; and those of which that is unclear.
+        """Return whether COMMIT names them, of the decided prepares by number; and the prepares that are unclear.
 
-        `decide`: abort what is past its timeout, and what was prepared by a member that has been superseded.
+        `decide`: abort transactions past their timeout, and those of a member that has been superseded.
 
-        Never raises for decisions that fail: what is not settled by this entry is settled by a later one.
+        Never raises for decisions that fail: a later entry settles these prepares.
         """
         outcomes, unclear = dict[int, bool](), list[Pending]()
         for item in state.pending:
@@ -197,7 +187,7 @@ class Group:
         return outcomes, unclear
 
     def pending_ms(self, item: Pending) -> int:
-        """How long offsets have been pending, in ms: for listings, which also work on a read-only mount."""
+        """Return how long offsets have been pending, in ms: for listings, which also work on a read-only mount."""
         return max(0, self._reading_clock_ms() - self._pending_since_ms(item))
 
     def _reading_clock_ms(self) -> int:
@@ -208,12 +198,12 @@ class Group:
         return max(max(each.time_ms) for each in item.offsets) if written is None else written
 
     def written_ms(self, number: int) -> int | None:
-        """When an entry came to lie in the store, by the store's clock; None once it is collected."""
+        """Return when an entry was written, by the store's clock; None once it is collected."""
         info = self.root.store.stat(self.log.key(number))
         return None if info is None else info.modified_ms
 
     def settle(self) -> GroupState:
-        """Record what is decided of transactions that are pending, aborting those past their timeout or fenced."""
+        """Record the decisions of pending transactions, and abort those past their timeout or fenced."""
         if not self.log.refresh().pending:
             return self.log.current()
         self.root.ensure_probed()
@@ -234,32 +224,32 @@ class Group:
         return self.log.write(lambda base: step(self._settled(base)))
 
     def stable(self, timeout_ms: int = STABLE_WAIT_MS) -> GroupState:
-        """The state once nothing is pending that a transaction may still commit: what a consumer goes on from.
+        """Return the state once no offsets are pending: the one that a consumer goes on from.
 
         `Unavailable` if a transaction is not decided in time.
         """
-        begun = self.root.env.now()
-        tries = 0
+        backoff = Backoff(self.root.env, timeout_ms)
         while True:
             state = self.state()
             if not state.pending:
                 return state
-            if self.root.env.now().elapsed_ms(begun) > timeout_ms:
+            if backoff.is_over():
                 names = ", ".join(sorted({f"{item.n} of '{item.txn}'" for item in state.pending}))
                 raise Unavailable(
                     f"offsets of group '{self.id}' wait for transaction {names} to be decided; try later, or abort it"
                 )
             self.settle()
-            self.root.env.sleep(pause(self.root.env.random, tries))
-            tries += 1
+            backoff.sleep()
 
     # -- members
 
     def join(self, instance: str | None = None, *, session_timeout_ms: int = SESSION_TIMEOUT_MS) -> Membership:
         """Become the group's member, as a new generation: every older one is fenced from here on.
 
-        Transactions that an older member has prepared and not committed are aborted. `instance` is a name for messages
-        and listings (default: a random one).
+        Transactions that an older member has prepared and not committed are aborted.
+
+        Args:
+            instance: a name for messages and listings (None: a random one).
         """
         name = self.root.env.new_id() if instance is None else check_id(instance, "instance")
         if (
@@ -287,9 +277,9 @@ class Group:
         timeout_ms: int,
         offsets: Sequence[TopicOffsets],
     ) -> int:
-        """Hold offsets pending for transaction `n`; the number of the entry, which the COMMIT is to name.
+        """Hold offsets pending for transaction `n`; return the number of the entry, which the COMMIT is to name.
 
-        `Fenced` if `member` is none any more.
+        `Fenced` if `member` is not the member any more.
         """
         number = [0]
 
@@ -303,9 +293,12 @@ class Group:
     # -- operators
 
     def alter(self, offsets: Offsets, *, dry_run: bool = False) -> Mapping[TopicPartition, CommittedOffset]:
-        """Set offsets by hand; those that are (or, with `dry_run`, would be) set. A member of before is fenced.
+        """Set offsets by hand, and fence the member; return those that are (or, with `dry_run`, would be) set.
 
-        `Conflict` while the group is active. `NotFound`, `BadRequest` for a topic or an offset that cannot be.
+        Raises:
+            Conflict: the group is active.
+            NotFound: a topic does not exist.
+            BadRequest: a partition or an offset that cannot be.
         """
         checked = self.checked(offsets)
         self._act(lambda base: steps.alter(base, checked), dry_run)
@@ -322,7 +315,7 @@ class Group:
         self._act(steps.delete, dry_run)
 
     def restore(self, offsets: Sequence[CommittedOffset], *, generation: int = 0) -> None:
-        """Write offsets as they stood elsewhere, times and metadata kept, where there are none here or older ones.
+        """Write offsets of another root, with their times and metadata, where there are none here or older ones.
 
         Idempotent. Generations go on from the higher one.
         """
@@ -341,7 +334,7 @@ class Group:
             raise NotFound(f"group '{self.id}' does not exist in {self.root.location}")
 
     def _act(self, step: Step[GroupState], dry_run: bool) -> None:
-        """What an operator does: only to a group that is not active."""
+        """Take an operator's step. `Conflict` while the group is active."""
         if dry_run:
             self._refuse_active(self.log.refresh(), self._reading_clock_ms)
             return
@@ -369,15 +362,19 @@ class Group:
     def checked(
         self, offsets: Offsets, ids: Mapping[str, str] | None = None, *, refresh: bool = True
     ) -> tuple[TopicOffsets, ...]:
-        """Offsets to be committed as columns, with the time of now. `ids`: of topics as the consumer knows them.
+        """Return offsets to be committed as columns, with the time of now.
 
-        Costs a request per topic; with `refresh=False` none, against the topics as this process last saw them.
+        Args:
+            ids: topic ids as the consumer knows them.
+            refresh: a request per topic; else the topics as this process last saw them.
 
-        `NotFound` for a topic that does not exist, `Conflict` if it was created again; `BadRequest` for a partition, an
-        offset or metadata that cannot be.
+        Raises:
+            NotFound: a topic does not exist.
+            Conflict: a topic was created again.
+            BadRequest: a partition, an offset or metadata that cannot be.
         """
         now_ms = self.root.env.wall_ms()
-        found = []
+        tables = []
         if not isinstance(offsets, Mapping) or not all(isinstance(each, Mapping) for each in offsets.values()):
             raise BadRequest(f"expected offsets as {{topic: {{partition: offset}}}}, found {offsets!r}")
         for topic in sorted(offsets, key=str):
@@ -395,12 +392,12 @@ class Group:
                 _row(topic, head.partitions, partition, position, now_ms)
                 for partition, position in offsets[topic].items()
             )
-            found.append(topic_offsets(topic, head.topic_id, rows))
-        return tuple(found)
+            tables.append(topic_offsets(topic, head.topic_id, rows))
+        return tuple(tables)
 
 
 def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:
-    """A partition and what is kept of it; whole numbers may be numpy's. `BadRequest` as `Group.checked`."""
+    """Return a partition and its row; whole numbers may be numpy's. `BadRequest` as `Group.checked`."""
     at, offset = _whole(partition), _whole(getattr(position, "offset", position))
     epoch, metadata = getattr(position, "leader_epoch", None), getattr(position, "metadata", None) or ""
     if at is None or not 0 <= at < partitions or offset is None or not 0 <= offset <= INT64_MAX:
@@ -423,7 +420,7 @@ def _row(topic: str, partitions: int, partition: object, position: object, now_m
 
 
 def _whole(value: object) -> int | None:
-    """A whole number as Python's own; None for anything else."""
+    """Return a whole number as a Python int; None for anything else."""
     try:
         return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -432,9 +429,9 @@ def _whole(value: object) -> int | None:
 
 @dataclass(slots=True)
 class Membership:
-    """What joining gave: the right to commit, until a newer generation takes over (`Fenced` from then on).
+    """The right to commit for a group, until a newer generation takes over (`Fenced` from then on).
 
-    `topic_ids`: of topics as the member knows them; one that was created again since takes no offsets from it.
+    `topic_ids`: topic ids as the member knows them; a topic that was created again takes no offsets from it.
     """
 
     group: Group
@@ -444,21 +441,20 @@ class Membership:
 
     @property
     def generation(self) -> int:
-        """The generation of the group that this is."""
         return self.metadata.generation
 
     def commit(self, offsets: Offsets, *, refresh: bool = True) -> None:
-        """Commit offsets, next to read, topic to partition to offset. `Fenced` if a newer member took over.
+        """Commit offsets (next to read) by topic and partition. `Fenced` if a newer member took over.
 
-        `NotFound`, `Conflict`, `BadRequest`: as `Group.checked`, which says what `refresh` is.
+        `refresh` and other errors: see `Group.checked`.
         """
         checked = self.group.checked(offsets, self.topic_ids, refresh=refresh)
         self.group._write(lambda base: steps.commit(base, self.metadata, checked))
 
     def heartbeat(self) -> None:
-        """Show that the member lives, so that the group stays active. `Fenced` if a newer one took over."""
+        """Keep the group active. `Fenced` if a newer member took over."""
         self.group._write(lambda base: steps.heartbeat(base, self.metadata))
 
     def leave(self) -> None:
-        """Leave: the group is empty at once. Nothing happens if a newer member took over."""
+        """Leave: the group is empty at once. No effect if a newer member took over."""
         self.group._write(lambda base: steps.leave(base, self.metadata))

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from sparklog.errors import SparklogError
 from sparklog.groups.group import Group, GroupDescription
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.journal.journal_cleanup import ids_of
 from sparklog.log.topic.root import Root, open_root
-from sparklog.storage.locks import ask_each
+from sparklog.storage.locks import read_each
 from sparklog.storage.store import Store
-
-T = TypeVar("T")
 
 
 class Groups:
-    """The groups of `root`: an open root, or where one is."""
+    """Consumer groups of a root: an open one, or the path of one.
+
+    Example:
+        groups = sparklog.Groups("/data/log")
+        for name in groups.names():
+            print(name, groups.group(name).committed())
+    """
 
     def __init__(self, root: Root | Store | str | os.PathLike[str]) -> None:
         self.root = root if isinstance(root, Root) else open_root(root)
@@ -27,43 +30,24 @@ class Groups:
         return f"Groups({self.root.location!r})"
 
     def names(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """Names of all groups, sorted. Costs a few requests per group.
+        """Return the names of all groups, sorted; costs a few requests per group.
 
-        One that cannot be read is left out and its error put into `failures`, or raised.
+        A group that cannot be read is left out and its error put into `failures`, or raised.
         """
         names = sorted(ids_of(self.root.store, GROUPS, failures))
-        states = self._each(names, lambda name: self.root.entries(GROUPS, name).refresh(), failures)
+        states = read_each(self.root.store, lambda name: self.root.entries(GROUPS, name).refresh(), names, failures)
         return [name for name, state in states.items() if state.exists]
 
     def descriptions(
         self, names: Sequence[str], failures: list[SparklogError] | None = None
     ) -> dict[str, GroupDescription]:
-        """How these groups stand, by name; `failures`: see `names`."""
-        return self._each(names, lambda name: self.group(name).description(), failures)
+        """Return members, offsets and state of these groups, by name; `failures`: see `names`."""
+        return read_each(self.root.store, lambda name: self.group(name).description(), names, failures)
 
     def states(self, names: Sequence[str], failures: list[SparklogError] | None = None) -> dict[str, GroupState]:
-        """The states of these groups as readers see them, by name; `failures`: see `names`."""
-        return self._each(names, lambda name: self.group(name).state(), failures)
+        """Return the states of these groups as readers see them, by name; `failures`: see `names`."""
+        return read_each(self.root.store, lambda name: self.group(name).state(), names, failures)
 
     def group(self, name: str) -> Group:
-        """The group of this name, which may not exist yet; `BadRequest` for no name."""
+        """Return the group of this name, which may not exist yet. `BadRequest` for no name."""
         return Group(self.root, name)
-
-    def _each(
-        self, names: Sequence[str], look: Callable[[str], T], failures: list[SparklogError] | None
-    ) -> dict[str, T]:
-        def answer(name: str) -> T | SparklogError:
-            try:
-                return look(name)
-            except SparklogError as error:
-                return error
-
-        found: dict[str, T] = {}
-        for name, one in zip(names, ask_each(self.root.store, answer, names), strict=True):
-            if not isinstance(one, SparklogError):
-                found[name] = one
-            elif failures is None:
-                raise one
-            else:
-                failures.append(one)
-        return found

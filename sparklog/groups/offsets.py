@@ -16,7 +16,7 @@ committed together take little more room than their offsets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -35,7 +35,7 @@ Row = tuple[int, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """Who commits, as Kafka's ConsumerGroupMetadata: a group, the generation of it, and the instance that is that."""
+    """The member that commits, as Kafka's ConsumerGroupMetadata: a group, its generation, and the instance."""
 
     group: str
     generation: int
@@ -84,8 +84,12 @@ class TopicOffsets:
         """Topic and id."""
         return self.topic, self.topic_id
 
+    def positions(self) -> Iterator[tuple[str, int, int]]:
+        """Yield (topic, partition, offset)."""
+        return ((self.topic, *pair) for pair in zip(self.partition, self.offset, strict=True))
+
     def rows(self) -> dict[int, Row]:
-        """By partition."""
+        """Return the rows by partition."""
         return dict(
             zip(
                 self.partition,
@@ -95,7 +99,7 @@ class TopicOffsets:
         )
 
     def committed(self) -> list[CommittedOffset]:
-        """One by one."""
+        """Return the offsets one by one."""
         return [
             CommittedOffset(
                 self.topic, self.topic_id, partition, offset, None if epoch == NO_EPOCH else epoch, metadata, time_ms
@@ -105,27 +109,26 @@ class TopicOffsets:
 
 
 def topic_offsets(topic: str, topic_id: str, rows: Mapping[int, Row]) -> TopicOffsets:
-    """Rows by partition, in whatever order, as parallel tuples."""
+    """Return rows by partition, in any order, as parallel tuples."""
     partitions = sorted(rows)
-    columns = zip(*(rows[partition] for partition in partitions), strict=True)
-    offset, time_ms, epoch, metadata = columns
+    offset, time_ms, epoch, metadata = zip(*(rows[partition] for partition in partitions), strict=True)
     return TopicOffsets(topic, topic_id, tuple(partitions), offset, time_ms, epoch, metadata)
 
 
 def merged(base: Sequence[TopicOffsets], newer: Sequence[TopicOffsets]) -> tuple[TopicOffsets, ...]:
-    """`base` with the partitions of `newer` replaced, in the order of topics."""
-    found = {item.place: item for item in base}
+    """Return `base` with the partitions of `newer` replaced, in the order of topics."""
+    tables = {item.place: item for item in base}
     for item in newer:
-        known = found.get(item.place)
+        known = tables.get(item.place)
         if known is None or known.partition == item.partition:
-            found[item.place] = item
+            tables[item.place] = item
         else:
-            found[item.place] = topic_offsets(item.topic, item.topic_id, {**known.rows(), **item.rows()})
-    return tuple(found[place] for place in sorted(found))
+            tables[item.place] = topic_offsets(item.topic, item.topic_id, {**known.rows(), **item.rows()})
+    return tuple(tables[place] for place in sorted(tables))
 
 
 def without(base: Sequence[TopicOffsets], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[TopicOffsets, ...]:
-    """`base` without these partitions, by topic and id."""
+    """Return `base` without these partitions, by topic and id."""
     left = []
     for item in base:
         lost = gone.get(item.place, ())

@@ -1,4 +1,4 @@
-"""Where a group's offsets are to be reset to: the scenarios of `kafka-consumer-groups --reset-offsets`.
+"""Plans of offset resets: the scenarios of `kafka-consumer-groups --reset-offsets`.
 
 | scenario      | new offset                                                                                       |
 |---------------|--------------------------------------------------------------------------------------------------|
@@ -9,10 +9,10 @@
 | shift-by      | the committed offset plus that many; refused where there is none                                 |
 | to-datetime   | the first offset whose record is not older, the log end where there is none                      |
 | by-duration   | the same for now minus the duration                                                              |
-| from-file     | what the file says                                                                               |
+| from-file     | the offset in the file                                                                           |
 
-What lies outside the log is moved to its start or end, with a warning, as Kafka does. Planning changes nothing:
-`Group.alter` takes what comes out of it.
+An offset outside the log is moved to its start or end, with a warning, as Kafka does. Planning changes nothing:
+`Group.alter` takes the plan.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class To(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Where to. `value`: an offset, a shift, a time or a duration in ms; `offsets`: of from-file."""
+    """A scenario with its value: an offset, a shift, a time or a duration in ms; `offsets`: of from-file."""
 
     to: To
     value: int = 0
@@ -59,7 +59,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class NewOffset:
-    """One partition of a plan; `old` None: nothing is committed. `warning`: why it is not what was asked for."""
+    """One partition of a plan; `old` None: no offset is committed. `warning`: why it differs from the one asked for."""
 
     topic: str
     partition: int
@@ -71,11 +71,15 @@ class NewOffset:
 def plan_reset(
     group: Group, scenario: Scenario, topics: Mapping[str, Collection[int] | None] | None, *, now_ms: int
 ) -> list[NewOffset]:
-    """What a reset would do, in the order of topics and partitions.
+    """Plan a reset, in the order of topics and partitions.
 
-    `topics`: which, each with its partitions (None: all); None as a whole: all partitions the group has offsets of, as
-    Kafka's --all-topics, or those of the file. `NotFound` for a topic that does not exist, `BadRequest` for a partition
-    that does not, or where nothing is named.
+    Args:
+        topics: by topic the partitions to reset (None: all of them); None as a whole: those of the file, or as Kafka's
+            --all-topics all that the group has offsets of.
+
+    Raises:
+        NotFound: a topic does not exist.
+        BadRequest: a partition does not exist, or there is nothing to reset.
     """
     current = {place: item.offset for place, item in group.committed().items()}
     if scenario.offsets is not None:
@@ -84,7 +88,9 @@ def plan_reset(
         if not current:
             raise BadRequest(f"group '{group.id}' has no offsets, so there is nothing to reset; name topics")
         topics = by_topic(current)
-    found = []
+    if scenario.to is To.DURATION:
+        scenario = Scenario(To.DATETIME, now_ms - scenario.value)
+    plan = []
     for topic, partitions in sorted(topics.items()):
         head = group.root.topic(topic).head(refresh=False)
         wanted = sorted(range(head.partitions) if partitions is None else set(partitions))
@@ -93,19 +99,18 @@ def plan_reset(
             raise BadRequest(
                 f"topic '{topic}' has partitions 0 to {head.partitions - 1}, found {', '.join(map(str, outside))}"
             )
-        asked = _asked(group, scenario, topic, wanted, head, current, now_ms)
-        found += [_inside(topic, at, asked[at], current.get((topic, at)), head) for at in wanted]
-    return found
+        targets = _targets(group, scenario, topic, wanted, head, current)
+        plan += [_clamped(topic, at, targets[at], current.get((topic, at)), head) for at in wanted]
+    return plan
 
 
-def _asked(
+def _targets(
     group: Group,
     scenario: Scenario,
     topic: str,
     partitions: Collection[int],
     head: Head,
     current: Mapping[TopicPartition, int],
-    now_ms: int,
 ) -> dict[int, int]:
     ends = {partition: int(head.log_end[partition]) for partition in partitions}
     if scenario.to is To.EARLIEST:
@@ -127,16 +132,16 @@ def _asked(
                 f"'{group.id}' has committed none there; name partitions or choose another scenario"
             )
         return {partition: current[topic, partition] + scenario.value for partition in partitions}
-    time = scenario.value if scenario.to is To.DATETIME else now_ms - scenario.value
     handle = group.root.topic_handle(topic)
-    targets = dict.fromkeys(partitions, max(0, time))
-    found = offsets_for_timestamps(handle.read_snapshot(), targets, READ_UNCOMMITTED, newer=handle.read_snapshot)
+    times = dict.fromkeys(partitions, max(0, scenario.value))
+    answers = offsets_for_timestamps(handle.read_snapshot(), times, READ_UNCOMMITTED, newer=handle.read_snapshot)
     return {
-        partition: end if (answer := found.get(partition)) is None else answer.offset for partition, end in ends.items()
+        partition: end if (answer := answers.get(partition)) is None else answer.offset
+        for partition, end in ends.items()
     }
 
 
-def _inside(topic: str, partition: int, asked: int, old: int | None, head: Head) -> NewOffset:
+def _clamped(topic: str, partition: int, asked: int, old: int | None, head: Head) -> NewOffset:
     start, end = int(head.log_start[partition]), int(head.log_end[partition])
     new = min(max(asked, start), end)
     warning = None
@@ -147,38 +152,38 @@ def _inside(topic: str, partition: int, asked: int, old: int | None, head: Head)
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, set[int]]:
-    """(topic, partition) as topic to partitions."""
-    found: dict[str, set[int]] = {}
+    """Group (topic, partition) by topic."""
+    grouped: dict[str, set[int]] = {}
     for topic, partition in partitions:
-        found.setdefault(topic, set()).add(partition)
-    return found
+        grouped.setdefault(topic, set()).add(partition)
+    return grouped
 
 
 def with_offsets(plan: Iterable[NewOffset]) -> dict[str, dict[int, int]]:
-    """A plan as `Group.alter` takes it."""
-    found: dict[str, dict[int, int]] = {}
+    """Return a plan as `Group.alter` takes it."""
+    offsets: dict[str, dict[int, int]] = {}
     for item in plan:
-        found.setdefault(item.topic, {})[item.partition] = item.new
-    return found
+        offsets.setdefault(item.topic, {})[item.partition] = item.new
+    return offsets
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds of an ISO 8601 duration as Java reads it: `P1DT2H30M`, `PT10S`. `BadRequest` for anything else."""
+    """Read an ISO 8601 duration as Java does, in ms: `P1DT2H30M`, `PT10S`. `BadRequest` for anything else."""
     match = _DURATION.fullmatch(text.strip().upper())
     if match is None or not any(match.groups()[1:]):
         raise BadRequest(f"a duration is written as P1DT2H30M or PT10S, found {text!r}")
     sign, days, hours, minutes, seconds = match.groups()
     whole = (int(days or 0) * 24 + int(hours or 0)) * 60 + int(minutes or 0)
-    found = whole * 60_000 + round(float(seconds or 0) * 1000)
-    return -found if sign else found
+    ms = whole * 60_000 + round(float(seconds or 0) * 1000)
+    return -ms if sign else ms
 
 
 def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicPartition, int]]:
-    """Offsets of Kafka's CSV: `topic,partition,offset`, or `group,topic,partition,offset`. By group, None: not named.
+    """Read Kafka's CSV, `[group,]topic,partition,offset`: offsets by group, None where it is not named.
 
     `BadRequest`, naming `name` and the line, for anything else.
     """
-    found: dict[str | None, dict[TopicPartition, int]] = {}
+    groups: dict[str | None, dict[TopicPartition, int]] = {}
     for number, row in enumerate(_rows(text, name), 1):
         cells = [cell.strip() for cell in row]
         if not any(cells):
@@ -189,13 +194,13 @@ def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicParti
         partition, offset = int(cells[-2]), int(cells[-1])
         if partition >= 2**31 or offset >= _INT64:
             raise BadRequest(f"{name}, line {number}: {partition} or {offset} is too large for Kafka")
-        offsets = found.setdefault(group, {})
+        offsets = groups.setdefault(group, {})
         if (topic, partition) in offsets:
-            raise BadRequest(f"{name}, line {number}: {topic}-{partition} stands there twice; keep one of the lines")
+            raise BadRequest(f"{name}, line {number}: {topic}-{partition} has two lines; keep one")
         offsets[topic, partition] = offset
-    if not found:
+    if not groups:
         raise BadRequest(f"{name} holds no offsets; expected lines of [group,]topic,partition,offset")
-    return found
+    return groups
 
 
 def _rows(text: str, name: str) -> list[list[str]]:

@@ -1,26 +1,27 @@
-"""The offsets of a consumer group: the entries of `_groups/<group>/_log`, and what each step makes of the newest.
+"""Entries of a consumer group's journal, `_groups/<group>/_log`, and the steps from one state to the next.
 
-An entry carries the whole state after it. What entries of every kind begin with is in
+An entry carries the whole state after it. The members that every entry begins with are in
 `sparklog.log.journal.entry_log`; then
 
 | member           | meaning                                                                                         |
 |------------------|-------------------------------------------------------------------------------------------------|
 | op               | join, heartbeat, leave, commit, prepare, resolve, alter, delete-offsets, delete, restore, expire |
-| generation       | counts up whenever an instance joins and whenever somebody else resets or deletes: who comes    |
-|                  | with an older one is fenced                                                                     |
-| instance         | who joined as this generation; null: nobody is a member                                         |
+| generation       | counts up whenever an instance joins and whenever an operator resets or deletes: a member of an |
+|                  | older one is fenced                                                                             |
+| instance         | the instance that joined as this generation; null: the group has no member                      |
 | sessionTimeoutMs | the group is active so long after `active`; null before the first join                          |
 | active           | number of the newest entry that the member wrote; null: there is no member                      |
 | touched          | number of the newest entry that is not maintenance's; null before it: offsets expire by its age |
-| deleted          | true: the group is gone, and this is what fences whoever still belongs to it                    |
+| deleted          | true: the group is gone, and this entry fences its last member                                  |
 | offsets          | per topic and topic id: [{topic, topicId, partition, offset, timeMs, leaderEpoch, metadata}]    |
 | pending          | prepares of transactions: [{id, n, number, timeoutMs, generation, offsets}], in their order     |
 
-`offsets` are in `sparklog.groups.offsets`. A topic that was deleted and created again has another id: its old offsets
-mean nothing, readers leave them out and maintenance drops them. Pending offsets are settled by the decision of their
-transaction: a COMMIT that names this group and the entry's number commits them, anything else that is decided aborts
-them. As in Kafka, a plain commit, a reset or a delete that comes after a prepare takes its partitions out of it, and so
-does a later prepare that is committed.
+`offsets` are in `sparklog.groups.offsets`. A topic that was deleted and created again has another id: readers leave its
+old offsets out, and maintenance drops them.
+
+Pending offsets are settled by the decision of their transaction. A COMMIT that names this group and the entry's number
+commits them, any other decision aborts them. As in Kafka, a plain commit, a reset or a delete after a prepare takes its
+partitions out of it, and so does a later prepare that is committed.
 """
 
 from __future__ import annotations
@@ -94,7 +95,6 @@ class GroupState(Entry):
 
     @property
     def exists(self) -> bool:
-        """Whether there is such a group."""
         return self.number >= 0 and not self.deleted
 
 
@@ -103,16 +103,16 @@ def _places(offsets: Sequence[TopicOffsets]) -> dict[tuple[str, str], set[int]]:
 
 
 def _overtaken(pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[Pending, ...]:
-    """Prepares without the partitions in `gone`, which something later has settled; empty ones are dropped."""
+    """Return prepares without the partitions in `gone`, which a later entry has settled; empty ones are dropped."""
     left = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
     return tuple(item for item in left if item.offsets)
 
 
-# -- steps: the state after one more entry, None where there is nothing to write; number and chain come from the log
+# -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal
 
 
 def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupState:
-    """`instance` takes over as a new generation."""
+    """Make `instance` the member, as a new generation."""
     return replace(
         _by_member(state),
         op=JOIN,
@@ -124,20 +124,20 @@ def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupStat
 
 
 def heartbeat(state: GroupState, member: GroupMetadata) -> GroupState:
-    """The member shows that it lives. `Fenced` if it is none any more."""
+    """Keep the group active. `Fenced` if this is not the member any more."""
     check_member(state, member)
     return replace(_by_member(state), op=HEARTBEAT)
 
 
 def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
-    """The member goes; None if it is none any more."""
+    """Leave the group without a member; None if this is not the member any more."""
     if not is_member(state, member):
         return None
     return replace(state, op=LEAVE, instance=None, active=None, touched=state.number + 1)
 
 
 def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets]) -> GroupState:
-    """The member's offsets. `Fenced` if it is none any more."""
+    """Commit offsets of the member. `Fenced` if this is not the member any more."""
     check_member(state, member)
     return replace(
         _by_member(state),
@@ -155,7 +155,7 @@ def prepare(
     timeout_ms: int,
     offsets: Sequence[TopicOffsets],
 ) -> GroupState:
-    """Offsets that count once transaction `n` is committed by naming this entry. `Fenced` for an older generation."""
+    """Hold offsets pending, until a COMMIT of transaction `n` names this entry. `Fenced` for an older generation."""
     if member is not None:
         check_member(state, member)
     touched = replace(state, touched=state.number + 1) if member is None else _by_member(state)
@@ -165,7 +165,7 @@ def prepare(
 
 
 def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
-    """The state with prepares settled: number of the entry to whether it is committed; the same state if none is."""
+    """Settle prepares: number of the entry to True if it is committed. The same state if there are no outcomes."""
     if not outcomes:
         return state
     offsets, left = state.offsets, list[Pending]()
@@ -180,7 +180,7 @@ def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
 
 
 def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
-    """An operator's offsets; whoever was a member is fenced."""
+    """Set offsets of an operator, and fence the member."""
     return replace(
         _by_others(state),
         op=ALTER,
@@ -191,7 +191,7 @@ def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
 
 
 def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> GroupState | None:
-    """Drop partitions of topics, under whatever id; whoever was a member is fenced. None if there are none of them."""
+    """Drop partitions of topics, under any id, and fence the member. None if there are no offsets of them."""
     pending = (item for each in state.pending for item in each.offsets)
     places = {item.place: gone[item.topic] for item in (*state.offsets, *pending) if item.topic in gone}
     left, waiting = without(state.offsets, places), _overtaken(state.pending, places)
@@ -201,23 +201,23 @@ def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> Gr
 
 
 def delete(state: GroupState) -> GroupState | None:
-    """Delete the group, what is pending included; None if it is gone."""
+    """Delete the group, pending offsets included; None if it is gone."""
     return replace(_by_others(state), op=DELETE, deleted=True, offsets=(), pending=()) if state.exists else None
 
 
 def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
-    """Offsets as they stood elsewhere, where there are none or older ones; None if that changes nothing.
+    """Take over offsets of another root where there are none or older ones; None if that changes nothing.
 
     Generations go on from the higher one.
     """
     known = {item.place: item.rows() for item in state.offsets}
     newer = []
     for item in offsets:
-        own = known.get(item.place, {})
+        old = known.get(item.place, {})
         rows = {
             partition: row
             for partition, row in item.rows().items()
-            if partition not in own or (own[partition][1] < row[1] and own[partition] != row)
+            if partition not in old or (old[partition][1] < row[1] and old[partition] != row)
         }
         if rows:
             newer.append(topic_offsets(item.topic, item.topic_id, rows))
@@ -228,7 +228,7 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
         op=RESTORE,
         deleted=False,
         generation=max(generation, state.generation),
-        # A member of before goes on only as the generation that it is.
+        # The member goes on only as its own generation.
         instance=state.instance if generation <= state.generation else None,
         active=state.active if generation <= state.generation else None,
         touched=state.number + 1,
@@ -241,7 +241,7 @@ def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, s
 
     Pending offsets stay, and with them their group. None if there is nothing to drop.
     """
-    # Maintenance touches nothing: a group expires by what its members and operators did.
+    # Maintenance leaves `touched` alone: a group expires by the entries of its members and operators.
     if not state.exists:
         return None
     if everything and not state.pending:
@@ -251,7 +251,7 @@ def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, s
 
 
 def is_member(state: GroupState, member: GroupMetadata) -> bool:
-    """Whether a member is the group's present generation."""
+    """True if a member is the group's present generation."""
     return state.exists and (state.generation, state.instance) == (member.generation, member.instance)
 
 
@@ -259,9 +259,9 @@ def check_member(state: GroupState, member: GroupMetadata) -> None:
     """`Fenced` if the group has gone on without this member."""
     if not is_member(state, member):
         now = f"generation {state.generation}" + ("" if state.instance is None else f" ({state.instance})")
-        found = "it was deleted" if state.deleted else f"it is at {now}"
+        newer = "it was deleted" if state.deleted else f"it is at {now}"
         raise Fenced(
-            f"generation {member.generation} ({member.instance}) of group '{state.id}' was superseded: {found}; stop "
+            f"generation {member.generation} ({member.instance}) of group '{state.id}' was superseded: {newer}; stop "
             "this consumer, or join again"
         )
 

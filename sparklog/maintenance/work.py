@@ -19,7 +19,7 @@ from sparklog.groups.collecting import OFFSETS_RETENTION_MS
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.env import Env
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.intents import Rewrite
+from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import Store
 

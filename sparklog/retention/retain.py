@@ -235,8 +235,8 @@ def retain_root(
         if on_done is not None:
             on_done(report)
     if chosen and not topics:
-        heads = [topic.log.known() for topic in chosen]
-        configs = [settings.configs_of(head.configs) for head in heads if head is not None and head.exists]
+        heads = [state.head for topic in chosen if (state := topic.log.known()) is not None]
+        configs = [settings.configs_of(head.configs) for head in heads if head.exists]
         keep_ms = kept_entries_ms(max((each.file_delete_delay_ms for each in configs), default=0))
         reports += _retain_root_files(root, settings, keep_ms, dry_run)
     return sorted(reports, key=lambda report: report.topic)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TypeVar
 from weakref import WeakSet
 
+from sparklog.errors import SparklogError
 from sparklog.storage.store import Store
 
 
@@ -66,3 +67,28 @@ def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterat
         return
     with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
         yield from pool.map(look, items)
+
+
+def read_each(
+    store: Store, look: Callable[[str], R], names: Sequence[str], failures: list[SparklogError] | None
+) -> dict[str, R]:
+    """Return what `look` reads of each name, as `ask_each`. An error is put into `failures`, or raised if that is None.
+
+    A name that fails is left out.
+    """
+
+    def answer(name: str) -> R | SparklogError:
+        try:
+            return look(name)
+        except SparklogError as error:
+            return error
+
+    answers: dict[str, R] = {}
+    for name, one in zip(names, ask_each(store, answer, names), strict=True):
+        if not isinstance(one, SparklogError):
+            answers[name] = one
+        elif failures is None:
+            raise one
+        else:
+            failures.append(one)
+    return answers

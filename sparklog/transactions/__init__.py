@@ -1,9 +1,8 @@
-"""Transactions over topics: what is written in one is seen in all of its topics, or in none.
+"""Transactions over topics: the rows of one are visible in all of its topics, or in none.
 
-`producer` begins, prepares, commits and aborts; `publishing` does one whole batch at once; `listing` says how things
-stand, also of transactions that Kafka left open (`kafka`); `completion` is what maintenance does. What commits and
-readers need of it lies below, in `sparklog.log`: `decision` (the entries), `decision_log` (the protocol),
-`decision_logs` (what a topic's open slices became).
+`producer` begins, prepares, commits and aborts; `publishing` commits one whole batch; `listing` describes and aborts
+transactions, also those that Kafka left open; `completion` is maintenance. Commits and readers use
+`sparklog.log.decisions`.
 """
 
 from __future__ import annotations

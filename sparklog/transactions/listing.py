@@ -1,9 +1,8 @@
-"""Kafka's transactions that an import found open (`sparklog.log.state.kafka_source`), under the ids of who began them.
+"""Listing of transactions: decisions under each id, what is open in which topics, and ending one by hand.
 
-They stand beside the root's own in every list: they hold back the same last stable offsets. Nothing ends them by
-itself, since the next import may bring their markers; an operator may, and then no import can go on with their topics.
-
-How transactions stand: what was decided under each id, what is open in which topics, and ending one by hand.
+Transactions of Kafka's that an import left open (`sparklog.log.state.kafka_source`) are listed with the root's: they
+hold back the same last stable offsets. They do not time out, since the next import may bring their markers. An operator
+may end them; then no import can go on with their topics.
 """
 
 from __future__ import annotations
@@ -25,66 +24,68 @@ from sparklog.log.topic.root import Root
 from sparklog.storage.locks import ask_each
 from sparklog.transactions.completion import resolve_topic, transactional_ids
 
+_LOG = logging.getLogger("sparklog.transactions")
+EMPTY = "Empty"
 ONGOING = "Ongoing"
 PREPARE = {"commit": "PrepareCommit", "abort": "PrepareAbort"}
-"""Kafka's words."""
+COMMITTED = "CompleteCommit"
+ABORTED = "CompleteAbort"
+"""Kafka's words for the state of a transactional id."""
+DAMAGED = "Corrupt"
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaHeld:
-    """One that is open in one partition of a topic."""
+class KafkaTransaction:
+    """A transaction of Kafka's that is open in one partition of a topic."""
 
     topic: str
     open: KafkaOpen
 
 
 def owner_of(each: KafkaOpen) -> str:
-    """Who began it: the transactional id, or `producer-7` where only the producer id is known."""
+    """Return the transactional id, or `producer-7` where only the producer id is known."""
     return each.transactional_id or f"producer-{each.producer}"
 
 
 def owners(heads: Mapping[str, Head]) -> set[str]:
-    """Owners of everything of Kafka's that is open in these topics."""
+    """Return the owners of Kafka's open transactions in these topics."""
     return {owner_of(each) for head in heads.values() for each in head.kafka_open}
 
 
-def held_by(heads: Mapping[str, Head], owner: str) -> tuple[KafkaHeld, ...]:
-    """What one owner has open, in the order of topics and partitions."""
-    found = [KafkaHeld(topic, each) for topic, head in heads.items() for each in head.kafka_open]
-    own = [each for each in found if owner_of(each.open) == owner]
-    return tuple(sorted(own, key=lambda each: (each.topic, each.open.partition, each.open.producer)))
+def held_by(heads: Mapping[str, Head], owner: str) -> tuple[KafkaTransaction, ...]:
+    """Return an owner's open transactions of Kafka's, in the order of topics and partitions."""
+    held = (KafkaTransaction(topic, each) for topic, head in heads.items() for each in head.kafka_open)
+    return tuple(
+        sorted(
+            (each for each in held if owner_of(each.open) == owner),
+            key=lambda each: (each.topic, each.open.partition, each.open.producer),
+        )
+    )
 
 
-def state_of(held: tuple[KafkaHeld, ...]) -> str:
-    """Kafka's word: `PrepareCommit` or `PrepareAbort` if all of it is known to be decided so, else `Ongoing`."""
-    found = {each.open.decided for each in held}
-    decided = found.pop() if len(found) == 1 else None
+def state_of(held: tuple[KafkaTransaction, ...]) -> str:
+    """Return Kafka's word: `PrepareCommit` or `PrepareAbort` if all is known to be decided so, else `Ongoing`."""
+    decisions = {each.open.decided for each in held}
+    decided = decisions.pop() if len(decisions) == 1 else None
     return ONGOING if decided is None else PREPARE[decided]
 
 
-def end_held(root: Root, held: tuple[KafkaHeld, ...]) -> tuple[KafkaHeld, ...]:
-    """End these in their topics: as Kafka had decided, else by ABORT. Returns those that this call ended."""
-    ended: list[KafkaHeld] = []
+def end_held(root: Root, held: tuple[KafkaTransaction, ...]) -> tuple[KafkaTransaction, ...]:
+    """End transactions of Kafka's in their topics: as Kafka had decided, else by ABORT. Return those ended here."""
+    ended: list[KafkaTransaction] = []
     for topic in sorted({each.topic for each in held}):
         producers = {each.open.producer for each in held if each.topic == topic}
-        ended += [KafkaHeld(topic, each) for each in root.topic(topic).end_kafka_transactions(producers=producers)]
+        ended += [
+            KafkaTransaction(topic, each) for each in root.topic(topic).end_kafka_transactions(producers=producers)
+        ]
     return tuple(ended)
 
 
-_LOG = logging.getLogger("sparklog.transactions")
-
-EMPTY = "Empty"
-COMMITTED = "CompleteCommit"
-ABORTED = "CompleteAbort"
-DAMAGED = "Corrupt"
-"""Kafka's names: nothing was begun; something is open and undecided; how the newest one ended. And one of ours."""
-
-
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPartition:
     """Slices that an undecided transaction holds open in one partition: the last stable offset stops at `first`.
 
-    Times in ms by the store's clock: `age_ms` since the prepare; from `timeout_ms` on anybody may abort it.
+    Times in ms by the store's clock: `age_ms` since the prepare; from `timeout_ms` on any process may abort it.
     """
 
     topic: str
@@ -98,7 +99,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class UnrecordedOutcome:
     """A decided transaction whose outcome a topic has not recorded; readers see it as decided all the same."""
 
     topic: str
@@ -108,10 +109,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class PendingOffsets:
-    """Offsets of a consumer group that transaction `n` has prepared and the group's log has not settled.
+    """Offsets of a consumer group that transaction `n` has prepared and the group's journal has not settled.
 
-    `committed` None: undecided, and anybody may abort it from `timeout_ms` on; else readers see it as decided, and the
-    group's next entry records it. `offsets`: (topic, partition, offset). Times in ms by the store's clock.
+    `committed` None: undecided, and any process may abort it from `timeout_ms` on; else readers see it as decided, and
+    the group's next entry records it. `offsets`: (topic, partition, offset). Times in ms by the store's clock.
     """
 
     group: str
@@ -123,11 +124,13 @@ class PendingOffsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """One transactional id. `newest` is the number of its newest decision, -1: none; `reason` why that is ABORT.
+class TransactionDescription:
+    """The state of a transactional id.
 
-    `parts`: jobs that have recorded a share of the undecided transaction. `is_open`: something of the root's own is
-    undecided; `kafka`: what an import found open of the id, and `state` Kafka's word for it where that alone is open.
+    * `newest`: number of its newest decision, -1: none; `reason`: why that is ABORT
+    * `parts`: jobs that have recorded a share of the undecided transaction
+    * `is_open`: a transaction of the root itself is undecided
+    * `kafka`: transactions that an import left open; `state` is Kafka's word for them where only these are open
     """
 
     id: str
@@ -138,95 +141,95 @@ class Standing:
     time_ms: int
     instance: str | None
     batch: int | None
-    held: tuple[Held, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    held: tuple[HeldPartition, ...] = ()
+    waiting: tuple[UnrecordedOutcome, ...] = ()
     parts: tuple[str, ...] = ()
     pending: tuple[PendingOffsets, ...] = ()
-    kafka: tuple[KafkaHeld, ...] = ()
+    kafka: tuple[KafkaTransaction, ...] = ()
     is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """What an operator has ended: transaction `n` of the root's own (None: none was open) and the topics it held back.
+    """Transactions that an operator has ended: `n` of the root itself (None: none was open), and its topics.
 
-    `kafka`: Kafka's transactions, committed where Kafka had decided so, else aborted.
+    `kafka`: transactions of Kafka's, committed where Kafka had decided so, else aborted.
     """
 
     n: int | None
     topics: tuple[str, ...]
-    kafka: tuple[KafkaHeld, ...]
+    kafka: tuple[KafkaTransaction, ...]
 
 
-def list_transactions(root: Root, failures: list[SparklogError] | None = None) -> list[Standing]:
-    """All ids that have decisions, or something open in a topic or a group, in order.
+def list_transactions(root: Root, failures: list[SparklogError] | None = None) -> list[TransactionDescription]:
+    """List all ids that have decisions, or a transaction open in a topic or a group, in order.
 
-    Costs a few requests per id, topic and group. The error of what cannot be read is put into `failures`, or raised: of
-    a topic or a group, what it holds open is not known; an id whose decisions are damaged is in the list as such.
+    Costs a few requests per id, topic and group. Errors are put into `failures`, or raised. An id whose decisions are
+    damaged is in the list as such.
     """
     open_now = _Open.of(root, failures)
     ids = set(transactional_ids(root.store, failures))
     ids.update(item.txn.id for head in open_now.heads.values() for item in head.open)
     ids.update(item.txn for state in open_now.groups.values() for item in state.pending)
     ids |= owners(open_now.heads)
-    found = []
-    for standing, error in ask_each(root.store, lambda name: _listed(root, name, open_now), sorted(ids)):
-        found.append(standing)
+    descriptions = []
+    for description, error in ask_each(root.store, lambda name: _listed(root, name, open_now), sorted(ids)):
+        descriptions.append(description)
         if error is not None:
             if failures is None:
                 raise error
             failures.append(error)
-    return found
+    return descriptions
 
 
-def describe_transaction(root: Root, transactional_id: str, failures: list[SparklogError]) -> Standing:
-    """One id; `NotFound`, naming similar ones, if it was never used.
+def describe_transaction(root: Root, transactional_id: str, failures: list[SparklogError]) -> TransactionDescription:
+    """Describe one id; `NotFound`, naming similar ones, if it was never used.
 
-    The errors of topics and groups of which it cannot be told what they hold open are put into `failures`.
+    Errors of topics and groups, whose open transactions are not known then, are put into `failures`.
     """
     check_id(transactional_id, "transactional id")
     open_now = _Open.of(root, failures)
-    found = _standing(root, open_now, root.decisions.log(transactional_id).refresh())
-    if found.state == EMPTY and not found.time_ms:
+    description = _describe(root, open_now, root.decisions.log(transactional_id).refresh())
+    if description.state == EMPTY and not description.time_ms:
         known = transactional_ids(root.store, [])
         similar = nearest(transactional_id, [*known, *sorted(owners(open_now.heads))])
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
         raise NotFound(f"transactional id '{transactional_id}' was never used in {root.location}{hint}")
-    return found
+    return description
 
 
 def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -> Aborted:
     """Abort the undecided transaction of an id, without waiting for its timeout.
 
-    Its owner's commit fails with `Conflict`. What an import found open of the id ends as well, as Kafka had decided or
-    by an ABORT marker; no import can go on with these topics then. `n`: only the root's own transaction, and only if
-    that is its number. `Conflict` if nothing is open.
+    Its owner's commit fails with `Conflict`. Transactions of the id that an import left open end as well, as Kafka had
+    decided or by an ABORT marker; no import can go on with these topics then. `n`: only the transaction of the root
+    itself, and only if that is its number. `Conflict` if none is open.
     """
     damaged: list[SparklogError] = []
-    standing = describe_transaction(root, transactional_id, damaged)
+    description = describe_transaction(root, transactional_id, damaged)
     for error in damaged:
-        _LOG.warning("what is held open there cannot be told: %s", error)
-    number = standing.newest + 1
+        _LOG.warning("its open transactions are not known: %s", error)
+    number = description.newest + 1
     if n is not None and n != number:
         raise Conflict(
-            f"expected transaction {n} of '{transactional_id}' to be open, found decisions up to {standing.newest}; "
+            f"expected transaction {n} of '{transactional_id}' to be open, found decisions up to {description.newest}; "
             "describe it"
         )
-    if not standing.is_open and (n is not None or not standing.kafka):
+    if not description.is_open and (n is not None or not description.kafka):
         raise Conflict(f"no transaction of '{transactional_id}' is open; describe it")
-    topics = _abort_own(root, standing, number) if standing.is_open else ()
-    ended = end_held(root, standing.kafka) if n is None else ()
-    return Aborted(number if standing.is_open else None, topics, ended)
+    topics = _abort_here(root, description, number) if description.is_open else ()
+    ended = end_held(root, description.kafka) if n is None else ()
+    return Aborted(number if description.is_open else None, topics, ended)
 
 
-def _abort_own(root: Root, standing: Standing, number: int) -> tuple[str, ...]:
-    state = root.decisions.log(standing.id).abort(number, BY_OPERATOR)
+def _abort_here(root: Root, description: TransactionDescription, number: int) -> tuple[str, ...]:
+    state = root.decisions.log(description.id).abort(number, BY_OPERATOR)
     if state.commit_of(number) is not None:
-        raise Conflict(f"transaction {number} of '{standing.id}' was committed meanwhile")
-    topics = sorted({item.topic for item in standing.held})
+        raise Conflict(f"transaction {number} of '{description.id}' was committed meanwhile")
+    topics = sorted({item.topic for item in description.held})
     for name in topics:
         resolve_topic(root.topic(name))
-    for item in standing.pending:
+    for item in description.pending:
         Groups(root).group(item.group).settle()
     return tuple(topics)
 
@@ -249,18 +252,18 @@ class _Open:
         )
 
 
-def _listed(root: Root, name: str, open_now: _Open) -> tuple[Standing, SparklogError | None]:
+def _listed(root: Root, name: str, open_now: _Open) -> tuple[TransactionDescription, SparklogError | None]:
     try:
-        return _standing(root, open_now, root.decisions.log(name).refresh()), None
+        return _describe(root, open_now, root.decisions.log(name).refresh()), None
     except Corrupt as error:
-        return replace(_standing(root, open_now, Decisions(name)), state=DAMAGED), error
+        return replace(_describe(root, open_now, Decisions(name)), state=DAMAGED), error
 
 
-def _standing(root: Root, open_now: _Open, state: Decisions) -> Standing:
+def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescription:
     name = state.id
     pending = _pending(root, open_now.groups, state)
-    held: list[Held] = []
-    waiting: list[Waiting] = []
+    held: list[HeldPartition] = []
+    waiting: list[UnrecordedOutcome] = []
     now_ms: int | None = None
     for topic, head in sorted(open_now.heads.items()):
         for (owner, n), prepares in open_transactions(head).items():
@@ -268,20 +271,20 @@ def _standing(root: Root, open_now: _Open, state: Decisions) -> Standing:
                 continue
             if state.decided(n):
                 committed = bool(state.resolved(topic, head.topic_id, n).committed)
-                waiting.append(Waiting(topic, n, committed))
+                waiting.append(UnrecordedOutcome(topic, n, committed))
                 continue
             now_ms = reading_clock_ms(root.store, root.env) if now_ms is None else now_ms
             for item in prepares:
                 age = max(0, now_ms - root.decisions.prepared_ms(topic, item))
                 held += [
-                    Held(topic, partition, first, item.end[partition], n, item.version, age, timeout_of(item))
+                    HeldPartition(topic, partition, first, item.end[partition], n, item.version, age, timeout_of(item))
                     for partition, first in sorted(item.first.items())
                 ]
     of_kafka = held_by(open_now.heads, name)
-    own = _state(state, bool(held) or any(item.committed is None for item in pending))
-    return Standing(
+    here = _state(state, bool(held) or any(item.committed is None for item in pending))
+    return TransactionDescription(
         id=name,
-        state=state_of(of_kafka) if of_kafka and own != ONGOING else own,
+        state=state_of(of_kafka) if of_kafka and here != ONGOING else here,
         newest=state.newest,
         outcome=_outcome(state),
         reason=state.reason,
@@ -293,7 +296,7 @@ def _standing(root: Root, open_now: _Open, state: Decisions) -> Standing:
         parts=tuple(dict.fromkeys(item.part or "" for item in state.prepared)),
         pending=pending,
         kafka=of_kafka,
-        is_open=own == ONGOING,
+        is_open=here == ONGOING,
     )
 
 
@@ -310,17 +313,13 @@ def _state(state: Decisions, is_open: bool) -> str:
 
 
 def _pending(root: Root, groups: Mapping[str, GroupState], state: Decisions) -> tuple[PendingOffsets, ...]:
-    found = []
+    prepared = []
     for name, group in sorted(groups.items()):
         for item in group.pending:
             if item.txn != state.id:
                 continue
             committed = state.commits_group(item.n, name, item.number) if state.decided(item.n) else None
             age = Groups(root).group(name).pending_ms(item)
-            offsets = tuple(
-                (each.topic, partition, offset)
-                for each in item.offsets
-                for partition, offset in zip(each.partition, each.offset, strict=True)
-            )
-            found.append(PendingOffsets(name, item.n, committed, age, item.timeout_ms, offsets))
-    return tuple(found)
+            offsets = tuple(position for each in item.offsets for position in each.positions())
+            prepared.append(PendingOffsets(name, item.n, committed, age, item.timeout_ms, offsets))
+    return tuple(prepared)

@@ -7,12 +7,12 @@
         transaction.send_offsets("billing", {"invoices": {0: 42}})
 
 Rows are uploaded as they come and published by `commit`: one commit per topic that holds them open (prepare), then one
-entry in the decision log of the id, which commits them all at once. Nothing that dies in between leaves a part of it
-visible: an undecided transaction is aborted by the next instance at once, or by anybody once `timeout_ms` has passed
-since its first prepare.
+entry in the decision log of the id, which commits them all at once. A process that dies in between leaves no part of it
+visible. The next instance aborts an undecided transaction at once, any other process once `timeout_ms` has passed since
+its first prepare.
 
-Jobs that share a transaction: one begins it and hands its number on; the others `join` it, append, and `prepare`, which
-records what they wrote before it returns; then one of them commits.
+Jobs that share a transaction: one begins it and hands its number on. The others `join` it, append, and `prepare`, which
+records their files before it returns. Then one of them commits.
 """
 
 from __future__ import annotations
@@ -66,11 +66,24 @@ def transactional(
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
     instance: str | None = None,
 ) -> TransactionalProducer:
-    """A producer that writes transactions under an id; `root` is an open root, or where one is.
+    """Return a producer that writes transactions under an id: all topics of one are published, or none.
 
-    `timeout_ms` is Kafka's `transaction.timeout.ms`: how long a transaction may hold topics back before anybody may
-    abort it. `instance` names this instance where several processes are to be one (default: a new one, which fences
-    every earlier one when it first begins).
+    Args:
+        root: an open root, or where it lies.
+        transactional_id: the same in every run of a program; a newer instance fences older ones.
+        timeout_ms: Kafka's `transaction.timeout.ms`: an open transaction may be aborted by others after it.
+        instance: a name where several processes are to be one instance; default: a new one.
+
+    Returns:
+        A `TransactionalProducer`; `begin()` begins a transaction.
+
+    Raises:
+        BadRequest: the id or the timeout is not valid.
+
+    Example:
+        with sparklog.transactional("/data/log", "orders-job").begin() as transaction:
+            transaction.append("orders", pa.table({"value": ["desk"]}))
+            transaction.append("payments", pa.table({"value": ["310.00"]}))
     """
     check_not_one_write(transactional_id)
     opened = root if isinstance(root, Root) else open_root(root)
@@ -79,7 +92,7 @@ def transactional(
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Of a committed transaction: its number (None: there was nothing in it) and what became of it in each topic."""
+    """A committed transaction: its number (None: it was empty) and the outcome in each topic."""
 
     n: int | None
     topics: Mapping[str, AppendOutcome] = field(default_factory=dict)
@@ -118,22 +131,21 @@ class TransactionalProducer:
 
         `BadRequest` while one of this producer is open; `Fenced` if a newer instance has taken over.
 
-        As with Kafka, where a transaction is ongoing from its first partition on, one that was only begun is not listed
-        as such: the id is shown with how its last one ended. It is open from its first prepare on, and its timeout
-        counts from there.
+        As with Kafka, where a transaction is ongoing from its first partition on, it is listed as open from its first
+        prepare on, and its timeout counts from there.
         """
         self.log.refresh()
         return self.begin_at_known()
 
     def begin_at_known(self) -> Transaction:
-        """As `begin`, for who has just refreshed `log`: it is not asked once more whether there is a newer instance."""
+        """Begin without a look for a newer instance, for a caller that has just refreshed `log`."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
                 f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before the next one is begun"
             )
         self.root.ensure_probed()
         if self._open is not None and self._open.state == UNKNOWN:
-            # Its number is used again only when it is known what became of it.
+            # Its number is used again only when its outcome is known.
             self.log.abort(self._open.n, BY_OWNER)
         state = self.log.write(lambda base: init(base, self.instance, self.epoch, self.root.env.wall_ms()))
         self.epoch = state.epoch
@@ -141,11 +153,13 @@ class TransactionalProducer:
         return self._open
 
     def join(self, n: int, part: str | None = None) -> Transaction:
-        """Take part in transaction `n`, which another job began.
+        """Take part in transaction `n`, which another job began. `Conflict` or `Fenced` if `n` is decided already.
 
-        `part` names this job's share of it: recorded again, by a job that was started again, it replaces what the first
-        attempt recorded. Each job's own `timeout_ms` counts for what it prepares; the first to pass aborts all of it.
-        `Conflict` or `Fenced` if `n` is decided already.
+        The `timeout_ms` of each job counts for its prepares; the first to pass aborts the whole transaction.
+
+        Args:
+            part: the name of this job's share. A job that was started again under it replaces what its first attempt
+                recorded.
         """
         if isinstance(n, bool) or not isinstance(n, int):
             raise BadRequest(f"expected the number of a transaction, the `n` of what `begin` returned; found {n!r:.60}")
@@ -193,10 +207,10 @@ class Transaction:
             except SparklogError as why:
                 _LOG.warning("transaction %s of '%s' is left to its timeout: %s", self.n, self.id, why)
 
-    # -- what is in it
+    # -- contents
 
     def append(self, topic: str, data: ArrowData, *, options: WriteOptions | None = None) -> None:
-        """Append rows to a topic: what `Topic.append` takes. `commit` publishes them.
+        """Append rows to a topic, as `Topic.append`. `commit` publishes them.
 
         `NotFound` if there is no such topic; `BadRequest` for rows that it refuses, here or by `commit`.
         """
@@ -218,12 +232,15 @@ class Transaction:
             self._files.setdefault(target.topic, []).append((target, tuple(files)))
 
     def send_offsets(self, group: str | GroupMetadata | Membership | Consumer, offsets: Offsets | None = None) -> None:
-        """Offsets (next to read) of a consumer group, topic to partition to offset: committed with the transaction.
+        """Commit offsets of a consumer group with the transaction: topic to partition to the next offset to read.
 
-        Given a consumer (its positions, if no offsets are given) or another member of the group, `commit` is refused
-        with `Fenced` once a newer member has joined; given a name alone, nothing fences. `NotFound` for a topic that
-        does not exist, `BadRequest` for a partition or an offset that cannot be, and for a consumer that commits by
-        itself.
+        Args:
+            group: a consumer (without `offsets`: its positions) or another member, and `commit` is refused with
+                `Fenced` once a newer member has joined; or the name alone, which fences nothing.
+
+        Raises:
+            NotFound: a topic does not exist.
+            BadRequest: a partition or an offset that cannot be, or a consumer that commits by itself.
         """
         from sparklog.groups.consumer import Consumer
 
@@ -244,19 +261,19 @@ class Transaction:
         if not checked:
             return
         self._offsets[name] = merged(self._offsets.get(name, ()), checked)
-        # Offsets that are sent by the name alone do not take back who must still be a member.
+        # Offsets that are sent by the name alone keep the member that was given before.
         self._members[name] = member or self._members.get(name)
 
     def _check_open(self) -> None:
         if self.state != OPEN:
             raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}: begin another one")
 
-    # -- how it ends
+    # -- prepare, commit, abort
 
     def prepare(self) -> Mapping[str, AppendOutcome]:
-        """Hold what was appended open in its topics, and record that: what a job does that leaves the commit to others.
+        """Record what was appended, and hold it open in its topics: for a job that leaves the commit to another one.
 
-        When it returns, a COMMIT of the transaction, by anybody, has these rows in it.
+        When it returns, a COMMIT of the transaction, by any job, has these rows in it.
         """
         self._check_open()
         try:
@@ -273,10 +290,13 @@ class Transaction:
     def commit(self, *, key: WriterKey | None = None) -> Committed:
         """Commit: all of it is visible, in all topics, when this returns.
 
-        `Fenced`: a newer instance took over, of this producer or of a consumer whose offsets it sends. `Conflict`: it
-        was aborted, by its timeout or an operator, or a topic was deleted. `BadRequest`: rows that a topic refuses. In
-        these cases nothing of it is ever visible. `Unavailable`: the store failed; the message says whether the outcome
-        is known. With `key` the batch is entered in the replay rule of the id.
+        With `key` the batch is entered in the replay rule of the id.
+
+        Raises:
+            Fenced: a newer instance took over, of this producer or of a consumer whose offsets it sends.
+            Conflict: it was aborted, by its timeout or an operator, or a topic was deleted.
+            BadRequest: a topic refuses rows. In these three cases no part of it is ever visible.
+            Unavailable: the store failed; the message says if the outcome is known.
         """
         if self.state != PREPARED:
             self._check_open()
@@ -305,9 +325,9 @@ class Transaction:
         return Committed(self.n, dict(self._outcomes))
 
     def _check_not_fenced(self) -> None:
-        """Whoever was fenced long ago writes nothing: no rows that only read_uncommitted sees, no gap in the offsets.
+        """Write nothing if this instance was fenced long ago: no rows for read_uncommitted, no gap in the offsets.
 
-        The decision is what counts: who is fenced from here on is refused there.
+        An instance that is fenced from here on is refused by the decision.
         """
         try:
             check_undecided(self._producer.log.refresh(), self.n, self._instance)
@@ -329,25 +349,25 @@ class Transaction:
         )
 
     def _settle(self, unknown: SparklogError) -> None:
-        """An answer that never came: an ABORT is tried, and either is the decision or finds the COMMIT."""
+        """Resolve an unknown outcome: try an ABORT, which either is the decision or finds the COMMIT."""
         try:
             state = self._producer.log.abort(self.n, BY_OWNER)
         except SparklogError:
             raise unknown from None
-        found = state.commit_of(self.n)
+        committed = state.commit_of(self.n)
         if (
-            found is not None
-            and set(self._prepared) <= set(found.prepares)
-            and set(self._prepared_groups) <= set(found.groups)
+            committed is not None
+            and set(self._prepared) <= set(committed.prepares)
+            and set(self._prepared_groups) <= set(committed.groups)
         ):
             return
-        if found is None and not state.surely_aborted(self.n):
+        if committed is None and not state.surely_aborted(self.n):
             raise unknown
         self.state = ABORTED
         raise Unavailable(f"transaction {self.n} of '{self.id}' is aborted, nothing of it is published: {unknown}")
 
     def abort(self) -> None:
-        """Abort: nothing of it is ever visible under read_committed. `Conflict` if it is committed already."""
+        """Abort: read_committed never shows any of it. `Conflict` if it is committed already."""
         if self.state in (COMMITTED, ABORTED):
             raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}")
         self.discard()
@@ -359,7 +379,7 @@ class Transaction:
             raise Conflict(f"transaction {self.n} of '{self.id}' is committed: it cannot be aborted any more")
 
     def discard(self) -> None:
-        """Give up what was appended here and not prepared; the transaction itself is not decided by it."""
+        """Drop rows that were appended here and not prepared; the transaction itself stays undecided."""
         for _, writer in self._writers.values():
             writer.discard()
         self._writers.clear()
@@ -367,7 +387,7 @@ class Transaction:
         self.state = ABORTED
 
     def _give_up(self) -> None:
-        """After a failure before the decision: abort, so that topics are not held back until the timeout."""
+        """Abort after a failure before the decision, so that topics are not held back until the timeout."""
         try:
             self.abort()
         except SparklogError as error:
@@ -387,7 +407,7 @@ class Transaction:
         self._offsets.clear()
 
     def _prepare_topics(self) -> None:
-        """One commit per topic, in the order in which they were first written to."""
+        """Make one commit per topic, in the order of their first rows."""
         for topic, (target, writer) in self._writers.items():
             self._files.setdefault(topic, []).append((target, tuple(writer.finish())))
         self._writers.clear()
@@ -410,7 +430,7 @@ def _has_prepared(state: Decisions) -> bool:
 
 
 def _oldest(topic: str, parts: Sequence[tuple[AppendTarget, tuple[FileSlices, ...]]]) -> AppendTarget:
-    """The target that all files of a topic were written for. `Conflict` if it was created again between two of them."""
+    """Return the oldest target of a topic's files. `Conflict` if the topic was created again between two of them."""
     targets = [target for target, _ in parts]
     if len({target.topic_id for target in targets}) > 1:
         raise Conflict(f"topic '{topic}' was deleted and created again while this transaction wrote to it: begin again")

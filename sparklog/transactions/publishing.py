@@ -1,12 +1,11 @@
-"""A whole batch over several topics as one transaction: what a Spark write with a `topic` column does.
+"""A whole batch over several topics as one transaction: a Spark write with a `topic` column.
 
-A streaming sink that changes how it names topics: by an option before a restart, by a column after it, or back.
-
-A batch for the topic of an option is entered in the registry of that topic, one whose rows name their topics in the
-decisions of the query's id. If the sink committed a batch in one way and Spark did not, the restarted query sends it
-once more, perhaps in the other way. So the first batch of each run is looked for there, too, and the run takes over
-there, which fences an older run that may still write in that way. Later batches of a run cost nothing: a query keeps
-its options while it runs.
+A streaming sink may name its topic by an option before a restart, and by a column after it, or the reverse. A batch for
+the topic of an option is entered in the registry of that topic, a batch whose rows name their topics in the decisions
+of the query's id. If the sink committed a batch in one way and Spark did not, the restarted query sends it once more,
+perhaps in the other way. So the first batch of each run is looked for in the other place too. The run takes over there,
+which fences an older run that may still write in that way. Later batches of a run need no look: a query keeps its
+options while it runs.
 """
 
 from __future__ import annotations
@@ -25,22 +24,20 @@ from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.intents import Draft, Nothing, check_topic
 from sparklog.log.state.registry import WriterKey, decide, next_epoch
 from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.slices import FileSlices, content_of
+from sparklog.log.state.slices import content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
-from sparklog.log.write.append_writer import AppendTarget
+from sparklog.log.write.append_writer import TopicFiles
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
 from sparklog.transactions.producer import Committed, TransactionalProducer
 
-Written = tuple[AppendTarget, Sequence[FileSlices]]
-
 REUSED_MS = 3_600_000
-"""How long after a write without an id the next one may use its id: far less than the week after which it goes."""
+"""How long after a write without an id the next one may use its id: far less than the week it is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """The id of a write without one, its instance and epoch, and when it was committed. It must not hold its root."""
+    """The id of a write without an id, free for the next one. It must not hold its root."""
 
     id: str
     instance: str
@@ -55,9 +52,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
-    """The producer of a write without an id: one that is at rest, or a new one.
+    """Return the producer of a write without an id: under a spare id, or a new one.
 
-    Each id has a folder, which maintenance looks into until it goes: a process that writes often needs one for each of
+    Each id has a folder, which maintenance reads until it is deleted: a process that writes often needs one for each of
     its threads.
     """
     spares = _spares.setdefault(root, [])
@@ -77,21 +74,21 @@ def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
 def publish(
     root: Root,
     transactional_id: str | None,
-    written: Sequence[Written],
+    written: Sequence[TopicFiles],
     *,
     key: WriterKey | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> Committed:
     """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
 
-    The replay rule (`sparklog.log.state.registry`) is asked before an earlier instance is fenced, so that a batch
-    which it refuses stops nobody else. Without an id, and so without a key, the write gets one that no other process
-    uses, which maintenance clears away when it is done with. Raises what it raises, and what `Transaction.commit` does.
+    The replay rule (`sparklog.log.state.registry`) is asked before an earlier instance is fenced, so that a batch which
+    it refuses stops no other run. Without an id, and so without a key, the write gets an id that no other process uses,
+    and maintenance deletes it later. Raises the errors of the replay rule and of `Transaction.commit`.
     """
     if key is not None:
         key.check()
         key = replace(
-            key, content=content_of({target.topic: [file.counts for file in files] for target, files in written})
+            key, content=content_of({each.target.topic: [file.counts for file in each.files] for each in written})
         )
     if transactional_id is None:
         producer = _without_id(root, timeout_ms)
@@ -100,7 +97,7 @@ def publish(
         name = check_not_one_write(transactional_id)
         producer = TransactionalProducer(root, name, timeout_ms=timeout_ms, instance=run, epoch=epoch)
     if key is not None:
-        count = sum(sum(file.records) for _, files in written for file in files)
+        count = sum(each.records for each in written)
         now_ms = root.env.wall_ms()
         verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{producer.id}'", now_ms)
         if not verdict.write:
@@ -108,12 +105,12 @@ def publish(
                 run, epoch = key.run, key.epoch
                 producer.log.write(lambda base: init(base, run, epoch, now_ms))
             return Committed(None, skipped=True, note=verdict.note)
-    if not any(len(file) for _, files in written for file in files):
+    if not any(len(file) for each in written for file in each.files):
         return Committed(None)
     # With a key the decisions were looked at above, a moment ago.
     transaction = producer.begin() if key is None else producer.begin_at_known()
-    for target, files in written:
-        transaction.add(target, files)
+    for each in written:
+        transaction.add(each.target, each.files)
     done = transaction.commit(key=key)
     if transactional_id is None:
         _spares[root].append(Spare(producer.id, producer.instance, producer.epoch, root.env.now()))
@@ -175,7 +172,7 @@ def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | Non
         head = root.topic_handle(name).log.current().head
         entry = head.registry.get(key.id)
         if entry is not None:
-            # All are asked before one is told: a batch that is refused stops no other run.
+            # All are asked before one is written: a batch that is refused stops no other run.
             decide(entry, judged, count, f"topic '{name}'", now_ms)
             intents[name] = TakeOverIntent(head.topic_id, judged, count, now_ms)
     published = False
@@ -187,5 +184,5 @@ def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | Non
 
 
 def _of_any_layout(key: WriterKey) -> WriterKey:
-    """The key with a content that is compared by its bytes alone: in the other way rows lie in other topics."""
+    """Return the key with a content that is compared by its bytes alone: in the other way rows lie in other topics."""
     return key if key.content is None else replace(key, content=replace(key.content, layout=""))

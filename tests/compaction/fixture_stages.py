@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +19,9 @@ from crc32c import crc32c
 
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import BatchHeaders
+from sparklog.format.slice_columns import PLANNED
 from sparklog.log.journal.names import append_path, sealed_path
-from sparklog.log.read.read_plan import SourceSlices
+from sparklog.log.read.read_plan import PlannedSlices
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 from sparklog.log.state.slices import SliceFlag
@@ -205,7 +206,7 @@ def partition_files(folder: Path) -> tuple[StageSegment, ...]:
 
 def stored(
     store: Store, segments: Sequence[tuple[int, bytes, bytes]], *, topic: str = "compacted", shift: int = 0
-) -> SourceSlices:
+) -> PlannedSlices:
     """Put segments (base, `.log`, `.txnindex`) where an import puts them, and what a plan would say of them.
 
     The last is a slice of an append file (between other bytes), the others are sealed. `shift`: what the last one's
@@ -225,7 +226,7 @@ def stored(
         headers = scan_headers(data)
         kafka = bool((headers.producer_id >= 0).any() or headers.is_control.any())
         numbers = {
-            "path": len(paths),
+            "file": len(paths),
             "file_size": len(before + data + after),
             "footer_length": len(after),
             "position": len(before),
@@ -244,11 +245,8 @@ def stored(
         }
         rows.append(numbers)
         paths.append(path)
-    columns = {name: np.array([row[name] for row in rows], np.int64) for name in _SLICE_COLUMNS}
-    return SourceSlices(topic=topic, partition=0, paths=tuple(paths), **columns)
-
-
-_SLICE_COLUMNS = tuple(each.name for each in fields(SourceSlices) if each.name not in ("topic", "partition", "paths"))
+    columns = {name: np.array([row[name] for row in rows], np.int64) for name in ("file", *PLANNED)}
+    return PlannedSlices(topic, 0, tuple(paths), columns)
 
 
 def _stage(fixture: str, folder: Path, configs: TopicConfigs, told: dict[str, Any]) -> Stage:

@@ -50,7 +50,7 @@ def state_of(log: PlainLog) -> PartitionProducers | None:
         for each in log.segments
     ]
     sources = stored(store, files)
-    return replay(store, "compacted", sources, log.log_end) if sources.flags.any() else None
+    return replay(store, sources, log.log_end) if sources.flags.any() else None
 
 
 def entries(aborted: list[Aborted]) -> AbortedTransactions:

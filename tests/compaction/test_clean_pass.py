@@ -23,7 +23,7 @@ from sparklog.format.key_hash import HashKey
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.journal.names import file_key
 from sparklog.log.read.fetch import SPAN_BYTES
-from sparklog.log.state.intents import RewriteIntent
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import InProcess, Settings

@@ -19,7 +19,8 @@ from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import parse
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.journal.names import file_key
-from sparklog.log.state.intents import LogStartIntent, RewriteIntent
+from sparklog.log.state.intents import LogStartIntent
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work import Settings

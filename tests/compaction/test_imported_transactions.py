@@ -16,8 +16,8 @@ from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.journal.names import file_key
 from sparklog.log.read import fetch
 from sparklog.log.read.tail import Tail
-from sparklog.log.state.intents import RewriteIntent
 from sparklog.log.state.invariants import check_state
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slices import SliceFlag, merge_tier
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root_view import RootView
@@ -347,7 +347,8 @@ def test_the_import_can_abort_or_refuse_them(place: CountedRoot, tmp_path: Path)
 
 def test_they_outlive_a_checkpoint_and_go_with_their_records(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
-    topic.log.write_checkpoint(topic.log.refresh())
+    topic.log.refresh()
+    topic.log.write_checkpoint()
     again = place.reopened()
     assert again.head().kafka_open == topic.head().kafka_open
     assert again.head() == topic.head()
@@ -489,12 +490,12 @@ def rewritten(topic: Topic) -> RewriteIntent:
     from sparklog.compaction.segment_writer import SegmentWriter
     from sparklog.format.batch_scan import scan_headers
     from sparklog.format.transaction_index import concatenate, parse
-    from sparklog.log.read.read_plan import source_slices
+    from sparklog.log.read.read_plan import planned_slices
     from sparklog.log.state.commit import COMPACT, Edit
-    from sparklog.log.state.intents import Rewrite
+    from sparklog.log.state.rewrites import Rewrite
 
     snapshot = topic.snapshot()
-    head, sources = snapshot.head, source_slices("t", 0, snapshot.slices.select(0))
+    head, sources = snapshot.head, planned_slices("t", 0, snapshot.slices.select(0))
     writer = SegmentWriter(topic.store, "t", 0, head.version, "run", head.configs)
     writer.begin(0)
     indexes = []

@@ -19,16 +19,17 @@ from sparklog.compaction import merge_work, merging
 from sparklog.compaction.merge_work import MergeWork
 from sparklog.compaction.merging import plan_merges
 from sparklog.errors import Conflict, Corrupt, Unavailable
-from sparklog.format.append_file import decode_footer
+from sparklog.format.append_file import WrittenSlice, decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeaders
 from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.read import fetch
-from sparklog.log.read.read_plan import SourceSlices
+from sparklog.log.read.read_plan import PlannedSlices
 from sparklog.log.state.commit_log import Outcome
-from sparklog.log.state.intents import AppendIntent, Draft, Nothing, RewriteIntent
+from sparklog.log.state.intents import AppendIntent, Draft, Nothing
 from sparklog.log.state.invariants import check_state
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag, merge_tier
 from sparklog.log.state.topic_state import Head
@@ -194,15 +195,9 @@ def test_each_batch_keeps_its_leader_epoch(memory: CountedRoot) -> None:
         )
         output.write(*made.buffers)
         output.end_slice(
-            partition=0,
-            nbytes=made.nbytes,
-            offsets=10,
-            records=10,
-            min_ts=0,
-            max_ts=9,
-            crc=made.crc,
-            flags=0,
-            index=None,
+            WrittenSlice(
+                partition=0, nbytes=made.nbytes, offsets=10, records=10, min_ts=0, max_ts=9, crc=made.crc, flags=0
+            )
         )
         topic.commit(InEpoch(target.topic_id, (output.close(),), epoch=epoch))
     expected = whole(topic)
@@ -241,15 +236,9 @@ def test_slices_without_any_timestamp_keep_the_time_they_were_written_at(memory:
         output = AppendOutput(memory.inner, "t", append_path(target.read_version, memory.world.env().new_id()))
         output.write(data)
         output.end_slice(
-            partition=0,
-            nbytes=len(data),
-            offsets=1,
-            records=1,
-            min_ts=-1,
-            max_ts=77,
-            crc=merge_crc(data),
-            flags=0,
-            index=None,
+            WrittenSlice(
+                partition=0, nbytes=len(data), offsets=1, records=1, min_ts=-1, max_ts=77, crc=merge_crc(data), flags=0
+            )
         )
         topic.commit_append([output.close()], target)
     merge(memory, topic)
@@ -424,12 +413,12 @@ def test_what_a_piece_costs_beside_its_bytes_grows_with_its_partitions_alone(
         partition = pa.array(range(partitions), pa.int32())
         topic.append(random_rows(partitions).append_column("partition", partition), options=small())
 
-    def nbytes(source: SourceSlices) -> int:
+    def nbytes(source: PlannedSlices) -> int:
         nonlocal summed
         summed += 1
         return int(source.size.sum())
 
-    monkeypatch.setattr(SourceSlices, "nbytes", property(nbytes))
+    monkeypatch.setattr(PlannedSlices, "nbytes", property(nbytes))
     (work,) = plan(memory, topic)
     summed = 0
     assert len(work.run().reports) == partitions

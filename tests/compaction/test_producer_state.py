@@ -17,7 +17,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.format.control import end_txn_marker
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.log.read import fetch
-from sparklog.log.read.read_plan import SourceSlices
+from sparklog.log.read.read_plan import PlannedSlices
 from sparklog.storage.memory import MemoryStore
 from tests.compaction.fixture_stages import Stage, StageSegment, partition_files, stages, stored
 from tests.compaction.histories import History
@@ -36,7 +36,7 @@ def all_stages() -> list[Stage]:
 def replay_files(files: tuple[StageSegment, ...], log_end: int, *, indexes: bool = True) -> PartitionProducers:
     store = MemoryStore(lambda: 0)
     parts = [(each.base, each.data, each.transaction_index if indexes else b"") for each in files]
-    return replay(store, "compacted", stored(store, parts), log_end)
+    return replay(store, stored(store, parts), log_end)
 
 
 def replay_parts(
@@ -44,7 +44,7 @@ def replay_parts(
 ) -> PartitionProducers:
     store = MemoryStore(lambda: 0)
     sources = stored(store, [(base, b"".join(data), index_of(aborted)) for base, data, aborted in parts], shift=shift)
-    return replay(store, "compacted", sources, log_end)
+    return replay(store, sources, log_end)
 
 
 def index_of(aborted: list[Aborted]) -> bytes:
@@ -255,20 +255,21 @@ def test_a_damaged_index_file_is_passed_over() -> None:
     log = b"".join((batch(14, 15), end(16)))
     for index in (b"", b"x" * 34, b"x" * 33):
         sources = stored(store, [(10, log, index), (17, b"", b"")])
-        assert rows(replay(store, "compacted", sources, 17)) == [(7, 14, 16, 17)]
+        assert rows(replay(store, sources, 17)) == [(7, 14, 16, 17)]
         store = MemoryStore(lambda: 0)
 
 
-def changed(sources: SourceSlices, **columns: int) -> SourceSlices:
-    return replace(sources, **{name: np.full(len(sources), value, np.int64) for name, value in columns.items()})
+def changed(sources: PlannedSlices, **columns: int) -> PlannedSlices:
+    changes = {name: np.full(len(sources), value, np.int64) for name, value in columns.items()}
+    return replace(sources, columns={**sources.columns, **changes})
 
 
 def test_slices_without_kafkas_producers_are_not_read() -> None:
     store = MemoryStore(lambda: 0)
     sources = stored(store, [(0, batch(0, 4), b""), (5, b"", b"")])
-    assert replay(store, "compacted", sources, 5).last_stable == 0
+    assert replay(store, sources, 5).last_stable == 0
     for left_out in (changed(sources, flags=0), changed(sources, status=3)):
-        found = replay(MemoryStore(lambda: 0), "compacted", left_out, 5)
+        found = replay(MemoryStore(lambda: 0), left_out, 5)
         assert (found.last_stable, found.producers, len(found.aborted)) == (5, {}, 0)
 
 
@@ -284,7 +285,7 @@ def test_a_damaged_slice_is_named(monkeypatch: pytest.MonkeyPatch, span: int) ->
     bad[len(parts[0]) + 65] ^= 1
     store.replace(file, bytes(bad))
     with pytest.raises(Corrupt) as caught:
-        replay(store, "compacted", sources, 16)
+        replay(store, sources, 16)
     assert caught.value.file == file
     assert caught.value.position == (len(parts[0]) if span > 200 else 0)
 
@@ -294,7 +295,7 @@ def test_a_missing_file_is_named() -> None:
     sources = stored(store, [(0, batch(0, 4), b""), (5, b"", b"")])
     store.delete(sources.row(0).file)
     with pytest.raises(NotFound, match=sources.row(0).file):
-        replay(store, "compacted", sources, 5)
+        replay(store, sources, 5)
 
 
 def test_a_producer_expires_once_its_time_is_reached_unless_its_transaction_is_open() -> None:

@@ -12,7 +12,7 @@ from sparklog.compaction.run import TRIES, CompactOptions, Plans, compact_root, 
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.names import commit_key, file_key, sealed_path
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL, Edit
-from sparklog.log.state.intents import Input, Rewrite, RewriteIntent
+from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root

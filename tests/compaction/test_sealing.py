@@ -22,12 +22,14 @@ from sparklog.compaction import sealing, segment_output
 from sparklog.compaction.sealing import SealWork, plan_sealing
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format import transaction_index
+from sparklog.format.append_file import WrittenSlice
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_TIMESTAMP, BatchHeader
 from sparklog.log.journal.names import append_path
 from sparklog.log.read import fetch
 from sparklog.log.state.commit import ALTER, SEAL
-from sparklog.log.state.intents import Draft, RewriteIntent
+from sparklog.log.state.intents import Draft
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
@@ -528,15 +530,16 @@ def timeless(memory: CountedRoot, topic: Topic, modified_ms: int) -> None:
     output = AppendOutput(memory.inner, "t", path)
     output.write(data)
     output.end_slice(
-        partition=0,
-        nbytes=len(data),
-        offsets=2,
-        records=2,
-        min_ts=NO_TIMESTAMP,
-        max_ts=modified_ms,
-        crc=crc32c(data),
-        flags=0,
-        index=None,
+        WrittenSlice(
+            partition=0,
+            nbytes=len(data),
+            offsets=2,
+            records=2,
+            min_ts=NO_TIMESTAMP,
+            max_ts=modified_ms,
+            crc=crc32c(data),
+            flags=0,
+        )
     )
     topic.commit_append([output.close()], topic.append_target())
 

@@ -11,16 +11,18 @@ from sparklog.compaction.segment_output import patch_batches, scan_slices
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader
-from sparklog.log.read.read_plan import SourceSlice
+from sparklog.log.read.read_plan import PlannedSlice
 
 
 def batch(base: int, offsets: int, attributes: int = 0) -> bytes:
     return BatchHeader(base, offsets - 1, offsets, 100, 150, attributes).pack(b"payload")
 
 
-def row_of(base: int, end: int, position: int = 0, **changes: int) -> SourceSlice:
+def row_of(base: int, end: int, position: int = 0, **changes: int) -> PlannedSlice:
     """A slice of a file of its own, whose batches count from 0."""
-    row = SourceSlice(f"append/{base}", f"t/append/{base}", 9, 1, position, 0, base, end, base, 0, 0, 0, 0, 0, -1, 0, 0)
+    path = f"append/{base}"
+    numbers = (9, 1, position, 0, base, end, base, 0, 0, 0, 0, 0, -1, 0, 0)
+    row = PlannedSlice("t", 0, path, f"t/{path}", None, *numbers)
     return replace(row, **changes)
 
 

@@ -17,6 +17,7 @@ from sparklog.format.append_file import (
     TAIL_BYTES,
     Footer,
     SliceIndex,
+    WrittenSlice,
     build_index,
     decode_footer,
     encode_footer,
@@ -31,17 +32,21 @@ def int64s(*values: int) -> append_file.Int64s:
 
 def footer_of(*slices: tuple[int, int, SliceIndex | None]) -> bytes:
     """A footer of slices given as (partition, bytes, index); other fields from the position in the list."""
-    n = range(len(slices))
     return encode_footer(
-        partition=[s[0] for s in slices],
-        nbytes=[s[1] for s in slices],
-        offsets=[1000 + i for i in n],
-        records=[900 + i for i in n],
-        min_ts=[-1 for _ in n],
-        max_ts=[5 + i for i in n],
-        crc=[0xFFFFFFFF - i for i in n],
-        flags=[i % 8 for i in n],
-        indexes=[s[2] for s in slices],
+        [
+            WrittenSlice(
+                partition=partition,
+                nbytes=nbytes,
+                offsets=1000 + i,
+                records=900 + i,
+                min_ts=-1,
+                max_ts=5 + i,
+                crc=0xFFFFFFFF - i,
+                flags=i % 8,
+                index=index,
+            )
+            for i, (partition, nbytes, index) in enumerate(slices)
+        ]
     )
 
 
@@ -187,14 +192,13 @@ def aborted(*entries: tuple[int, int, int]) -> AbortedTransactions:
 
 def with_aborted() -> tuple[bytes, int]:
     """A footer of three slices, two with ABORT markers, and the bytes of all slices."""
-    n, nbytes = 3, [10, 2 << 20, 30]
-    data = encode_footer(
-        **dict.fromkeys(("partition", "offsets", "records", "min_ts", "max_ts", "crc", "flags"), [70] * n),
-        nbytes=nbytes,
-        indexes=[None, index_of(3), None],
-        aborted=[aborted((9, 2**40, 5)), None, aborted((1, 2, 3), (2**62, 0, 6))],
-    )
-    return data, sum(nbytes)
+    same = dict.fromkeys(("partition", "offsets", "records", "min_ts", "max_ts", "crc", "flags"), 70)
+    slices = [
+        WrittenSlice(nbytes=10, aborted=aborted((9, 2**40, 5)), **same),
+        WrittenSlice(nbytes=2 << 20, index=index_of(3), **same),
+        WrittenSlice(nbytes=30, aborted=aborted((1, 2, 3), (2**62, 0, 6)), **same),
+    ]
+    return encode_footer(slices), sum(each.nbytes for each in slices)
 
 
 def test_aborted_transactions_come_back_with_their_slices() -> None:

@@ -10,8 +10,8 @@ from sparklog.errors import Corrupt, Fenced, SparklogError
 from sparklog.groups import CommittedOffset, Group, Groups
 from sparklog.groups.collecting import collect_groups
 from sparklog.log.journal import entry_log
+from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.names import commit_key, groups_prefix
-from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work import Settings
 from sparklog.retention.report import document, summary

@@ -132,7 +132,7 @@ def test_an_offsets_file_has_lines_with_or_without_a_group() -> None:
     [
         ("a,0\n", r"f, line 1: expected \[group,\]topic,partition,offset, found 'a,0'"),
         ("a,0,1\na,0,-1\n", "f, line 2: expected"),
-        ("a,0,1\na,0,2\n", "f, line 2: a-0 stands there twice"),
+        ("a,0,1\na,0,2\n", "f, line 2: a-0 has two lines"),
         ("a,0,9223372036854775808\n", "too large for Kafka"),
         ("a,0," + "9" * 5000, "f, line 1: expected"),
         ("a,0," + "9" * 200_000, "f is no CSV file"),

@@ -6,11 +6,12 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from sparklog.format.append_file import build_index
+from sparklog.format.append_file import WrittenSlice, build_index
 from sparklog.format.batch_scan import scan_headers
 from sparklog.log.journal.names import append_path, file_key, sealed_path
 from sparklog.log.state.commit import MERGE, SEAL, Edit, Resolved, Txn
-from sparklog.log.state.intents import Input, MaintainIntent, Rewrite, RewriteIntent
+from sparklog.log.state.intents import MaintainIntent
+from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
@@ -30,15 +31,17 @@ def rewrite(place: CountedRoot, topic: Topic, path: str) -> None:
         headers = scan_headers(data)
         output.write(data)
         output.end_slice(
-            partition=int(found.partition[row]),
-            nbytes=len(data),
-            offsets=int(found.end[row] - found.base[row]),
-            records=int(found.records[row]),
-            min_ts=int(found.min_ts[row]),
-            max_ts=int(found.max_ts[row]),
-            crc=int(found.crc[row]),
-            flags=int(found.flags[row]),
-            index=build_index(headers.position, headers.base_offset, headers.max_timestamp, len(data)),
+            WrittenSlice(
+                partition=int(found.partition[row]),
+                nbytes=len(data),
+                offsets=int(found.end[row] - found.base[row]),
+                records=int(found.records[row]),
+                min_ts=int(found.min_ts[row]),
+                max_ts=int(found.max_ts[row]),
+                crc=int(found.crc[row]),
+                flags=int(found.flags[row]),
+                index=build_index(headers.position, headers.base_offset, headers.max_timestamp, len(data)),
+            )
         )
     file = output.close().based(tuple(found.base.tolist()))
     head = snapshot.head
@@ -83,15 +86,17 @@ def appended_by_hand(place: CountedRoot, topic: Topic, batches: list[bytes], fla
     output = AppendOutput(place.inner, topic.name, append_path(topic.head().version, place.world.env().new_id()))
     output.write(data)
     output.end_slice(
-        partition=0,
-        nbytes=len(data),
-        offsets=int(headers.next_offset[-1]),
-        records=int(headers.count[~headers.is_control].sum()),
-        min_ts=int(headers.base_timestamp.min()),
-        max_ts=int(headers.max_timestamp.max()),
-        crc=crc32c(data),
-        flags=flags,
-        index=build_index(headers.position, headers.base_offset, headers.max_timestamp, len(data)),
+        WrittenSlice(
+            partition=0,
+            nbytes=len(data),
+            offsets=int(headers.next_offset[-1]),
+            records=int(headers.count[~headers.is_control].sum()),
+            min_ts=int(headers.base_timestamp.min()),
+            max_ts=int(headers.max_timestamp.max()),
+            crc=crc32c(data),
+            flags=flags,
+            index=build_index(headers.position, headers.base_offset, headers.max_timestamp, len(data)),
+        )
     )
     topic.commit_append([output.close()], topic.append_target())
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from sparklog.log.journal.names import append_path, sealed_path
 from sparklog.log.state.commit import MERGE, Edit, Hold
-from sparklog.log.state.intents import Input, Rewrite, RewriteIntent
 from sparklog.log.state.invariants import check_state
+from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum
@@ -106,13 +106,11 @@ class VacuumWorld(WatchedWorld):
                 for piece in state.slices:
                     key = piece.path[1:] if piece.path.startswith("/") else f"{topic}/{piece.path}"
                     assert self.store.stat(key) is not None, f"version {version} of {topic} misses {key}"
-        log = self.process().root.topic_handle(topic).log
-        state = log.with_table(log.refresh())
-        assert state.table is not None
-        check_state(state.head, state.table)
-        assert state.head.version == len(states) - 1
+        newest = self.process().root.topic_handle(topic).log.snapshot()
+        check_state(newest.head, newest.slices)
+        assert newest.version == len(states) - 1
         named = [(s.partition, s.base, s.end, s.path) for s in states[-1].slices]
-        rows = state.table.all()
+        rows = newest.slices.all()
         found = [(int(rows.partition[i]), int(rows.base[i]), int(rows.end[i]), rows.path(i)) for i in range(len(rows))]
         assert found == named
 

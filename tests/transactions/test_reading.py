@@ -10,8 +10,8 @@ import pytest
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.log.decisions.decision_log import DecisionLog
+from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
-from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.read.scan import read_parts
 from sparklog.log.read.tail import Tail
 from sparklog.log.state.intents import LogStartIntent

@@ -13,7 +13,7 @@ from sparklog.errors import Conflict, Fenced
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.intents import MaintainIntent
 from sparklog.log.state.registry import WriterKey
-from sparklog.log.state.slices import FileSlices
+from sparklog.log.write.append_writer import AppendWriter, TopicFiles
 from sparklog.storage.faulty import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import resolve_topic
@@ -23,9 +23,8 @@ from tests.support.topics_world import TopicsWorld
 MINUTE = 60_000
 
 
-def written(world: TopicsWorld, root: object, *values: str) -> list[tuple[object, list[FileSlices]]]:
+def written(world: TopicsWorld, root: object, *values: str) -> list[TopicFiles]:
     """Files that tasks wrote for all three topics."""
-    from sparklog.log.write.append_writer import AppendWriter
 
     found = []
     for name in "abc":
@@ -33,7 +32,7 @@ def written(world: TopicsWorld, root: object, *values: str) -> list[tuple[object
         writer = AppendWriter(target, env=world.env())
         for batch in rows(*values).to_batches():
             writer.write(batch)
-        found.append((target, writer.finish()))
+        found.append(TopicFiles(target, tuple(writer.finish())))
     return found
 
 
@@ -89,7 +88,7 @@ class TestJepsen:
         topic = world.topic("a")
         late = written(world, world.root(), "late")[0]
         for _ in range(2):
-            topic.commit_append(late[1], late[0], txn=Txn("job", 0))  # type: ignore[arg-type]
+            topic.commit_append(late.files, late.target, txn=Txn("job", 0))
             assert world.values_by_topic()["a"] == ["in time"]
             world.prepare(producer, c=["one"])
             late = written(world, world.root(), "late")[0]
@@ -199,35 +198,35 @@ class TestTwoDriversOfOneBatch:
         def other_driver(*args: object, **how: object) -> object:
             found = prepare(*args, **how)  # type: ignore[arg-type]
             other = world.root()
-            publish(other, "query", written(world, other, "second"), key=self.key("run-2"))  # type: ignore[arg-type]
+            publish(other, "query", written(world, other, "second"), key=self.key("run-2"))
             return found
 
         topic.commit_append = other_driver  # type: ignore[method-assign, assignment]
         with pytest.raises(Fenced, match="superseded by run-2"):
-            publish(root, "query", written(world, root, "first"), key=self.key("run-1"))  # type: ignore[arg-type]
+            publish(root, "query", written(world, root, "first"), key=self.key("run-1"))
         assert world.values_by_topic() == {"a": ["second"], "b": ["second"], "c": ["second"]}
 
     def test_a_replay_after_a_crash_is_skipped_and_takes_over(self) -> None:
         world = TopicsWorld()
         for run, batch, skipped in (("run-1", 0, False), ("run-2", 0, True), ("run-2", 1, False)):
             root = world.root()
-            done = publish(root, "query", written(world, root, f"batch {batch}"), key=self.key(run, batch))  # type: ignore[arg-type]
+            done = publish(root, "query", written(world, root, f"batch {batch}"), key=self.key(run, batch))
             assert done.skipped == skipped
         with pytest.raises(Fenced, match="run run-1 of writer 'query' was taken over by run run-2"):
-            publish(world.root(), "query", written(world, world.root(), "x"), key=self.key("run-1", 1))  # type: ignore[arg-type]
+            publish(world.root(), "query", written(world, world.root(), "x"), key=self.key("run-1", 1))
         assert world.values_by_topic() == {name: ["batch 0", "batch 1"] for name in "abc"}
 
     def test_an_old_checkpoint_is_an_error_that_fences_nobody(self) -> None:
         world = TopicsWorld()
         root = world.root()
         for batch in (0, 1):
-            publish(root, "query", written(world, root, f"{batch}"), key=self.key("run-1", batch))  # type: ignore[arg-type]
+            publish(root, "query", written(world, root, f"{batch}"), key=self.key("run-1", batch))
         copy = world.root()
         with pytest.raises(Conflict, match=r"checkpoint older .* transactional id 'query' already has batch 1"):
-            publish(copy, "query", written(world, copy, "0"), key=self.key("restored", 0))  # type: ignore[arg-type]
+            publish(copy, "query", written(world, copy, "0"), key=self.key("restored", 0))
         with pytest.raises(Conflict, match="replay mismatch: batch 1 of writer 'query' has 0 records"):
             publish(copy, "query", [], key=self.key("restored", 1))
-        publish(root, "query", written(world, root, "2"), key=self.key("run-1", 2))  # type: ignore[arg-type]
+        publish(root, "query", written(world, root, "2"), key=self.key("run-1", 2))
         assert world.values_by_topic() == {name: ["0", "1", "2"] for name in "abc"}
 
     def test_an_empty_batch_writes_nothing(self) -> None:

@@ -15,7 +15,7 @@ from sparklog.log.journal.clock import iso_time
 if TYPE_CHECKING:
     from sparklog.errors import SparklogError
     from sparklog.log.state.kafka_source import KafkaOpen
-    from sparklog.transactions.listing import KafkaHeld, Standing
+    from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
 
@@ -87,7 +87,7 @@ def abort(
         print(f"{how} Kafka's transaction of {printable(transactional_id)} in {each.topic}-{each.open.partition}.")
 
 
-def _show(found: Standing) -> None:
+def _show(found: TransactionDescription) -> None:
     reason = f" ({printable(found.reason)})" if found.reason else ""
     batch = "" if found.batch is None else f"\tBatch: {found.batch}"
     print(
@@ -118,7 +118,7 @@ def _show(found: Standing) -> None:
         print_table(("GROUP", "TOPIC", "PARTITION", "OFFSET", "N", "STATE", "AGE"), pending)
 
 
-def document(found: Standing) -> dict[str, object]:
+def document(found: TransactionDescription) -> dict[str, object]:
     """One id as JSON."""
     return {
         "id": found.id,
@@ -161,7 +161,7 @@ def document(found: Standing) -> dict[str, object]:
     }
 
 
-def _kafka(held: Sequence[KafkaHeld]) -> list[dict[str, object]]:
+def _kafka(held: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
     from sparklog.log.state.kafka_source import KAFKA_OPEN_JSON
 
     return [{"topic": each.topic, **KAFKA_OPEN_JSON.to_json(each.open)} for each in held]
@@ -173,12 +173,12 @@ def _known(found: KafkaOpen) -> tuple[str, str, str]:
     return since, "-" if found.timeout_ms is None else _seconds(found.timeout_ms), found.decided or "-"
 
 
-def _topics(found: Standing) -> list[str]:
+def _topics(found: TransactionDescription) -> list[str]:
     own, of_kafka = (held.topic for held in found.held), (held.topic for held in found.kafka)
     return list(dict.fromkeys([*own, *of_kafka]))
 
 
-def _newest(found: Standing) -> str:
+def _newest(found: TransactionDescription) -> str:
     return "-" if found.outcome is None else f"{found.newest} {found.outcome}"
 
 

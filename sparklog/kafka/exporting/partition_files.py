@@ -42,7 +42,7 @@ from sparklog.kafka.importing.segment import offset_index_of, time_index_of
 from sparklog.kafka.importing.totals import Batches
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.read.fetch import MissingFile, read_window
-from sparklog.log.read.read_plan import SourceSlice
+from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work import Progress
@@ -80,16 +80,13 @@ class PartitionFiles:
     def output(self) -> SegmentOutput:
         """Return the output for the slices that are written."""
         plan = self.plan
-        writer = _OutgoingWriter(
-            self.target, self.folder, plan.partition, 0, "", self.configs, place=lambda base: f"{base:020d}.log"
-        )
+        writer = _OutgoingWriter(self.target, self.folder, plan.partition, 0, "", self.configs)
         writer.files = self
         return SegmentOutput(
             self.source,
             self.topic,
             plan.written,
             writer,
-            self.configs.segment_bytes,
             lambda: self.producers().aborted,
             plan.log_end if plan.cut else None,
         )
@@ -148,7 +145,7 @@ class PartitionFiles:
             if history is None:
                 self._producers = PartitionProducers(end, none(), {})
             else:
-                self._producers = replay(self.source, self.topic, history, end)
+                self._producers = replay(self.source, history, end)
         return self._producers
 
     def base_for(self, base: int, last: int) -> int:
@@ -165,7 +162,7 @@ class PartitionFiles:
         self._bases.append(base)
         self.segments += 1
 
-    def _copy(self, row: SourceSlice) -> None:
+    def _copy(self, row: PlannedSlice) -> None:
         named = int(_stem(row.path))
         base = self.base_for(named, row.end - 1)
         stem = f"{self.folder}/{base:020d}"
@@ -201,18 +198,17 @@ class PartitionFiles:
         self.nbytes += copied.nbytes
         self.linked += copied.nbytes if linked else 0
 
-    def _copy_log(self, row: SourceSlice, whole: bool, key: str | None) -> _Copied | None:
+    def _copy_log(self, row: PlannedSlice, whole: bool, key: str | None) -> _Copied | None:
         """Read and check a sealed segment, or the wanted part of it, and write it to `key` (None: it is a link).
 
         None if no batch of it is wanted. `_EpochsToReset` for a link to batches whose epochs must change.
         """
-        planned = row.planned(self.topic, self.plan.partition)
         writer = self.target.writer(key) if key is not None else None
         columns: list[tuple[npt.NDArray[np.int64], ...]] = []
         low = crc = 0
         try:
             while low < row.size:
-                data, headers = read_window(self.source, planned, low, row.size)
+                data, headers = read_window(self.source, row, low, row.size)
                 kept = headers if whole else headers[: _wanted(headers, self.plan.log_end)]
                 if len(kept) < len(headers):
                     data = data[: int(kept.position[-1] + kept.size[-1]) if len(kept) else 0]
@@ -254,7 +250,7 @@ class PartitionFiles:
         note_epochs(self._epochs, headers)
         return data
 
-    def _beside(self, row: SourceSlice, suffix: str) -> bytes | None:
+    def _beside(self, row: PlannedSlice, suffix: str) -> bytes | None:
         try:
             return self.source.get(f"{row.file.removesuffix('log')}{suffix}")
         except NotFound:
@@ -277,6 +273,9 @@ class _OutgoingWriter(SegmentWriter):
     """Writer of exported segments."""
 
     files: PartitionFiles
+
+    def path(self, base: int) -> str:
+        return f"{base:020d}.log"
 
     def begin(self, base: int) -> None:
         ends = (int(each.end[-1]) for each in self.files.plan.written.segments if each.base[0] == base)
@@ -333,7 +332,7 @@ def _wanted(headers: BatchHeaders, end: int) -> int:
     return int(np.searchsorted(begins, end))
 
 
-def _check_batches(data: memoryview, headers: BatchHeaders, row: SourceSlice, low: int) -> None:
+def _check_batches(data: memoryview, headers: BatchHeaders, row: PlannedSlice, low: int) -> None:
     """`Corrupt` unless each batch's checksum is right; `data` begins at byte `low` of the segment."""
     wrong = crc_failures(data, headers)
     if len(wrong):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from sparklog.compaction.segment_output import SealPart
 from sparklog.errors import NotFound
-from sparklog.log.read.read_plan import SourceSlice, SourceSlices, source_slices
+from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, planned_slices
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.state.slice_table import ABORTED
@@ -106,9 +106,9 @@ class PartitionPlan:
     log_start: int
     log_end: int
     cut: bool
-    copied: tuple[SourceSlice, ...]
+    copied: tuple[PlannedSlice, ...]
     written: SealPart
-    history: SourceSlices | None
+    history: PlannedSlices | None
     cleaned_through: int | None
 
     @property
@@ -155,19 +155,19 @@ def _planned(snapshot: Snapshot, partition: int, start: int, end: int) -> Partit
     below = snapshot.slices.select(partition, 0, end)
     below = below[below.status != ABORTED]
     rows = below[below.end > start]
-    copied: list[SourceSlice] = []
-    segments: list[SourceSlices] = []
+    copied: list[PlannedSlice] = []
+    segments: list[PlannedSlices] = []
     for segment in segments_of(rows, partition, end, RollRule.of(configs, snapshot.head.topic_id)):
         if segment.rows == 0:
             continue
-        sources = source_slices(topic, partition, rows[segment.first_row : segment.first_row + segment.rows])
+        sources = planned_slices(topic, partition, rows[segment.first_row : segment.first_row + segment.rows])
         first = sources.row(0)
         if segment.sealed and first.position == 0 and first.size == first.file_size:
             copied.append(first)
         else:
             segments.append(sources)
     kafkas = bool((below.flags & int(SliceFlag.KAFKA_PRODUCERS)).any())
-    history = source_slices(topic, partition, below) if kafkas else None
+    history = planned_slices(topic, partition, below) if kafkas else None
     return PartitionPlan(
         partition=partition,
         log_start=start,

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format import offset_index, time_index
-from sparklog.format.append_file import build_index, encode_footer
+from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.importing.endings import Endings, LeftOut
 from sparklog.kafka.importing.totals import Batches, LastBatch, SegmentTotals
@@ -221,41 +221,28 @@ def _windows(file: SegmentFile, copy: SegmentCopy, left_out: LeftOut) -> Iterato
 def _footer(totals: SegmentTotals, batches: Batches, partition: int, aborted: AbortedTransactions) -> bytes:
     """Encode the footer. Offsets in the file are those of the log, so the slice's offsets go from 0 to its end."""
     index = build_index(batches.position, batches.base_offset, batches.max_timestamp, totals.nbytes)
-    return encode_footer(
-        partition=[partition],
-        nbytes=[totals.nbytes],
-        offsets=[totals.next_offset],
-        records=[totals.records],
-        min_ts=[totals.min_ts],
-        max_ts=[totals.max_ts],
-        crc=[totals.crc],
-        flags=[totals.flags],
-        indexes=[index],
-        aborted=[aborted],
+    return encode_footer([replace(_written(totals, partition), index=index, aborted=aborted)])
+
+
+def _written(totals: SegmentTotals, partition: int) -> WrittenSlice:
+    return WrittenSlice(
+        partition=partition,
+        nbytes=totals.nbytes,
+        offsets=totals.next_offset,
+        records=totals.records,
+        min_ts=totals.min_ts,
+        max_ts=totals.max_ts,
+        crc=totals.crc,
+        flags=int(totals.flags),
     )
 
 
 def _described(totals: SegmentTotals, copy: SegmentCopy, footer_length: int, modified_ms: int) -> FileSlices:
     base = copy.base if copy.since is None else copy.since
-    return FileSlices(
-        path=copy.path,
-        size=totals.nbytes + footer_length,
-        footer_length=footer_length,
-        partition=(copy.partition,),
-        nbytes=(totals.nbytes,),
-        offsets=(totals.next_offset - base,),
-        records=(totals.records,),
-        min_ts=(totals.min_ts,),
-        # Kafka goes by the file's time where no record has one.
-        max_ts=(modified_ms if totals.max_ts < 0 else totals.max_ts,),
-        crc=(totals.crc,),
-        flags=(int(totals.flags),),
-        base=(base,),
-        position=(0,),
-        shift=(0,),
-        append_time=(-1,),
-        leader_epoch=(-1,),
-    )
+    # Kafka goes by the file's time where no record has one.
+    max_ts = modified_ms if totals.max_ts < 0 else totals.max_ts
+    written = replace(_written(totals, copy.partition), offsets=totals.next_offset - base, max_ts=max_ts)
+    return replace(FileSlices.of(copy.path, [written], footer_length).in_log(base), position=(0,))
 
 
 def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:

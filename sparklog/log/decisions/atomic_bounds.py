@@ -1,9 +1,9 @@
-"""Where a read of several partitions ends, so that it has all of each transaction or none of it.
+"""Atomic bounds: ends of a read of several partitions, so that it has all of each transaction or none of it.
 
-The last stable offset is a partition's own: a transaction that is open in one partition hides what others committed
-behind it there, and nowhere else. A reader that went up to it everywhere would see such a transaction in part. So ends
-are taken back to where a cut transaction begins, in all its partitions and topics, until none is cut. This never takes
-an end back below one that was given before for the same topics: what lay wholly below the ends then still does.
+A transaction that is open in one partition hides later transactions there, behind the last stable offset, and in no
+other partition. A reader that went up to that offset everywhere would see such a transaction in part: it is cut. So
+ends are taken back to where a cut transaction begins, in all its partitions and topics, until none is cut. No end goes
+below one that was returned before for the same topics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Cut = tuple[str, int]
 
 
 def whole_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
-    """Per topic and partition, where a read_committed read of all these snapshots ends."""
+    """Return the ends, per topic and partition, of a read_committed read of all these snapshots."""
     heads = {name: snapshot.head for name, snapshot in snapshots.items()}
     if not any(_hides(head) for head in heads.values()):
         return {name: head.last_stable() for name, head in heads.items()}
@@ -30,17 +30,17 @@ def whole_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
 
 
 def own_whole_ends(head: Head, slices: Slices) -> Offsets:
-    """The same of one topic, from all its slices: what maintenance leaves alone, so that readers go on seeing it so."""
+    """Return the same of one topic, from all its slices: maintenance leaves alone what lies behind."""
     return _whole({"": head}, {"": _committed(slices)})[""] if _hides(head) else head.last_stable()
 
 
 def _hides(head: Head) -> bool:
-    """Whether something is open, a transaction that Kafka left open in an import too."""
+    """True if a transaction is open, also one that Kafka left open in an import."""
     return bool((head.last_stable() < head.log_end).any())
 
 
 def held_back(snapshot: Snapshot, ends: Offsets) -> Snapshot:
-    """The snapshot as if something were open from these ends on: for planning, which leaves that alone."""
+    """Return the snapshot as if a transaction were open from these ends on: for planning, which leaves that alone."""
     head = snapshot.head
     below = np.flatnonzero(ends < head.last_stable()).tolist()
     if not below:
@@ -54,23 +54,23 @@ def held_back(snapshot: Snapshot, ends: Offsets) -> Snapshot:
 def _whole(heads: Mapping[str, Head], rows: Mapping[str, Slices]) -> dict[str, Offsets]:
     ends = {name: head.last_stable().copy() for name, head in heads.items()}
     done: set[Cut] = set()
-    while cut := {found for name, part in rows.items() for found in _cut(part, ends[name])} - done:
+    while cut := {each for name, part in rows.items() for each in _cut(part, ends[name])} - done:
         done |= cut
         for name, part in rows.items():
             for row in np.flatnonzero(np.isin(part.txn_n, [n for _, n in cut])).tolist():
                 if (part.txn_id(row), int(part.txn_n[row])) in cut:
                     partition = int(part.partition[row])
                     ends[name][partition] = min(ends[name][partition], int(part.base[row]))
-    return {name: np.maximum(found, heads[name].log_start) for name, found in ends.items()}
+    return {name: np.maximum(end, heads[name].log_start) for name, end in ends.items()}
 
 
 def _committed(rows: Slices) -> Slices:
-    """Slices of committed transactions that no merge has taken up."""
+    """Return slices of committed transactions that no merge has taken up."""
     return rows[np.flatnonzero(rows.status == COMMITTED)]
 
 
 def _cut(rows: Slices, ends: Offsets) -> set[Cut]:
-    """Transactions with a slice beyond the end of its partition."""
+    """Return transactions with a slice beyond the end of its partition."""
     return {
         (rows.txn_id(row), int(rows.txn_n[row])) for row in np.flatnonzero(rows.end > ends[rows.partition]).tolist()
     }

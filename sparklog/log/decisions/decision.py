@@ -1,13 +1,12 @@
-"""Decisions of a transactional id: the entries of `_transactions/<id>/_log`, and what each step makes of the newest.
+"""Entries of a transactional id's journal, `_transactions/<id>/_log`, and the steps from one state to the next.
 
-An entry carries the whole state after it, so the newest alone says everything: state stays small, because a COMMIT goes
-once every topic and group it names has recorded it. What entries of every kind begin with is in
-`sparklog.log.journal.entry_log`; then
+An entry carries the whole state after it. The state stays small, because a COMMIT is forgotten once every topic and
+group it names has recorded it. The members that every entry begins with are in `sparklog.log.journal.entry_log`; then
 
 | member        | meaning                                                                                            |
 |---------------|----------------------------------------------------------------------------------------------------|
 | op            | init, prepare, commit, abort, forget                                                               |
-| n             | the transaction it is about, or null                                                               |
+| n             | the transaction of this entry, or null                                                             |
 | reason        | why the newest decision is ABORT (abort, fenced, timeout, operator, generation); null: COMMIT      |
 | newest        | number of the newest decision, -1: none. All up to here are decided, none beyond                   |
 | run           | the instance that may begin transactions; null before the first                                    |
@@ -64,7 +63,7 @@ REASONS = (BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERA
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepare as decisions name it: one commit of a topic. `part`: which job's, null if it shares with none."""
+    """A prepare as decisions name it: one commit of a topic. `part`: the job that made it, None if there is one job."""
 
     topic: str
     topic_id: str
@@ -75,7 +74,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
-    """Offsets of a consumer group that are prepared, as decisions name them: one entry of the group's log."""
+    """Prepared offsets of a consumer group, as decisions name them: one entry of the group's journal."""
 
     group: str
     number: int
@@ -92,11 +91,11 @@ class Committed:
     groups: tuple[PreparedGroup, ...] = ()
 
     def names(self) -> dict[str, int]:
-        """Topic to the highest version named."""
-        found: dict[str, int] = {}
+        """Return the highest version named, by topic."""
+        versions: dict[str, int] = {}
         for item in self.prepares:
-            found[item.topic] = max(item.version, found.get(item.topic, item.version))
-        return found
+            versions[item.topic] = max(item.version, versions.get(item.topic, item.version))
+        return versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,37 +117,37 @@ class Decisions(Entry):
     content: Content | None = None
 
     def decided(self, n: int) -> bool:
-        """Whether `n` is decided; what is decided never changes."""
+        """True if `n` is decided; a decision never changes."""
         return n <= self.newest
 
     def commit_of(self, n: int) -> Committed | None:
-        """The COMMIT of `n`; None: not decided, aborted, or recorded by all topics and forgotten."""
+        """Return the COMMIT of `n`; None: not decided, aborted, or recorded by all topics and forgotten."""
         return next((item for item in self.commits if item.n == n), None)
 
     def surely_aborted(self, n: int) -> bool:
-        """Whether `n` is known to be aborted; an older one may as well be committed and forgotten."""
+        """True if `n` is known to be aborted; an older one may be committed and forgotten as well."""
         return n == self.newest and self.commit_of(n) is None
 
     def is_clear(self, n: int) -> bool:
-        """Whether this entry tells what became of `n`; else it is not decided, or may be committed and forgotten."""
+        """True if this entry has the outcome of `n`; else it is not decided, or may be committed and forgotten."""
         return n == self.newest or self.commit_of(n) is not None
 
     def resolved(self, topic: str, topic_id: str, n: int) -> Resolved:
-        """What a topic records of a decided `n` that it has open slices of."""
-        found = self.commit_of(n)
-        if found is None:
+        """Return the outcome of a decided `n` that a topic records, which has slices of it open."""
+        committed = self.commit_of(n)
+        if committed is None:
             return Resolved(self.id, n)
-        here = [item.version for item in found.prepares if (item.topic, item.topic_id) == (topic, topic_id)]
-        siblings = {name: version for name, version in sorted(found.names().items()) if name != topic}
+        here = [item.version for item in committed.prepares if (item.topic, item.topic_id) == (topic, topic_id)]
+        siblings = {name: version for name, version in sorted(committed.names().items()) if name != topic}
         return Resolved(self.id, n, tuple(sorted(here)), siblings)
 
     def commits_group(self, n: int, group: str, number: int) -> bool:
-        """Whether a decided `n` commits the offsets that this entry of a group prepared."""
-        found = self.commit_of(n)
-        return found is not None and any((item.group, item.number) == (group, number) for item in found.groups)
+        """True if a decided `n` commits the offsets that this entry of a group prepared."""
+        committed = self.commit_of(n)
+        return committed is not None and any((item.group, item.number) == (group, number) for item in committed.groups)
 
     def entry(self) -> RegistryEntry | None:
-        """What the replay rule asks; None before the first batch."""
+        """Return the entry for the replay rule; None before the first batch."""
         if self.batch is None:
             return None
         return RegistryEntry(
@@ -163,11 +162,11 @@ class Decisions(Entry):
         )
 
 
-# -- steps: the state after one more entry, None where there is nothing to write; number and chain come from the log
+# -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal
 
 
 def init(state: Decisions, run: str, epoch: int | None = None, now_ms: int = 0) -> Decisions | None:
-    """`run` takes over: what an earlier instance may have open is aborted. `Fenced` if it was itself superseded.
+    """Make `run` the instance, and abort an open transaction of an earlier instance. `Fenced` if `run` was superseded.
 
     `epoch`: that of `run`, if it has one.
     """
@@ -191,7 +190,7 @@ def prepare(
     part: str | None = None,
     groups: Sequence[PreparedGroup] = (),
 ) -> Decisions | None:
-    """A job records what it has prepared for `n`; what the same part recorded before, in vain, is replaced."""
+    """Record the prepares of a job for `n`; those that the same part recorded before, in vain, are replaced."""
     check_undecided(state, n)
     others = tuple(item for item in state.prepared if part is None or item.part != part)
     other_groups = tuple(item for item in state.prepared_groups if part is None or item.part != part)
@@ -214,12 +213,12 @@ def commit(
     run: str | None = None,
     resolved: Collection[int] = (),
 ) -> Decisions | None:
-    """COMMIT `n`: its own prepares and those that jobs recorded. None if that is what was decided already.
+    """COMMIT `n`: these prepares and those that jobs recorded. None if that was decided already.
 
     `resolved`: COMMITs that all topics and groups they name have recorded. `Fenced` or `Conflict` if `n` was aborted.
     """
-    found = state.commit_of(n)
-    if found is not None and set(prepares) <= set(found.prepares) and set(groups) <= set(found.groups):
+    decided = state.commit_of(n)
+    if decided is not None and set(prepares) <= set(decided.prepares) and set(groups) <= set(decided.groups):
         return None
     check_undecided(state, n, run)
     whole = Committed(n, max(time_ms, state.time_ms), (*state.prepared, *prepares), (*state.prepared_groups, *groups))
@@ -236,7 +235,7 @@ def commit(
     if key is None:
         return after
     if not decide(state.entry(), key, count, f"transactional id '{state.id}'", time_ms).write:
-        raise Conflict(f"batch {key.batch} of '{key.id}' was committed by somebody else meanwhile; look again")
+        raise Conflict(f"batch {key.batch} of '{key.id}' was committed by another run meanwhile; look again")
     return replace(after, batch=key.batch, count=count, content=key.content)
 
 
@@ -256,7 +255,6 @@ def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
 
 
 def _kept(state: Decisions, newest: int, resolved: Collection[int]) -> tuple[Committed, ...]:
-    """The COMMITs to keep beside the newest decision."""
     return tuple(item for item in state.commits if item.n == newest or item.n not in resolved)
 
 
@@ -286,7 +284,6 @@ def check_undecided(state: Decisions, n: int, run: str | None = None) -> None:
 
 
 def fenced(state: Decisions, run: str) -> Fenced:
-    """The error for an instance that was superseded."""
     return Fenced(f"instance {run} of transactional id '{state.id}' was superseded by {state.run}; stop this instance")
 
 

@@ -1,19 +1,15 @@
-"""The decision log of one transactional id: a log of entries (`sparklog.log.journal.entry_log`) that decisions are
-asked of.
+"""Decision logs: the journal of each transactional id, and what is decided of the open transactions of topics.
 
-The newest entry forgets a COMMIT once every topic and group that it names has recorded it. That is enough for who has
-seen them record it. A reader whose host still believes that "commit v + 1 of the topic is not there", because a cache
-of a network file system says so, has not: to it a forgotten COMMIT looks like an ABORT. So it asks the entry that
-decided, which stays for a week. Where that entry is gone, or hidden as well, the outcome is unclear, and what is
-unclear counts as open until it has been unclear for longer than any cache lasts (`SETTLE_MS`).
+The newest entry forgets a COMMIT once every topic and group that it names has recorded it. A cache of a network file
+system may hide that record from a reader: to it a forgotten COMMIT looks like an ABORT. So it reads the entry that
+decided, which stays for a week. Where that entry is gone, or hidden as well, the outcome is unclear. It counts as open
+until it has been unclear for longer than any cache lasts (`SETTLE_MS`).
 
-What is decided of the open transactions of a topic: for every commit, which records it, and for every reader.
-
-A slice that a transaction holds open carries (id, n) and the version of its prepare; the decision log of the id says
-what became of n. Who commits to a topic writes that down there (the COMMIT or ABORT marker of a native topic), and
-aborts what is past its timeout by the store's clock. Who reads does not wait for that: `settle` shows snapshots as they
-will be once it is written down, and makes those of several topics agree, so that they hold all of a transaction or
-none of it.
+A slice that a transaction holds open carries (id, n) and the version of its prepare; the decision log of the id has the
+outcome of n. A commit to a topic records it there (the COMMIT or ABORT marker of a native topic), and aborts
+transactions past their timeout by the store's clock. Readers do not wait for that: `settle` shows snapshots as they
+will be once the outcome is recorded. It also makes snapshots of several topics agree, so that they hold all of a
+transaction or none of it.
 """
 
 from __future__ import annotations
@@ -27,11 +23,10 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.decisions.decision import BY_TIMEOUT, DECISIONS, Decisions, abort
-from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.entry_log import EntryLog
-from sparklog.log.journal.env import SYSTEM, Env, Moment
+from sparklog.log.journal.env import SETTLE_MS, SYSTEM, Backoff
+from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import commit_key
-from sparklog.log.journal.numbered_objects import MAX_TRIES, SETTLE_MS, pause
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import COMMITTED
@@ -43,26 +38,30 @@ from sparklog.storage.store import Store
 _LOG = logging.getLogger("sparklog.log")
 REMEMBERED = 256
 """Outcomes of old transactions kept in memory: of those that some topic or group still shows open."""
+KEPT_LOGS = 1_024
+DEFAULT_TIMEOUT_MS = 60_000
+MAX_TIMEOUT_MS = 86_400_000
+"""A day: commits and decisions are kept seven, so an open transaction never outlives its decision."""
+
+Take = Callable[[str], Snapshot]
 
 
 class DecisionLog(EntryLog[Decisions]):
-    """The decisions of one transactional id, with the newest state this process knows. Threads may share it."""
+    """The journal of one transactional id. Threads may share it."""
 
-    def __init__(
-        self, store: Store, transactional_id: str, env: Env, guard: ClockGuard, root_id: str | None = None
-    ) -> None:
-        super().__init__(store, DECISIONS, transactional_id, env, guard, root_id)
+    def __init__(self, root: RootAccess, transactional_id: str) -> None:
+        super().__init__(root, DECISIONS, transactional_id)
         self._outcomes: OrderedDict[int, Decisions] = OrderedDict()
 
     def deciding(self, n: int) -> Decisions:
-        """The newest state, looked for only where the one that is known does not decide `n`."""
+        """Return the newest state, or the one that is known if it decides `n`."""
         state = self.current()
         return state if state.decided(n) else self.refresh()
 
     def outcome(self, n: int) -> Decisions | None:
-        """A state that tells what became of a decided `n`: the newest, or the one that decided it.
+        """Return a state that has the outcome of a decided `n`: the newest, or the one that decided it.
 
-        None while that is unclear: the newest has forgotten it and the entry that decided it is not to be seen.
+        None while that is unclear: the newest has forgotten it, and the entry that decided it is gone or hidden.
         """
         state = self.current()
         if not state.decided(n) or state.is_clear(n):
@@ -77,11 +76,11 @@ class DecisionLog(EntryLog[Decisions]):
         return known
 
     def is_over(self, n: int) -> bool:
-        """Whether a decided `n` has been unclear for longer than caches last: then it is recorded, or was aborted.
+        """True if a decided `n` has been unclear for longer than caches last: then it is recorded, or was aborted.
 
-        By the store's clock, from the oldest entry that knows nothing of it any more. Whoever still sees it open in a
-        look that began after this was asked knows that it was aborted there. False where the store cannot tell the
-        time (a mount that is read-only).
+        By the store's clock, from the oldest entry that has forgotten it. A reader that then still sees it open, in a
+        snapshot taken after this call, knows that it was aborted there. False where the store cannot tell the time (a
+        read-only mount).
         """
         info = self.store.stat(self.key(self._search(n)[1]))
         if info is None:
@@ -92,13 +91,13 @@ class DecisionLog(EntryLog[Decisions]):
             return False
 
     def abort(self, n: int, reason: str) -> Decisions:
-        """ABORT `n` unless it is decided; the state says what it is now."""
+        """ABORT `n` unless it is decided; return the state that has its outcome."""
         return self.write(lambda base: abort(base, n, reason))
 
     def _search(self, n: int) -> tuple[Decisions | None, int]:
-        """The entry that decided `n`, if it can be seen, and the number of the oldest seen that decides `n` or more.
+        """Search the entry that decided `n`; also return the number of the oldest one read that decides `n` or more.
 
-        `newest` grows along the log, so a few entries are read: in steps that double, then between two of them.
+        `newest` grows along the journal, so a few entries are read: in steps that double, then between two of them.
         """
         above, low, step = self.current(), 0, 1
         while low < above.number:
@@ -111,86 +110,67 @@ class DecisionLog(EntryLog[Decisions]):
                 after = above if above.number == at + 1 else self._entry(at + 1)
                 if after is not None and after.prev_crc == entry.crc:
                     return entry, at
-                # Not of this log: a sleeper has used a number again that was collected.
+                # Not of this journal: a sleeper has used a number again that was collected.
                 low = at + 1
                 continue
             above = entry
         return None, above.number
 
     def _entry(self, number: int) -> Decisions | None:
-        """An entry as it lies in the store; None if it is collected, hidden or damaged."""
+        """Read an entry; None if it is collected, hidden or damaged."""
         data = self._numbered.read(number)
         if data is None:
             return None
         try:
-            found = self.kind.decode(data, self.key(number), number)
+            return self._decode(data, self.key(number), number)
         except (Corrupt, BadRequest) as error:
-            _LOG.warning("passing over entry %s of %s: %s", number, self.kind.title(self.id), error)
+            _LOG.warning("passing over entry %s of %s: %s", number, self.title, error)
             return None
-        return found if found.id == self.id else None
-
-
-KEPT_LOGS = 1_024
-DEFAULT_TIMEOUT_MS = 60_000
-MAX_TIMEOUT_MS = 86_400_000
-"""A day: commits and decisions are kept seven, so an open transaction never outlives what decides it."""
-
-Take = Callable[[str], Snapshot]
 
 
 class DecisionLogs:
-    """The decision logs of a root that this process has met, the ones used last.
+    """The decision logs of a root that this process used last.
 
-    Each is about a kilobyte, and a write of several topics without an id of its own makes one. What is dropped is
-    opened anew if it is asked for again; whoever holds it goes on with it.
+    Each is about a kilobyte, and each write of several topics without an id makes one. A log that was dropped is opened
+    anew when it is used again.
     """
 
-    def __init__(self, store: Store, env: Env, guard: ClockGuard, root_id: str | None = None) -> None:
-        self._store = store
-        self._root_id = root_id
-        self._env = env
-        self._guard = guard
+    def __init__(self, root: RootAccess) -> None:
+        self._root = root
         self._logs: OrderedDict[str, DecisionLog] = OrderedDict()
         self._lock = ForkLock()
 
     def log(self, transactional_id: str) -> DecisionLog:
-        """The log of an id, which may have no entries."""
+        """Return the log of an id, which may have no entries."""
         with self._lock:
-            found = self._logs.get(transactional_id)
-            if found is None:
-                found = DecisionLog(self._store, transactional_id, self._env, self._guard, self._root_id)
-                self._logs[transactional_id] = found
+            log = self._logs.get(transactional_id)
+            if log is None:
+                log = DecisionLog(self._root, transactional_id)
+                self._logs[transactional_id] = log
                 while len(self._logs) > KEPT_LOGS:
                     self._logs.popitem(last=False)
             else:
                 self._logs.move_to_end(transactional_id)
-            return found
+            return log
 
     def __len__(self) -> int:
         return len(self._logs)
 
     def drop(self, transactional_id: str) -> None:
-        """Keep nothing in memory of an id that will not come back soon."""
+        """Drop an id from memory that will not be used again soon."""
         with self._lock:
             self._logs.pop(transactional_id, None)
 
-    def wait(self, begun: Moment, tries: int) -> bool:
-        """A moment, before what a cache may hide is looked for again; False, at once, after longer than caches last."""
-        if tries >= MAX_TRIES or self._env.now().elapsed_ms(begun) > SETTLE_MS:
-            return False
-        self._env.sleep(pause(self._env.random, tries))
-        return True
-
-    def now(self) -> Moment:
-        """Both clocks, for `wait`."""
-        return self._env.now()
+    def backoff(self) -> Backoff:
+        """Return the waits for what a cache may hide, as long as caches last."""
+        return Backoff(self._root.env)
 
     def resolve(self, topic: str, head: Head) -> list[Resolved]:
-        """Outcomes of what is open in the newest head of a topic; what is past its timeout is aborted.
+        """Return the outcomes of open transactions in the newest head of a topic; abort those past their timeout.
 
-        Never raises for a log that fails: what is not recorded by this commit is recorded by a later one.
+        Never raises for a log that fails: a later commit records its outcome.
         """
-        found = []
+        outcomes = []
         opened = open_transactions(head)
         for ((name, n), prepares), state in zip(opened.items(), self.deciding(list(opened)), strict=True):
             try:
@@ -204,14 +184,11 @@ class DecisionLogs:
                 _LOG.warning("transaction %s of '%s' stays open in topic %s: %s", n, name, topic, error)
                 continue
             if state.decided(n):
-                found.append(state.resolved(topic, head.topic_id, n))
-        return found
+                outcomes.append(state.resolved(topic, head.topic_id, n))
+        return outcomes
 
     def deciding(self, wanted: Sequence[tuple[str, int]]) -> Iterator[Decisions | SparklogError | OSError]:
-        """Of each (id, n) the newest state, looked for where the one that is known does not decide `n`; or why not.
-
-        Several logs are asked at once where the store says `parallel_reads`: there each answer costs a round trip.
-        """
+        """Yield the state of `DecisionLog.deciding` of each (id, n), or its error. Several at once (`ask_each`)."""
 
         def look(item: tuple[str, int]) -> Decisions | SparklogError | OSError:
             try:
@@ -219,54 +196,54 @@ class DecisionLogs:
             except (SparklogError, OSError) as error:
                 return error
 
-        return ask_each(self._store, look, wanted)
+        return ask_each(self._root.store, look, wanted)
 
     def overdue(self, topic: str, prepares: Sequence[Prepare], now_ms: int | None = None) -> bool:
-        """Whether one of these prepares is older than its timeout; `now_ms`: the store's clock, asked if not given."""
-        now = self._store.now_ms() if now_ms is None else now_ms
+        """True if one of these prepares is older than its timeout; `now_ms`: the store's clock (None: ask it)."""
+        now = self._root.store.now_ms() if now_ms is None else now_ms
         return any(now - self.prepared_ms(topic, item) > timeout_of(item) for item in prepares)
 
     def prepared_ms(self, topic: str, prepare: Prepare) -> int:
-        """When a prepare came to lie in the store, by the store's clock; its own time once its commit is collected."""
-        info = self._store.stat(commit_key(topic, prepare.version))
+        """Return when a prepare was written, by the store's clock; its commit time once its commit is collected."""
+        info = self._root.store.stat(commit_key(topic, prepare.version))
         return prepare.time_ms if info is None else info.modified_ms
 
 
 def timeout_of(prepare: Prepare) -> int:
-    """`transaction.timeout.ms` of a prepare."""
+    """Return `transaction.timeout.ms` of a prepare."""
     return DEFAULT_TIMEOUT_MS if prepare.txn.timeout_ms is None else prepare.txn.timeout_ms
 
 
 def open_transactions(head: Head) -> dict[tuple[str, int], list[Prepare]]:
-    """(id, n) to its prepares not recorded yet, in the order of the log."""
-    found: dict[tuple[str, int], list[Prepare]] = {}
+    """Return the prepares whose outcome is not recorded yet, by (id, n), in the order of versions."""
+    prepares: dict[tuple[str, int], list[Prepare]] = {}
     for item in head.open:
-        found.setdefault((item.txn.id, item.txn.n), []).append(item)
-    return found
+        prepares.setdefault((item.txn.id, item.txn.n), []).append(item)
+    return prepares
 
 
 @dataclass
 class _Round:
-    """What is known while snapshots are made to agree."""
+    """Decisions read while snapshots are made to agree."""
 
     states: dict[str, Decisions | None] = field(default_factory=dict)
     over: dict[tuple[str, str, int], bool] = field(default_factory=dict)
-    """(topic, id, n) whose outcome is unclear, to whether it had been for long before the topic was looked at again."""
+    """(topic, id, n) whose outcome is unclear: True if it had been for long when the topic was read again."""
     undecided: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     """(id, n) that counts as open, to the topics where it is."""
 
 
 def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[dict[str, Snapshot], set[str]]:
-    """Snapshots of topics as readers see them: decided transactions count, and none is older than another one names.
+    """Make snapshots of topics agree, as readers see them; also return the names of topics that are gone.
 
-    `raw` (topic to its newest snapshot) is refreshed through `take` where that takes it. Also the names of topics that
-    were found to be gone. Decisions are read after the snapshots they are used for, one state per id for all topics: of
-    a transaction, all topics show all or nothing. What a cache hides is waited for, as long as caches last; what comes
-    to be seen meanwhile may name more.
+    Outcomes of decided transactions count as recorded, and no snapshot is older than the version that another one
+    names. `raw` (topic to its newest snapshot) is refreshed through `take` where that is needed. Decisions are read
+    after the snapshots they are used for, one state per id for all topics: of a transaction, all topics show all or
+    nothing. Versions that a cache hides are waited for, as long as caches last.
     """
     known = _Round()
     gone: set[str] = set()
-    begun, tries = logs.now(), 0
+    backoff = logs.backoff()
     while True:
         _read_decisions(logs, raw, known)
         known.undecided.clear()
@@ -285,15 +262,14 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
                 gone.add(name)
                 continue
             if raw[name].version > version:
-                begun = logs.now()
+                backoff.restart()
         late = behind or {name for name, version in needed.items() if name in raw and raw[name].version < version}
         if late:
-            if not tries:
+            if not backoff.tries:
                 seconds = SETTLE_MS // 1000
                 _LOG.info("%s: looking for newer versions for %s s at most", ", ".join(sorted(late)), seconds)
-            if not logs.wait(begun, tries):
+            if not backoff.wait():
                 break
-        tries += 1
     raise Unavailable(
         f"{', '.join(sorted(raw))}: a transaction names versions that cannot be seen; try again later (restored or "
         "copied alone, topics that shared transactions fit together no longer)"
@@ -301,20 +277,20 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
 
 
 def read_snapshot(logs: DecisionLogs, log: CommitLog) -> Snapshot:
-    """The newest state of one topic as readers see it. `NotFound` if there is no topic."""
+    """Return the newest snapshot of one topic as readers see it. `NotFound` if there is no topic."""
     seen, _ = settle(logs, {log.topic: log.snapshot()}, lambda name: log.snapshot())
     return seen.get(log.topic) or log.snapshot()
 
 
 def reader_of(store: Store, topic: str) -> Newer:
-    """The same for a task, which has nothing but the store: what is read once is known at the next call."""
-    guard = ClockGuard(store, SYSTEM)
-    logs, log = DecisionLogs(store, SYSTEM, guard), CommitLog(store, topic, SYSTEM, guard)
+    """Return `read_snapshot` for a task, which has the store alone; later calls read only newer commits."""
+    root = RootAccess(store, SYSTEM)
+    logs, log = DecisionLogs(root), CommitLog(root, topic)
     return lambda: read_snapshot(logs, log)
 
 
 def settled(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
-    """The snapshot as it would be with these outcomes recorded."""
+    """Return the snapshot as it would be with these outcomes recorded."""
     if not outcomes:
         return snapshot
     head = snapshot.head.settled(outcomes)
@@ -322,7 +298,7 @@ def settled(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
 
 
 def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], known: _Round) -> None:
-    """The state of each id that holds something open, new enough to decide what can be decided."""
+    """Read a state of each id with open transactions, new enough for all that are decided."""
     highest: dict[str, int] = {}
     for snapshot in raw.values():
         for item in snapshot.head.open:
@@ -334,13 +310,13 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], known: _Rou
         if not isinstance(state, Corrupt | BadRequest) or len(raw) > 1:
             # Another topic may have recorded what this one cannot know: shown together they would be torn.
             raise state
-        # What lies below the open slices can be read all the same.
+        # Offsets below the open slices can be read all the same.
         _LOG.warning("the transactions of '%s' count as open: %s", name, state)
         known.states[name] = None
 
 
 def _behind(raw: Mapping[str, Snapshot], known: _Round) -> set[str]:
-    """Topics that show open what another one has recorded as committed, and the decisions as read cannot tell."""
+    """Return topics that show a transaction open which another one has recorded as committed."""
     if not known.undecided or len(raw) < 2:
         return set()
     behind: set[str] = set()
@@ -353,7 +329,7 @@ def _behind(raw: Mapping[str, Snapshot], known: _Round) -> set[str]:
 
 
 def _needed(raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]]) -> dict[str, int]:
-    """Topics that are older than another one names, to the version that it names."""
+    """Return topics that are older than the version which another one names, and that version."""
     needed: dict[str, int] = {}
     for name, snapshot in raw.items():
         for other, version in snapshot.head.settled(seen[name]).siblings.items():
@@ -363,27 +339,27 @@ def _needed(raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]])
 
 
 def _outcomes(logs: DecisionLogs, name: str, head: Head, known: _Round, unclear: set[str]) -> list[Resolved]:
-    """What is decided of a topic's open transactions; what is not, or is unclear, counts as open.
+    """Return the outcomes of a topic's open transactions; an undecided or unclear one counts as open.
 
     A COMMIT is forgotten once all topics have recorded it, and a snapshot that a cache has made old still shows it
-    open. Where no decision can be seen any more the topic is put into `unclear`, to be looked at again once; if it
-    still shows the transaction open then, it was aborted, provided that it had been over for long enough before.
+    open. Where its decision is gone the topic is put into `unclear`, to be read once more. If the topic still shows the
+    transaction open then, it was aborted, provided that it had been over for long enough before.
     """
-    found = []
+    outcomes = []
     for transactional_id, n in open_transactions(head):
         state = known.states.get(transactional_id)
         if state is not None and state.decided(n):
             log, place = logs.log(transactional_id), (name, transactional_id, n)
             state = log.outcome(n)
             if state is not None and state.decided(n):
-                found.append(state.resolved(name, head.topic_id, n))
+                outcomes.append(state.resolved(name, head.topic_id, n))
                 continue
             if state is None and known.over.get(place):
-                found.append(Resolved(transactional_id, n))
+                outcomes.append(Resolved(transactional_id, n))
                 continue
             if state is None:
                 is_first, known.over[place] = place not in known.over, log.is_over(n)
                 if is_first or known.over[place]:
                     unclear.add(name)
         known.undecided.setdefault((transactional_id, n), set()).add(name)
-    return found
+    return outcomes

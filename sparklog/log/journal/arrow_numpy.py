@@ -1,4 +1,4 @@
-"""Between Arrow and numpy through buffers alone.
+"""Conversion between Arrow and numpy through buffers alone.
 
 `pa.array`, `pa.scalar`, `Array.to_numpy` and plain values handed to `pyarrow.compute` import pandas where it is
 installed, `cast`, `fill_null` and `is_valid` import `pyarrow.compute`: a third of a second of CPU in each command and
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 
 def fixed_values(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The values of a fixed-width array as `dtype` (of the array's own width), a view; null rows hold anything."""
+    """Return a view of a fixed-width array's values as `dtype` of the same width; null rows hold any value."""
     buffer = array.buffers()[1]
     if buffer is None:
         return np.zeros(len(array), dtype)
@@ -25,7 +25,7 @@ def fixed_values(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def valid_rows(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """bool[n]: which rows are not null."""
+    """Return bool[n]: True where a row is not null."""
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.bool_)
     bits = array.buffers()[0]
@@ -36,13 +36,13 @@ def valid_rows(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def fixed_array(values: npt.NDArray[Any], kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """An array of `kind` over the memory of `values` (its width); rows that `valid` leaves out are null."""
+    """Return an array of `kind` over the memory of `values` (its width); rows that `valid` leaves out are null."""
     bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(kind, len(values), [bits, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def text_array(texts: Sequence[str]) -> pa.StringArray:
-    """A string array without nulls."""
+    """Return a string array without nulls."""
     encoded = [text.encode() for text in texts]
     offsets = np.zeros(len(encoded) + 1, np.int32)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
@@ -50,7 +50,7 @@ def text_array(texts: Sequence[str]) -> pa.StringArray:
 
 
 def bytes_array(cells: Sequence[bytes | None]) -> pa.BinaryArray:
-    """A binary array."""
+    """Return a binary array."""
     valid = np.array([cell is not None for cell in cells], np.bool_)
     offsets = np.zeros(len(cells) + 1, np.int32)
     np.cumsum([len(cell or b"") for cell in cells], out=offsets[1:])
@@ -60,17 +60,17 @@ def bytes_array(cells: Sequence[bytes | None]) -> pa.BinaryArray:
 
 
 def bytes_scalar(cell: bytes | None) -> pa.BinaryScalar:
-    """One binary cell, for a function of `pyarrow.compute`: handed plain bytes it would import pandas."""
+    """Return a binary scalar, for a function of `pyarrow.compute`: given plain bytes it would import pandas."""
     return bytes_array([cell])[0]
 
 
 def int_scalar(number: int, kind: pa.DataType | None = None) -> pa.Scalar:
-    """One number, int64 unless `kind` (of the same width or less) says otherwise; likewise."""
+    """Return an integer scalar, of int64 or `kind` (of the same width or less), for the same reason."""
     return fixed_array(np.array([number], np.int64), pa.int64())[0].cast(kind or pa.int64())
 
 
 def repeated_text(text: str, n: int) -> pa.StringArray:
-    """The same text n times."""
+    """Return the same text n times."""
     encoded = text.encode()
     offsets = np.arange(n + 1, dtype=np.int32) * np.int32(len(encoded))
     return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(encoded * n))

@@ -1,10 +1,7 @@
-"""Times in messages and tables: text that the commands take back (`--as-of`, `--to-datetime`).
+"""Clocks: which writers may commit, and the times of a commit. Also times as text.
 
-Clocks: who may commit, and what time a commit gets.
-
-A writer whose clock is far ahead of the store's does not commit. That says nothing where the store's clock is the
-machine's own, as on a local disk: a clock that jumps ahead and back again leaves commits from the future. Their
-followers are not pinned there. Each commit has
+A writer whose clock is far ahead of the store's does not commit. On a local disk both are one clock: one that jumps
+ahead and back again leaves commits from the future. Their followers are not pinned there. Each commit has
 
 * `timeMs`, which never goes back, and so stays where the jump left it until the clock has come there again;
 * `clockMs`, when it was made, if that is another time. It does not go back either, except behind a commit that lies
@@ -30,7 +27,10 @@ LAST_MS = 253_402_300_799_999
 
 
 def iso_time(ms: int) -> str:
-    """Milliseconds since the epoch as `2026-01-31T12:00:00.000Z`; as a number if not of the years 1970 to 9999."""
+    """Write ms since the epoch as `2026-01-31T12:00:00.000Z`; as a number if not of the years 1970 to 9999.
+
+    The commands take this text back (`--as-of`, `--to-datetime`).
+    """
     if not 0 <= ms <= LAST_MS:
         return str(ms)
     return (EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -56,7 +56,7 @@ class Dated(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The times of a commit, as it records them."""
+    """The times that a commit records."""
 
     time_ms: int
     clock_ms: int | None
@@ -64,7 +64,7 @@ class Times:
 
 
 def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
-    """The times of commit `number`, which follows `base`, by the writer's clock and the store's."""
+    """Return the times of commit `number`, which follows `base`, by the writer's clock and the store's."""
     wrong = base.made_ms > store_ms + MAX_AHEAD_MS
     made_ms = min(now_ms, store_ms) if wrong else max(now_ms, base.made_ms)
     time_ms = max(made_ms, base.time_ms)
@@ -72,7 +72,7 @@ def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
 
 
 def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: int) -> int:
-    """The newest version of `first` to `last` that was not made after a time; `first` - 1 if all were."""
+    """Return the newest version of `first` to `last` that was not made after a time; `first` - 1 if all were."""
     while first <= last:
         since = max(first, commit(last).clock_since or 0)
         low, high = since, last + 1
@@ -89,7 +89,7 @@ def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
 
 
 def reading_clock_ms(store: Store, env: Env) -> int:
-    """The store's clock for work that changes nothing: this machine's clock where the store cannot be asked.
+    """Return the store's clock for work that changes nothing; this machine's where the store cannot be asked.
 
     A local store tells the time by a file that it makes and removes, which a read-only mount refuses.
     """
@@ -100,7 +100,7 @@ def reading_clock_ms(store: Store, env: Env) -> int:
 
 
 class ClockGuard:
-    """Compares the wall clock with the store's (maybe a request): every ten minutes, and when the clock jumps."""
+    """Compare the wall clock with the store's (maybe a request): every ten minutes, and when the clock jumps."""
 
     def __init__(self, store: Store, env: Env) -> None:
         self._store = store
@@ -123,7 +123,7 @@ class ClockGuard:
         self._asked, self._ahead_ms = now, ahead
 
     def store_ms(self) -> int:
-        """The store's clock, by the last comparison."""
+        """Return the store's clock, by the last comparison."""
         return self._env.wall_ms() - self._ahead_ms
 
     @staticmethod

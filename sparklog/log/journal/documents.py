@@ -185,11 +185,12 @@ def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> Kind:
     return Kind(lambda item, name: item.integer(name, low, high))
 
 
-def wholes(low: int = INT64_MIN, high: int = INT64_MAX, like: str | None = None) -> Kind:
-    """A list of whole numbers, as long as the list that member `like` is."""
+def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None = None) -> Kind:
+    """A list of whole numbers, as long as the list that member `like` is. `high` None: `check` knows the limit."""
+    most = INT64_MAX if high is None else high
 
     def read(item: Fields, name: str) -> tuple[int, ...]:
-        return item.integers(name, None if like is None else len(item.document[like]), low, high)
+        return item.integers(name, None if like is None else len(item.document[like]), low, most)
 
     return Kind(read)
 

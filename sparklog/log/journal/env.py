@@ -1,7 +1,7 @@
-"""The world outside the log: clocks, sleep and randomness, in one value that callers pass in.
+"""The environment of a log: clocks, sleep and randomness, in one value that callers pass in.
 
-Nothing below `sparklog.log` asks the operating system for the time or for a random number by itself: it asks an
-`Env`, so that a simulation can stop clocks, skew them and replay a run from its seed.
+No module below `sparklog.log` asks the operating system for the time or for a random number: it asks an `Env`, so that
+a simulation can stop clocks, skew them and replay a run from its seed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Env:
     random: random.Random = field(repr=False)
 
     def new_id(self) -> str:
-        """A random (version 4) UUID as 22 characters of URL-safe base64, as Kafka writes ids; a letter first.
+        """Return a random (version 4) UUID as 22 characters of URL-safe base64, as Kafka writes ids; a letter first.
 
         The letter keeps ids apart from options on a command line and from the number in a Kafka partition directory's
         name.
@@ -41,7 +41,7 @@ class Env:
                 return text
 
     def now(self) -> Moment:
-        """Both clocks at once."""
+        """Read both clocks."""
         return Moment(self.wall_ms(), self.boot_ms())
 
     def __reduce__(self) -> str | tuple[object, ...]:
@@ -58,7 +58,7 @@ class Moment:
     boot_ms: int
 
     def elapsed_ms(self, earlier: Moment) -> int:
-        """How long ago `earlier` was: a clock that was set back, or one that stood still, does not hide a stall."""
+        """Return the ms since `earlier`: a clock that was set back, or one that stood still, does not hide a stall."""
         return max(self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms)
 
 
@@ -72,6 +72,51 @@ def _boot_ms() -> int:
     boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
     nanoseconds = time.monotonic_ns() if boot_clock is None else time.clock_gettime_ns(boot_clock)
     return nanoseconds // 1_000_000
+
+
+SETTLE_MS = 90_000
+"""How long "exists, then absent" and failures are retried: caches of network file systems last a minute."""
+MAX_TRIES = 200
+"""More than fit into that time; a bound for clocks that stand still."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Tries with random waits between them, until `limit_ms` have passed."""
+
+    env: Env
+    limit_ms: float = SETTLE_MS
+    tries: int = 0
+    begun: Moment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begun = self.env.now()
+
+    def is_over(self) -> bool:
+        """True once the time has passed, or on a clock that stands still enough tries."""
+        return self.tries >= MAX_TRIES or self.env.now().elapsed_ms(self.begun) > self.limit_ms
+
+    def restart(self) -> None:
+        """Count the time anew: there was progress."""
+        self.begun = self.env.now()
+
+    def sleep(self) -> None:
+        """Wait a moment, longer after more tries."""
+        self.env.sleep(pause(self.env.random, self.tries))
+        self.tries += 1
+
+    def wait(self) -> bool:
+        """Wait a moment; False, at once, if the time is over."""
+        if self.is_over():
+            return False
+        self.sleep()
+        return True
+
+
+def pause(rng: random.Random, tries: int) -> float:
+    """Return the seconds to wait before try `tries` + 1: random, up to a bound that doubles from 20 ms to 2 s."""
+    bound: float = min(0.02 * 2 ** min(tries, 10), 2.0)
+    return rng.uniform(0.2, 1.0) * bound
 
 
 SYSTEM = Env(_wall_ms, _boot_ms, time.sleep, random.SystemRandom())

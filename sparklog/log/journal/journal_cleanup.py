@@ -1,50 +1,35 @@
-"""Logs of entries (`sparklog.log.journal.entry_log`) from outside: whose there are, and which entries nobody needs
-any more.
-"""
+"""Journals of entries (`sparklog.log.journal.entry_log`) for maintenance: their ids, and deletion of old entries."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import TypeVar
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
-from sparklog.storage.locks import ask_each
+from sparklog.storage.locks import read_each
 from sparklog.storage.store import Store
 
 KEEP_MS = 7 * 86_400_000
-"""An entry stays as long as a commit does, unless its kind says something else."""
+"""An entry stays as long as a commit does, unless the caller has another time."""
 
 E = TypeVar("E", bound=Entry)
 
 
-def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | None = None) -> Iterator[str]:
-    """The ids that have entries, from an entry of each folder. What cannot be read is put into `failures`, or raised.
+def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | None = None) -> list[str]:
+    """Return the ids that have entries, from an entry of each folder. Errors are put into `failures`, or raised.
 
-    A folder without an entry is left over from one that was collected, or is nobody's.
+    A folder without an entry is left over from a journal that was collected.
     """
 
-    def look(folder: str) -> str | SparklogError | None:
-        try:
-            return id_under(store, kind, f"{kind.folder}/{folder}")
-        except SparklogError as error:
-            if failures is None:
-                raise
-            return error
-
     folders = list(store.list_folders(f"{kind.folder}/"))
-    for folder, found in zip(folders, ask_each(store, look, folders), strict=True):
-        if isinstance(found, SparklogError):
-            if failures is not None:
-                failures.append(found)
-        elif found is not None and id_folder(found) == folder:
-            yield found
+    ids = read_each(store, lambda folder: id_under(store, kind, f"{kind.folder}/{folder}"), folders, failures)
+    return [id_ for folder, id_ in ids.items() if id_ is not None and id_folder(id_) == folder]
 
 
 def id_under(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
-    """The id whose entries lie here, by the first one, or by a checkpoint where that is gone or damaged.
+    """Return the id whose entries lie here, by the first one, or by a checkpoint where that is gone or damaged.
 
     None if there are none; `Corrupt` if all of these are damaged.
     """
@@ -66,46 +51,46 @@ def id_under(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
 
 
 def entry_before(log: EntryLog[E], time_ms: int) -> E | None:
-    """The newest entry that the store has had since a time, by its clock; None if there is none, or none any more."""
-    found: int | None = None
+    """Return the newest entry written up to a time, by the store's clock; None if there is none."""
+    number: int | None = None
     for info in log.store.list(f"{log.prefix}/_log/0"):
         if info.modified_ms > time_ms:
             break
-        found = checkpoint_version(info.key)
-    if found is None:
+        number = checkpoint_version(info.key)
+    if number is None:
         return None
-    key = log.key(found)
+    key = log.key(number)
     try:
-        return log.kind.decode(log.store.get(key), key, found)
+        return log.kind.decode(log.store.get(key), key, number)
     except NotFound:
         return None
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Delete all of a log, if its newest object is a week old; objects and bytes.
+    """Delete a whole journal, if its newest object is a week old; return objects and bytes.
 
-    The newest entry goes first: what is left after a crash can be found, and found to be old.
+    The newest entry goes first: after a crash the rest is still listed, and old.
     """
-    found = list(log.store.list(f"{log.prefix}/_log/"))
-    if not found or now_ms - max(info.modified_ms for info in found) < KEEP_MS:
+    objects = list(log.store.list(f"{log.prefix}/_log/"))
+    if not objects or now_ms - max(info.modified_ms for info in objects) < KEEP_MS:
         return 0, 0
     if not dry_run:
-        for info in sorted(found, key=lambda info: info.key, reverse=True):
+        for info in sorted(objects, key=lambda info: info.key, reverse=True):
             log.store.delete(info.key)
-    return len(found), sum(info.size for info in found)
+    return len(objects), sum(info.size for info in objects)
 
 
 def collect_entries(
     log: EntryLog[E], now_ms: int, *, keep_ms: int = KEEP_MS, needed: int | None = None, dry_run: bool
 ) -> tuple[int, int]:
-    """Delete entries and checkpoints below the second newest sound checkpoint; objects and bytes.
+    """Delete entries and checkpoints below the second newest sound checkpoint; return objects and bytes.
 
-    Each goes `keep_ms` after the one behind it came, by the store's clock (`now_ms`): what was the newest at any time
-    since then is there. Entries from `needed` on stay.
+    Each is deleted `keep_ms` after the next one was written, by the store's clock (`now_ms`): the newest at any time
+    since then stays. So do entries from `needed` on.
     """
     sound: list[int] = []
     for number in reversed(log.checkpoints()):
-        if log.checkpoint(number) is not None:
+        if log.read_checkpoint(number) is not None:
             sound.append(number)
         if len(sound) == 2:
             break

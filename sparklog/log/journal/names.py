@@ -1,9 +1,9 @@
-"""Names: what a topic may be called, and under which key everything of a topic lies.
+"""Names: valid topic names and ids, and the keys of all objects.
 
     <topic>/_log/00000000000000000042.json                       commit 42
     <topic>/_log/checkpoints/00000000000000000128.json           head of a checkpoint
     <topic>/_log/checkpoints/00000000000000000128-<id>.arrow     its slice table
-    <topic>/append/00000000000000000042-<id>.slices              what one task appended, having read version 42
+    <topic>/append/00000000000000000042-<id>.slices              appended by one task, which had read version 42
     <topic>/sealed/<partition>/00000000000000000042-<id>/        one sealing run of one partition, Kafka's files inside
     _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
     _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
@@ -22,7 +22,7 @@ from sparklog.errors import BadRequest
 
 ROOT_KEY = "_root.json"
 PLACE_KEY = "_backup.json"
-"""In a place of backups, where no root may be."""
+"""In a backup repository, where no root may be."""
 RESTORE_KEY = "_restore.json"
 """In a root that a restore has not finished."""
 LOG_FOLDER = "_log"
@@ -47,7 +47,7 @@ _TABLE_NAME = re.compile(rf"([0-9]{{20}})-{_ID}\.arrow")
 
 
 def check_topic_name(name: str) -> str:
-    """`name` if a topic may be called so, else `BadRequest` saying why not (Kafka's rules; one leading `_` is ours)."""
+    """Return `name` if it is a valid topic name; else `BadRequest` (Kafka's rules, and one leading `_` is reserved)."""
     if not isinstance(name, str) or not name:
         raise BadRequest("a topic needs a name of 1 to 249 letters, digits, '.', '_' or '-'; found an empty one")
     if name in (".", ".."):
@@ -62,27 +62,26 @@ def check_topic_name(name: str) -> str:
 
 
 def is_reserved(folder: str) -> bool:
-    """Whether a folder of a root is sparklog's own and never a topic (`_groups`, `_transactions`, ...)."""
+    """True if a folder of a root is reserved and never a topic (`_groups`, `_transactions`, ...)."""
     return folder.startswith("_") and not folder.startswith("__")
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether a topic may be called so."""
-    return (
-        bool(_TOPIC.fullmatch(name))
-        and len(name) <= MAX_TOPIC_NAME
-        and name not in (".", "..")
-        and not is_reserved(name)
-    )
+    """True if `name` is a valid topic name."""
+    try:
+        check_topic_name(name)
+    except BadRequest:
+        return False
+    return True
 
 
 def commit_key(prefix: str, version: int) -> str:
-    """Key of a commit of the log under `prefix` (a topic, `_groups/<group>`, `_transactions/<id>`)."""
+    """Return the key of an entry of the journal under `prefix` (a topic, `_groups/<group>`, `_transactions/<id>`)."""
     return f"{prefix}/{LOG_FOLDER}/{version:020d}.json"
 
 
 def check_id(text: str, what: str) -> str:
-    """`text` if it can be a group or transactional id, else `BadRequest`."""
+    """Return `text` if it can be a group or transactional id, else `BadRequest`."""
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_ID:
         raise BadRequest(f"a {what} has 1 to {MAX_ID} characters, found {text!r:.60}")
     try:
@@ -93,7 +92,7 @@ def check_id(text: str, what: str) -> str:
 
 
 def id_folder(text: str) -> str:
-    """The folder of a group or transactional id: percent-encoded, and hashed where that takes over 200 bytes.
+    """Return the folder of a group or transactional id: percent-encoded, and hashed where that takes over 200 bytes.
 
     Letters, digits, `_`, `-` and `.` (not as the first character) stand for themselves. A hash begins with `=`, which
     no encoded id does.
@@ -106,37 +105,37 @@ def id_folder(text: str) -> str:
 
 
 def transactions_prefix(transactional_id: str) -> str:
-    """What the decision log of a transactional id lies under."""
+    """Return the prefix of a transactional id's journal."""
     return f"{TRANSACTIONS_FOLDER}/{id_folder(transactional_id)}"
 
 
 def groups_prefix(group: str) -> str:
-    """What the offsets of a consumer group lie under."""
+    """Return the prefix of a consumer group's journal."""
     return f"{GROUPS_FOLDER}/{id_folder(group)}"
 
 
 def checkpoint_key(prefix: str, version: int) -> str:
-    """Key of a checkpoint's head."""
+    """Return the key of a checkpoint's head."""
     return f"{prefix}/{CHECKPOINT_FOLDER}/{version:020d}.json"
 
 
 def checkpoint_prefix(prefix: str) -> str:
-    """What all keys of checkpoints of this log start with."""
+    """Return the prefix of the keys of a journal's checkpoints."""
     return f"{prefix}/{CHECKPOINT_FOLDER}/"
 
 
 def checkpoint_table_name(version: int, unique: str) -> str:
-    """File name of a checkpoint's slice table, beside its head."""
+    """Return the file name of a checkpoint's slice table, beside its head."""
     return f"{version:020d}-{unique}.arrow"
 
 
 def is_checkpoint_table_name(name: str) -> bool:
-    """Whether a checkpoint's head may name this file as its slice table."""
+    """True if a checkpoint's head may name this file as its slice table."""
     return bool(_TABLE_NAME.fullmatch(name))
 
 
 def checkpoint_version(key: str) -> int | None:
-    """The version of a checkpoint's head from its key, None for anything else that lies there."""
+    """Return the version of a checkpoint's head from its key, None for another object."""
     name = key.rsplit("/", 1)[-1]
     digits, dot, suffix = name.partition(".")
     if suffix == "json" and dot and len(digits) == VERSION_DIGITS and digits.isdigit():
@@ -145,27 +144,27 @@ def checkpoint_version(key: str) -> int | None:
 
 
 def append_path(read_version: int, unique: str) -> str:
-    """Path below the topic's folder of a file of slices written by somebody who had read `read_version`."""
+    """Return the path, below the topic's folder, of a file of slices whose writer had read `read_version`."""
     return f"{APPEND_FOLDER}/{read_version:020d}-{unique}.slices"
 
 
 def sealed_path(partition: int, read_version: int, unique: str, base: int) -> str:
-    """Path below the topic's folder of one sealed segment, in a folder that is exactly a Kafka partition directory."""
+    """Return the path, below the topic's folder, of one sealed segment; its folder is a Kafka partition directory."""
     return f"{SEALED_FOLDER}/{partition}/{read_version:020d}-{unique}/{base:020d}.log"
 
 
 def is_sealed(path: str) -> bool:
-    """Whether the file is a sealed segment: Kafka's bytes with absolute offsets, and no footer."""
+    """True if the file is a sealed segment: Kafka's bytes with absolute offsets, and no footer."""
     return local_path(path).startswith(SEALED_FOLDER + "/")
 
 
 def local_path(path: str) -> str:
-    """The path below the folder of the topic that wrote it: `/other/append/x` is `append/x`."""
+    """Return the path below the folder of the topic that wrote it: `/other/append/x` is `append/x`."""
     return path.split("/", 2)[2] if path.startswith("/") and path.count("/") >= 2 else path
 
 
 def path_read_version(path: str) -> int | None:
-    """The read version in a data file's path, None if it is no path a commit may name."""
+    """Return the read version in a data file's path, None if it is no path a commit may name."""
     if path.startswith("/"):
         owner = path[1:].split("/", 1)[0]
         if not is_topic_name(owner):
@@ -176,18 +175,18 @@ def path_read_version(path: str) -> int | None:
 
 
 def file_key(topic: str, path: str) -> str:
-    """The key of a data file that a commit of `topic` names."""
+    """Return the key of a data file that a commit of `topic` names."""
     return path[1:] if path.startswith("/") else f"{topic}/{path}"
 
 
 def nearest(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
-    """The candidates most like `word`, best first, for "did you mean"."""
+    """Return the candidates most like `word`, best first, for "did you mean"."""
     import difflib
 
     return difflib.get_close_matches(word, list(candidates), n=limit, cutoff=0.6)
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """`; did you mean 'x'?` or nothing."""
-    found = nearest(word, candidates, limit=1)
-    return f"; did you mean '{found[0]}'?" if found else ""
+    """Return `; did you mean 'x'?`, or an empty text."""
+    similar = nearest(word, candidates, limit=1)
+    return f"; did you mean '{similar[0]}'?" if similar else ""

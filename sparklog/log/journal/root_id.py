@@ -1,13 +1,14 @@
-"""What lies in a folder that is to become a root: only an empty or a new one becomes one by itself.
+"""The id of a root (`_root.json`), and the check of a folder that is to become one.
 
-A folder that holds anything else is somebody else's, or was mistyped: a root in it would mix topics with other files.
-What a fresh file system, a probe or a streaming query brings along does not count:
+`_root.json` has a random id, created once. By it a task knows that it writes to the driver's root.
+
+Only an empty or new folder becomes a root by itself. A folder with other content belongs to another program, or was
+mistyped: a root in it would mix topics with other files. Files that a fresh file system, a probe or a streaming query
+brings along do not count:
 
 * `lost+found`, `.snapshot`, `.DS_Store`, `.nfs...`: of file systems and the machines that look at them
 * `_probe` and files that begin with `~`: of a store that is being tried
 * `_checkpoint...`, or a folder with Spark's `metadata` and `offsets`: the checkpoint of the query that writes here
-
-`_root.json`: the random id of a root, created once; by it a task knows that it writes to the driver's root.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HARMLESS = re.compile(
 
 
 def foreign_name(store: Store) -> str | None:
-    """The name of something in a store that keeps it from becoming a root, None if there is nothing."""
+    """Return the name of a file or folder that keeps a store from becoming a root, None if there is none."""
     if isinstance(store, LocalStore):
         return next((name for name in store.names() if not _is_harmless(store.location, name)), None)
     keys = (info.key for info in store.list(""))
@@ -38,7 +39,7 @@ def foreign_name(store: Store) -> str | None:
 
 
 def refuse_foreign(store: Store) -> None:
-    """`BadRequest` if a store cannot become a root for what lies in it, saying what can. Changes nothing."""
+    """Raise `BadRequest`, with the remedy, if the content of a store keeps it from becoming a root."""
     name = foreign_name(store)
     if name is None or _is_root(store):
         return
@@ -47,7 +48,7 @@ def refuse_foreign(store: Store) -> None:
 
 
 def _is_root(store: Store) -> bool:
-    """True if others have made it a root meanwhile, or a cache has hidden that: then what lies there is theirs."""
+    """True if another process has made it a root meanwhile, or a cache has hidden that."""
     return store.stat(ROOT_KEY) is not None or any(info.key == ROOT_KEY for info in store.list(ROOT_KEY))
 
 
@@ -58,7 +59,6 @@ def _is_harmless(folder: str, name: str) -> bool:
 
 
 def _remedy(store: Store, folder: str) -> str:
-    """What works instead."""
     names = store.names() if isinstance(store, LocalStore) else []
     below = [os.path.join(folder, name) for name in names]
     root = next((path for path in below if os.path.isfile(os.path.join(path, ROOT_KEY))), None)
@@ -84,7 +84,7 @@ ROOT_JSON = StoredDocument("root", RootId, *ROOT_MEMBERS)
 
 
 def read_root_id(store: Store) -> str:
-    """The id of the root in this store (one request). `NotFound` if there is none."""
+    """Return the id of the root in this store (one request). `NotFound` if there is none."""
     try:
         data = store.get(ROOT_KEY)
     except NotFound:
@@ -95,9 +95,9 @@ def read_root_id(store: Store) -> str:
 
 
 def create_root_id(store: Store, env: Env) -> str:
-    """Make this store a root, once it has proved that it can hold one; the id of whoever was first.
+    """Make this store a root, after a probe that it can hold one; return the id of the first that did.
 
-    `BadRequest` if backups lie here, half of what a restore brings back, or anything else.
+    `BadRequest` if backups, an unfinished restore or foreign files lie here.
     """
     from sparklog.storage.probe import ensure_probed
 

@@ -1,4 +1,4 @@
-"""Which records Kafka's aborted transactions take back: what a `read_committed` plan of imported data carries.
+"""Kafka's aborted transactions that hide records from a `read_committed` plan of imported data.
 
 An ABORT marker can lie far behind the records it takes back, so the answer always comes from the whole snapshot, never
 from the range that is read: from the slices that hold ABORT markers (`SliceFlag.KAFKA_ABORTED`), from the range's start
@@ -30,14 +30,14 @@ Aborted = AbortedTransactions | None
 
 _FLAG = int(SliceFlag.KAFKA_ABORTED)
 FILES_AT_ONCE = 16
-"""Looked at before the next look at whether that is enough."""
+"""Files read before the next look at whether that is enough."""
 CACHED_ENTRIES = 1 << 20
-"""Of each store: 32 bytes each."""
+"""Of each store, 32 bytes each."""
 CACHED_FILES = 1 << 16
 
 
 class _Cache:
-    """What files of one store said, the ones used last; safe to share between threads."""
+    """Entries of the files of one store that were used last; safe to share between threads."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -65,13 +65,12 @@ _CACHES_LOCK = ForkLock()
 
 
 def has_aborted(table: SliceTable) -> bool:
-    """Whether any slice holds ABORT markers of Kafka's: without a request, in no time."""
+    """True if any slice holds ABORT markers of Kafka's. Costs no request."""
     return any(bool((part.flags & _FLAG).any()) for part in table.parts())
 
 
 def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, start: int, end: int) -> Aborted:
-    """The aborted transactions that can matter to offsets `[start, end)` of a partition, by marker; None: there are
-    none.
+    """Return the aborted transactions that can matter to offsets `[start, end)` of a partition, by marker, or None.
 
     Raises `Corrupt` for a file that is damaged or missing, `Unavailable` if one has been replaced since.
     """
@@ -83,17 +82,17 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
         return None
     planned = planned_slices(topic, partition, marked)
     cache = _cache_of(store)
-    said: list[AbortedTransactions] = []
+    aborted: list[AbortedTransactions] = []
     try:
         for at in range(0, len(planned), FILES_AT_ONCE):
-            said += _read(store, planned.rows(at, at + FILES_AT_ONCE), cache)
-            if int(said[-1].last_stable_offsets.max()) >= end:
+            aborted += _read(store, planned.rows(at, at + FILES_AT_ONCE), cache)
+            if int(aborted[-1].last_stable_offsets.max()) >= end:
                 break
     except MissingFile as missing:
         raise Unavailable(
             f"{missing.file} is gone: it was replaced and deleted after the snapshot was taken that is read; try again"
         ) from None
-    ranges = transaction_index.concatenate(said).overlapping(start, end)
+    ranges = transaction_index.concatenate(aborted).overlapping(start, end)
     return ranges if len(ranges) else None
 
 
@@ -106,7 +105,7 @@ def _cache_of(store: Store) -> _Cache:
 
 
 def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:
-    """What each slice says, from the cache or from its file."""
+    """Return the entries of each slice, from the cache or from its file."""
     known = {i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None}
     missing = [i for i in range(len(slices)) if i not in known]
     answers = ask_each(store, lambda i: aborted_of(store, slices[i]), missing)
@@ -116,46 +115,46 @@ def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[A
     return [known[i] for i in range(len(slices))]
 
 
-def aborted_of(store: Store, found: PlannedSlice) -> AbortedTransactions:
-    """The transactions whose ABORT markers lie in a slice that has `KAFKA_ABORTED`, from its file.
+def aborted_of(store: Store, planned: PlannedSlice) -> AbortedTransactions:
+    """Return the transactions whose ABORT markers lie in a slice that has `KAFKA_ABORTED`, from its file.
 
     Raises `Corrupt`, and `fetch.MissingFile` if the file is gone.
     """
-    entries = _of_append_file(store, found) if found.footer_length else _of_segment(store, found)
+    entries = _of_append_file(store, planned) if planned.footer_length else _of_segment(store, planned)
     last = entries.last_offsets
-    if not len(entries) or int(last.min()) < found.base or int(last.max()) >= found.end:
+    if not len(entries) or int(last.min()) < planned.base or int(last.max()) >= planned.end:
         raise Corrupt(
-            f"expected the aborted transactions with markers at {found.base} to {found.end - 1}, found "
+            f"expected the aborted transactions with markers at {planned.base} to {planned.end - 1}, found "
             f"{len(entries)} others: restore the file",
-            file=found.file,
+            file=planned.file,
         )
     return entries
 
 
-def _of_segment(store: Store, found: PlannedSlice) -> AbortedTransactions:
+def _of_segment(store: Store, planned: PlannedSlice) -> AbortedTransactions:
     from sparklog.log.read.fetch import MissingFile
 
-    key = f"{found.file.removesuffix('.log')}.txnindex"
+    key = f"{planned.file.removesuffix('.log')}.txnindex"
     try:
-        return transaction_index.parse(store.get(key), found.base, file=key)
+        return transaction_index.parse(store.get(key), planned.base, file=key)
     except NotFound:
-        if store.stat(found.file) is None:
-            raise MissingFile(found.file) from None
+        if store.stat(planned.file) is None:
+            raise MissingFile(planned.file) from None
     raise Corrupt("expected a transaction index beside the segment, found none: restore it", file=key)
 
 
-def _of_append_file(store: Store, found: PlannedSlice) -> AbortedTransactions:
+def _of_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
     from sparklog.log.read.fetch import read_footer
 
-    entry = read_footer(store, found).at(found.position)
-    if entry is None or entry.crc != found.crc or entry.nbytes != found.size:
+    entry = read_footer(store, planned).at(planned.position)
+    if entry is None or entry.crc != planned.crc or entry.nbytes != planned.size:
         raise Corrupt(
             "expected the footer to name the slice whose transactions were aborted: restore the file",
-            file=found.file,
-            position=found.position,
+            file=planned.file,
+            position=planned.position,
         )
-    said = entry.aborted
-    shift = np.int64(found.shift)
+    aborted = entry.aborted
+    shift = np.int64(planned.shift)
     return AbortedTransactions(
-        said.producer_ids, said.first_offsets, said.last_offsets + shift, said.last_stable_offsets
+        aborted.producer_ids, aborted.first_offsets, aborted.last_offsets + shift, aborted.last_stable_offsets
     )

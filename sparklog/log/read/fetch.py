@@ -1,18 +1,16 @@
-"""Entering sealed segments by the index files that lie beside them, as Kafka does, but without trusting them.
-
-An `.index` or `.timeindex` has no checksum, and a stale one would silently hide records
-(docs/reference/kafka-format.md, index files). So what it says is proven by the log before it is believed: an entry's
-position must hold a batch whose CRC is right and whose last offset is the entry's, and the batch that a time entry
-names must have the entry's time. Otherwise, and where an index is missing or out of order, the segment is read from its
-start. Where to stop reading is only a guess at how much to ask for at once: a wrong one costs a request.
-
-From a plan to bytes: what a task fetches, in which requests, and what it does when a planned file is gone.
+"""Fetch the slices of a plan: the requests of a task, and its way on when a planned file is gone.
 
 Slices that lie side by side in one file and come next for the ranges being read are fetched together, also those of
 different partitions: a task that reads 8 partitions of n small append files makes n requests, not 8 n. Slices are
 fetched whole and checked by their CRC-32C while they fit into `SPAN_BYTES`; larger ones come in windows of that size,
 and where the range begins or ends inside one, the footer's index says where to enter. So a task never holds more than a
-few `SPAN_BYTES`, whatever it reads. Sealed segments, which have no footer, are entered by Kafka's `.index` beside them.
+few `SPAN_BYTES`, whatever it reads.
+
+Sealed segments have no footer. They are entered by the `.index` and `.timeindex` beside them, as Kafka does, but these
+have no checksum, and a stale one would hide records (docs/reference/kafka-format.md). So an entry is proven by the log
+before it is believed: at its position lies a batch whose CRC is right and whose last offset is the entry's, and the
+batch that a time entry names has the entry's time. Otherwise, and where an index is missing or out of order, the
+segment is read from its start. The end of a read is only a guess at how much to ask for: a wrong one costs a request.
 
 A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened anew and the
 same offsets are read from where they lie now. Only a log start beyond them is data loss.
@@ -41,7 +39,7 @@ _Index = TypeVar("_Index", OffsetIndex, TimeIndex)
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """Where to begin in a segment, and what must be found there; `position` 0 is its start and needs no proof.
+    """A place to begin at in a segment, and the batch that proves it; `position` 0 is its start and needs no proof.
 
     `last_offset`: of the batch at `position`. `until`: the byte at which what is wanted probably ends.
     `(stamped, stamp)`: a batch that ends at this offset has this greatest time (ms); (-1, -1): nothing is claimed.
@@ -54,63 +52,63 @@ class Entrance:
     stamp: int = -1
 
 
-def read_offset_index(store: Store, found: PlannedSlice) -> OffsetIndex | None:
-    """The `.index` of a sealed segment, in one request; None if there is none that could be right."""
-    return _read(store, found, ".index", offset_index.parse)
+def read_offset_index(store: Store, planned: PlannedSlice) -> OffsetIndex | None:
+    """Return the `.index` of a sealed segment, in one request; None if there is none that could be right."""
+    return _read(store, planned, ".index", offset_index.parse)
 
 
-def read_time_index(store: Store, found: PlannedSlice) -> TimeIndex | None:
-    """The `.timeindex` of a sealed segment, in one request; None if there is none that could be right."""
-    return _read(store, found, ".timeindex", time_index.parse)
+def read_time_index(store: Store, planned: PlannedSlice) -> TimeIndex | None:
+    """Return the `.timeindex` of a sealed segment, in one request; None if there is none that could be right."""
+    return _read(store, planned, ".timeindex", time_index.parse)
 
 
-def _read(store: Store, found: PlannedSlice, suffix: str, parse: Callable[[bytes, int], _Index]) -> _Index | None:
-    whole = found.position == 0 and found.size == found.file_size and found.shift == 0
-    if found.footer_length or not whole or not found.file.endswith(_SUFFIX):
+def _read(store: Store, planned: PlannedSlice, suffix: str, parse: Callable[[bytes, int], _Index]) -> _Index | None:
+    whole = planned.position == 0 and planned.size == planned.file_size and planned.shift == 0
+    if planned.footer_length or not whole or not planned.file.endswith(_SUFFIX):
         return None
     try:
         # Entries are smaller than batches: an index that is larger than its log is none.
-        data = store.get(found.file.removesuffix(_SUFFIX) + suffix, 0, found.size)
-        return parse(data, found.base)
+        data = store.get(planned.file.removesuffix(_SUFFIX) + suffix, 0, planned.size)
+        return parse(data, planned.base)
     except (NotFound, Corrupt):
         return None
 
 
-def entrance_for_offsets(index: OffsetIndex, found: PlannedSlice, start: int, end: int) -> Entrance:
-    """Where to read offsets `[start, end)`: the last indexed batch that ends at or before `start`."""
+def entrance_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: int, end: int) -> Entrance:
+    """Return the place to read offsets `[start, end)` from: the last indexed batch that ends at or before `start`."""
     last_offset, position = index.lookup(start)
-    return Entrance(*_inside(found, position, last_offset), _until(index, found, end - 1))
+    return Entrance(*_inside(planned, position, last_offset), _until(index, planned, end - 1))
 
 
 def entrance_for_timestamp(
-    index: OffsetIndex | None, times: TimeIndex | None, found: PlannedSlice, target: int, start: int
+    index: OffsetIndex | None, times: TimeIndex | None, planned: PlannedSlice, target: int, start: int
 ) -> Entrance:
-    """Where the first record at or above offset `start` with a time of at least `target` (ms) is looked for.
+    """Return the place to look for the first record at or above offset `start` with a time of at least `target` (ms).
 
     Kafka's way: no record before the time index's greatest entry <= `target` is later than that entry.
     """
     if index is None:
-        return Entrance(0, -1, found.size)
+        return Entrance(0, -1, planned.size)
     stamp, stamped = (-1, -1) if times is None else times.lookup(target)
     last_offset, position = index.lookup(max(stamped, start))
-    until = found.size
+    until = planned.size
     if times is not None:
         following = int(times.timestamps.searchsorted(target, side="right"))
         if following < len(times):
-            until = _until(index, found, max(start, int(times.offsets[following])))
+            until = _until(index, planned, max(start, int(times.offsets[following])))
     claimed = stamp >= 0 and stamped >= start
-    place = _inside(found, position, last_offset)
+    place = _inside(planned, position, last_offset)
     return Entrance(*place, until, stamped, stamp) if claimed else Entrance(*place, until)
 
 
-def _inside(found: PlannedSlice, position: int, last_offset: int) -> tuple[int, int]:
-    return (position, last_offset) if 0 < position < found.size else (0, -1)
+def _inside(planned: PlannedSlice, position: int, last_offset: int) -> tuple[int, int]:
+    return (position, last_offset) if 0 < position < planned.size else (0, -1)
 
 
-def _until(index: OffsetIndex, found: PlannedSlice, offset: int) -> int:
-    """Where the batch that holds `offset` has surely ended: behind the first indexed one that ends at or beyond it."""
+def _until(index: OffsetIndex, planned: PlannedSlice, offset: int) -> int:
+    """Return where the batch of `offset` has surely ended: behind the first indexed one that ends at or beyond it."""
     beyond = int(index.offsets.searchsorted(offset, side="left")) + 1
-    return min(int(index.positions[beyond]), found.size) if beyond < len(index) else found.size
+    return min(int(index.positions[beyond]), planned.size) if beyond < len(index) else planned.size
 
 
 SPAN_BYTES = 8 << 20
@@ -139,13 +137,13 @@ class Piece:
 
 @dataclass(slots=True)
 class Cursor:
-    """Where reading of one range stands: offsets below `next` have been fetched, `at` is the slice that comes next."""
+    """Progress of one range: offsets below `next` have been fetched, `at` is the slice that comes next."""
 
     store: Store
     range: OffsetRange
     slices: PlannedSlices
     replan: Callable[[int], tuple[int, PlannedSlices]]
-    """From the first offset still wanted: where reading goes on (later only if that is no error) and its slices."""
+    """Takes the first offset still wanted; gives the offset to go on at, later only if that is no error, and slices."""
     next: int
     at: int = 0
     _rows: list[PlannedSlice] = field(default_factory=list)
@@ -165,12 +163,12 @@ class Cursor:
         self.next, self.slices, self.at = start, slices, 0
         self._rows = []
 
-    def cuts(self, found: PlannedSlice) -> bool:
-        """Whether only a part of the slice is wanted."""
-        return self.next > found.base or self.range.end < found.end
+    def cuts(self, planned: PlannedSlice) -> bool:
+        """True if only a part of the slice is wanted."""
+        return self.next > planned.base or self.range.end < planned.end
 
-    def advance(self, found: PlannedSlice) -> None:
-        self.next = min(found.end, self.range.end)
+    def advance(self, planned: PlannedSlice) -> None:
+        self.next = min(planned.end, self.range.end)
         self.at += 1
 
 
@@ -196,12 +194,12 @@ class Fetcher:
             self._list(cursor)
         for cursor in self._cursors:
             missed = ""
-            while (found := cursor.head()) is not None:
+            while (planned := cursor.head()) is not None:
                 try:
-                    if self._in_windows(cursor, found):
-                        yield from self._windows(cursor, found)
+                    if self._in_windows(cursor, planned):
+                        yield from self._windows(cursor, planned)
                     else:
-                        yield from self._span(cursor, found)
+                        yield from self._span(cursor, planned)
                 except MissingFile as missing:
                     if missing.file == missed:
                         raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
@@ -209,21 +207,21 @@ class Fetcher:
                     self._replan(cursor)
 
     def _list(self, cursor: Cursor) -> None:
-        found = cursor.head()
-        if found is not None:
-            self._heads[cursor.store.location, found.file, found.position] = cursor
+        planned = cursor.head()
+        if planned is not None:
+            self._heads[cursor.store.location, planned.file, planned.position] = cursor
 
     def _unlist(self, cursor: Cursor) -> None:
-        found = cursor.head()
-        if found is None:
+        planned = cursor.head()
+        if planned is None:
             return
-        place = (cursor.store.location, found.file, found.position)
+        place = (cursor.store.location, planned.file, planned.position)
         if self._heads.get(place) is cursor:
             del self._heads[place]
 
-    def _advance(self, cursor: Cursor, found: PlannedSlice) -> None:
+    def _advance(self, cursor: Cursor, planned: PlannedSlice) -> None:
         self._unlist(cursor)
-        cursor.advance(found)
+        cursor.advance(planned)
         self._list(cursor)
 
     def _replan(self, cursor: Cursor) -> None:
@@ -232,26 +230,26 @@ class Fetcher:
         self._list(cursor)
 
     @staticmethod
-    def _in_windows(cursor: Cursor, found: PlannedSlice) -> bool:
-        """Whether a slice is too large to fetch whole, or large enough to be entered by its index."""
-        return found.size > SPAN_BYTES or (found.size > INDEX_MIN_BYTES and cursor.cuts(found))
+    def _in_windows(cursor: Cursor, planned: PlannedSlice) -> bool:
+        """True if a slice is too large to fetch whole, or large enough to be entered by its index."""
+        return planned.size > SPAN_BYTES or (planned.size > INDEX_MIN_BYTES and cursor.cuts(planned))
 
-    def _span(self, cursor: Cursor, found: PlannedSlice) -> Iterator[Piece]:
+    def _span(self, cursor: Cursor, planned: PlannedSlice) -> Iterator[Piece]:
         """Fetch a slice and, in the same request, what follows it in the file and is wanted next."""
-        taken = [(cursor, found, cursor.next)]
-        self._advance(cursor, found)
-        end = found.position + found.size
-        while (other := self._heads.get((cursor.store.location, found.file, end))) is not None:
+        taken = [(cursor, planned, cursor.next)]
+        self._advance(cursor, planned)
+        end = planned.position + planned.size
+        while (other := self._heads.get((cursor.store.location, planned.file, end))) is not None:
             neighbour = other.head()
             if neighbour is None or self._in_windows(other, neighbour):
                 break
-            if end + neighbour.size - found.position > SPAN_BYTES:
+            if end + neighbour.size - planned.position > SPAN_BYTES:
                 break
             taken.append((other, neighbour, other.next))
             self._advance(other, neighbour)
             end += neighbour.size
         try:
-            data = memoryview(read_range(cursor.store, found.file, found.position, end - found.position))
+            data = memoryview(read_range(cursor.store, planned.file, planned.position, end - planned.position))
         except MissingFile:
             for other, _, start in reversed(taken):
                 self._unlist(other)
@@ -259,80 +257,80 @@ class Fetcher:
                 self._list(other)
             raise
         for other, each, start in taken:
-            body = data[each.position - found.position :][: each.size]
+            body = data[each.position - planned.position :][: each.size]
             check_slice(body, each)
             wanted = min(each.end, other.range.end)
             cut = start > each.base or other.range.end < each.end
             yield Piece(body, each.position, each, start, wanted, cut, True)
 
-    def _windows(self, cursor: Cursor, found: PlannedSlice) -> Iterator[Piece]:
+    def _windows(self, cursor: Cursor, planned: PlannedSlice) -> Iterator[Piece]:
         """Fetch a large slice, or the part of it that is wanted, in windows of whole batches."""
         from crc32c import crc32c
 
-        end = min(found.end, cursor.range.end)
-        cut, crc = cursor.cuts(found), 0
-        low, high = self._limits(cursor, found)
+        end = min(planned.end, cursor.range.end)
+        cut, crc = cursor.cuts(planned), 0
+        low, high = self._limits(cursor, planned)
         first, until = None, high
-        index = self._index(cursor.store, found) if cut and not found.footer_length else None
+        index = self._index(cursor.store, planned) if cut and not planned.footer_length else None
         if index is not None:
-            entrance = entrance_for_offsets(index, found, cursor.next, end)
-            low, first = enter_segment(cursor.store, found, entrance)
+            entrance = entrance_for_offsets(index, planned, cursor.next, end)
+            low, first = enter_segment(cursor.store, planned, entrance)
             until = entrance.until
-        whole = low == 0 and high == found.size
+        whole = low == 0 and high == planned.size
         while low < high and cursor.next < end:
-            data, headers = first or read_window(cursor.store, found, low, high, until)
+            data, headers = first or read_window(cursor.store, planned, low, high, until)
             first = None
             low += len(data)
             crc = crc32c(data, crc) if whole else crc
-            if whole and low == high and crc != found.crc:
-                raise Corrupt("the slice's CRC-32C is wrong: restore it", file=found.file, position=found.position)
-            piece = Piece(data, found.position + low - len(data), found, cursor.next, end, cut, False)
-            cursor.next = min(max(cursor.next, int(headers.next_offset[-1]) + found.shift), end)
+            if whole and low == high and crc != planned.crc:
+                raise Corrupt("the slice's CRC-32C is wrong: restore it", file=planned.file, position=planned.position)
+            piece = Piece(data, planned.position + low - len(data), planned, cursor.next, end, cut, False)
+            cursor.next = min(max(cursor.next, int(headers.next_offset[-1]) + planned.shift), end)
             yield piece
-        self._advance(cursor, found)
+        self._advance(cursor, planned)
 
-    def _limits(self, cursor: Cursor, found: PlannedSlice) -> tuple[int, int]:
-        """Where in the slice the wanted offsets lie, as far as its index tells: bytes `[low, high)`."""
-        if not cursor.cuts(found) or not found.footer_length:
-            return 0, found.size
-        index = index_of(self._footer(cursor.store, found), found)
+    def _limits(self, cursor: Cursor, planned: PlannedSlice) -> tuple[int, int]:
+        """Return bytes `[low, high)` of the slice that hold the wanted offsets, as far as its index tells."""
+        if not cursor.cuts(planned) or not planned.footer_length:
+            return 0, planned.size
+        index = index_of(self._footer(cursor.store, planned), planned)
         if index is None:
-            return 0, found.size
-        low = int(index.position[index.entry_for_offset(cursor.next - found.shift)])
-        beyond = int(index.offset.searchsorted(cursor.range.end - found.shift, side="left"))
-        return low, int(index.position[beyond]) if beyond < len(index) else found.size
+            return 0, planned.size
+        low = int(index.position[index.entry_for_offset(cursor.next - planned.shift)])
+        beyond = int(index.offset.searchsorted(cursor.range.end - planned.shift, side="left"))
+        return low, int(index.position[beyond]) if beyond < len(index) else planned.size
 
-    def _footer(self, store: Store, found: PlannedSlice) -> Footer:
-        footer = self._footers.get(found.file)
+    def _footer(self, store: Store, planned: PlannedSlice) -> Footer:
+        footer = self._footers.get(planned.file)
         if footer is None:
-            footer = read_footer(store, found)
-            self._footers = {found.file: footer}
+            footer = read_footer(store, planned)
+            self._footers = {planned.file: footer}
         return footer
 
-    def _index(self, store: Store, found: PlannedSlice) -> OffsetIndex | None:
-        if found.file not in self._indexes:
-            self._indexes = {found.file: read_offset_index(store, found)}
-        return self._indexes[found.file]
+    def _index(self, store: Store, planned: PlannedSlice) -> OffsetIndex | None:
+        if planned.file not in self._indexes:
+            self._indexes = {planned.file: read_offset_index(store, planned)}
+        return self._indexes[planned.file]
 
 
-def read_footer(store: Store, found: PlannedSlice) -> Footer:
-    """The footer of the slice's file, in one ranged read."""
-    data = read_range(store, found.file, found.file_size - found.footer_length, found.footer_length)
-    return decode_footer(data, file_size=found.file_size, file=found.file)
+def read_footer(store: Store, planned: PlannedSlice) -> Footer:
+    """Return the footer of the slice's file, in one ranged read."""
+    data = read_range(store, planned.file, planned.file_size - planned.footer_length, planned.footer_length)
+    return decode_footer(data, file_size=planned.file_size, file=planned.file)
 
 
-def index_of(footer: Footer, found: PlannedSlice) -> SliceIndex | None:
-    """The slice's index, None if it is read from its start: so is what a rewrite left of a slice."""
-    entry = footer.at(found.position)
-    return entry.index if entry is not None and entry.crc == found.crc and entry.nbytes == found.size else None
+def index_of(footer: Footer, planned: PlannedSlice) -> SliceIndex | None:
+    """Return the slice's index; None if it is read from its start, as what a rewrite left of a slice is."""
+    entry = footer.at(planned.position)
+    return entry.index if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
 
 
-def enter_segment(store: Store, found: PlannedSlice, entrance: Entrance) -> tuple[int, Window | None]:
-    """Where in a sealed segment to begin, and the window that lies there: 0 and None if the index was wrong."""
+def enter_segment(store: Store, planned: PlannedSlice, entrance: Entrance) -> tuple[int, Window | None]:
+    """Return where in a sealed segment to begin, and the window that lies there: 0 and None if the index was wrong."""
     if not entrance.position:
         return 0, None
     try:
-        window = read_window(store, found, entrance.position, found.size, entrance.until)
+        window = read_window(store, planned, entrance.position, planned.size, entrance.until)
     except Corrupt:
         # No batch begins there: what is damaged, the index or the log, shows when it is read from the start.
         return 0, None
@@ -345,29 +343,31 @@ def enter_segment(store: Store, found: PlannedSlice, entrance: Entrance) -> tupl
     return (entrance.position, window) if right else (0, None)
 
 
-def read_window(store: Store, found: PlannedSlice, low: int, high: int, until: int = 0) -> Window:
-    """The first whole batches of bytes `[low, high)` of the slice (`SPAN_BYTES` or one batch) and their headers.
+def read_window(store: Store, planned: PlannedSlice, low: int, high: int, until: int = 0) -> Window:
+    """Return the first whole batches of bytes `[low, high)` of the slice (`SPAN_BYTES` or one batch) and their headers.
 
     No more than up to `until` is asked for at first, if that is above `low`: a guess, which may be wrong.
     """
     length = min(SPAN_BYTES, high - low)
     if low < until:
         length = min(length, max(until - low, HEADER_BYTES))
-    place = found.position + low
-    data = memoryview(read_range(store, found.file, place, length))
+    place = planned.position + low
+    data = memoryview(read_range(store, planned.file, place, length))
     headers = scan_headers(data, whole=False)
     if headers.end == 0 and headers.stop == "partial" and length < high - low:
         # One batch is larger than a window; its length is believed only as far as the slice goes.
         size = int.from_bytes(data[LENGTH_POSITION : LENGTH_POSITION + 4], "big") + LOG_OVERHEAD
-        data = memoryview(read_range(store, found.file, place, min(size, high - low)))
+        data = memoryview(read_range(store, planned.file, place, min(size, high - low)))
         headers = scan_headers(data, whole=False)
     if headers.end == 0 or (headers.stop != "end" and low + len(data) == high):
-        raise Corrupt(f"expected whole record batches: {headers.reason}", file=found.file, position=place + headers.end)
+        raise Corrupt(
+            f"expected whole record batches: {headers.reason}", file=planned.file, position=place + headers.end
+        )
     return data[: headers.end], headers
 
 
 def read_range(store: Store, file: str, start: int, length: int) -> bytes:
-    """Exactly these bytes of a file. `MissingFile` if it is gone, `Corrupt` if it is shorter."""
+    """Return exactly these bytes of a file. `MissingFile` if it is gone, `Corrupt` if it is shorter."""
     try:
         data = store.get(file, start, length)
         if len(data) != length:
@@ -380,11 +380,11 @@ def read_range(store: Store, file: str, start: int, length: int) -> bytes:
     return data
 
 
-def check_slice(data: memoryview, found: PlannedSlice) -> None:
-    """`Corrupt`, naming the first bad batch as well as it can be found, unless the slice is as it was written."""
+def check_slice(data: memoryview, planned: PlannedSlice) -> None:
+    """Raise `Corrupt` unless the slice is as it was written; name the first bad batch as well as it can be told."""
     from crc32c import crc32c
 
-    if crc32c(data) == found.crc:
+    if crc32c(data) == planned.crc:
         return
     headers = scan_headers(data, whole=False)
     wrong = crc_failures(data, headers)
@@ -393,13 +393,13 @@ def check_slice(data: memoryview, found: PlannedSlice) -> None:
         position, offset = int(headers.position[first]), int(headers.base_offset[first])
         raise Corrupt(
             "the batch's CRC-32C does not match its bytes: restore the file",
-            file=found.file,
-            position=found.position + position,
-            offset=offset + found.shift,
+            file=planned.file,
+            position=planned.position + position,
+            offset=offset + planned.shift,
         )
     raise Corrupt(
         "the slice's CRC-32C does not match its bytes: restore the file",
-        file=found.file,
-        position=found.position + (headers.end if headers.stop != "end" else 0),
-        offset=found.base,
+        file=planned.file,
+        position=planned.position + (headers.end if headers.stop != "end" else 0),
+        offset=planned.base,
     )

@@ -22,7 +22,7 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, TakenV
 
 FIRST_RUN_BYTES = 4 << 20
 LARGEST_RUN_BYTES = 256 << 20
-"""Stored bytes that one run reads; records go through memory a few MiB at a time whatever it is."""
+"""Stored bytes that one run reads; records go through memory a few MiB at a time."""
 
 
 def latest_record(
@@ -58,7 +58,7 @@ def latest_record(
 
 
 def partitions_of_key(view: TakenView, topic: str, key: bytes) -> dict[int, int]:
-    """Where Kafka's default partitioner puts a key, murmur2 over the number of partitions, now and in earlier times.
+    """Return the partitions of a key by Kafka's default partitioner, for the numbers of partitions now and before.
 
     The newest comes first, each with the number of partitions before it was the key's, 0: none is known. A place that
     holds a single partition is that partition. `BadRequest` where partitions are missing (a directory of one of several

@@ -1,4 +1,4 @@
-"""From fetched bytes to record batches: what a task does with its parts. Runs in tasks only (loads the kernels).
+"""Decode fetched bytes to record batches. Runs in tasks only (loads the kernels).
 
 Small slices are decoded together, whichever partition they belong to, and small results joined, so that a thousand tiny
 slices do not make a thousand batches; large slices are decoded a few record batches at a time.
@@ -15,35 +15,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, Corrupt
+from sparklog.errors import Corrupt
 from sparklog.format.batch_checks import crc_message
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.read.fetch import Cursor, Fetcher, Piece
-from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA
+from sparklog.log.state.view import RECORD_SCHEMA, check_columns
 
 Int64s = npt.NDArray[np.int64]
 
 BATCH_BYTES = 4 << 20
 DECODED = {"key", "value", "headers"}
 ROW_BYTES = 40
-"""What a record takes in Arrow beside its key, value and headers: offset, time, type, partition, three offsets."""
+"""Bytes of a record in Arrow beside its key, value and headers: offset, time, type, partition, three offsets."""
 BATCHES_AT_ONCE = 256
 """Decoded together at most: what was learned says little where compressible data follows incompressible."""
 FIRST_EXPANSION = 4.0
 """Decoded bytes per stored byte, until the first decoding tells."""
-
-
-def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns if they are distinct ones of `COLUMNS`, else `BadRequest`."""
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown:
-        raise BadRequest(f"expected columns of {', '.join(COLUMNS)}; found {', '.join(unknown)}")
-    if len(set(columns)) != len(columns):
-        raise BadRequest(f"expected each column once, found {', '.join(columns)}")
-    return tuple(columns)
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
@@ -54,7 +44,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 def read_cursors(
     cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int = BATCH_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The records of all ranges, each range's in offset order, as batches of about `batch_bytes`."""
+    """Yield the records of all ranges, each range's in offset order, as batches of about `batch_bytes`."""
     decoder = _Decoder(check_columns(columns), batch_bytes)
     return _joined(_decoded(Fetcher(cursors), decoder, batch_bytes), batch_bytes)
 
@@ -78,7 +68,7 @@ def _decoded(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[p
 
 
 def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of about `batch_bytes`: small neighbours joined, large ones cut (without copying)."""
+    """Yield the same rows in batches of about `batch_bytes`: join small neighbours, cut large ones without a copy."""
     held: list[pa.RecordBatch] = []
     filled = 0
     for batch in batches:
@@ -138,7 +128,7 @@ class _Decoder:
         self._topics: dict[str, pa.Array] = {}
 
     def run(self, pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
-        """Whole, verified pieces together."""
+        """Decode whole, verified pieces together."""
         if len(pieces) == 1:
             yield from self.one(pieces[0])
         elif pieces:
@@ -153,7 +143,7 @@ class _Decoder:
             yield from batches
 
     def one(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """A piece by itself."""
+        """Decode a piece by itself."""
         return self._batches([piece], piece.data)
 
     def _batches(self, pieces: list[Piece], data: memoryview) -> Iterator[pa.RecordBatch]:
@@ -199,7 +189,7 @@ class _Decoder:
         return made
 
     def _offsets_only(self, run: _Run, file: str | None, position: int) -> RecordColumns | None:
-        """Records without a look into the batches, where nothing inside is asked for and no offset is missing."""
+        """Return records without a look into the batches, where nothing inside is wanted and no offset is missing."""
         headers = run.headers
         cheap = not {"key", "value", "headers", "timestamp"}.intersection(self._columns)
         if not cheap or run.pieces[0].cut or (headers.count != headers.last_offset_delta + 1).any():
@@ -305,21 +295,21 @@ def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:
             position=place[1] + int(headers.position[bad]),
             offset=int(begin[bad]),
         )
-    plain = ~headers.is_control & ~_taken_back(pieces, headers, piece_of, shift)
+    plain = ~headers.is_control & ~_hidden(pieces, headers, piece_of, shift)
     if not plain.all():
         return _Run(pieces, data, headers[plain], piece_of[plain], shift[plain])
     return _Run(pieces, data, headers, piece_of, shift)
 
 
-def _taken_back(pieces: list[Piece], headers: BatchHeaders, piece_of: Int64s, shift: Int64s) -> npt.NDArray[np.bool_]:
-    """bool[m]: the batches of Kafka's aborted transactions, as far as the reader is not to see them."""
-    found = np.zeros(len(headers), np.bool_)
-    hidden = {id(piece.slice.aborted): piece.slice.aborted for piece in pieces if piece.slice.aborted is not None}
+def _hidden(pieces: list[Piece], headers: BatchHeaders, piece_of: Int64s, shift: Int64s) -> npt.NDArray[np.bool_]:
+    """Return bool[m]: the batches of Kafka's aborted transactions, as far as the reader is not to see them."""
+    batches = np.zeros(len(headers), np.bool_)
+    hidden = {id(piece.slice.hidden): piece.slice.hidden for piece in pieces if piece.slice.hidden is not None}
     if not hidden:
-        return found
-    owner = np.array([0 if piece.slice.aborted is None else id(piece.slice.aborted) for piece in pieces], np.int64)
+        return batches
+    owner = np.array([0 if piece.slice.hidden is None else id(piece.slice.hidden) for piece in pieces], np.int64)
     transactional = headers.is_transactional & ~headers.is_control
     for key, aborted in hidden.items():
         rows = np.flatnonzero(transactional & (owner[piece_of] == key))
-        found[rows] = aborted.covers(headers.producer_id[rows], headers.base_offset[rows] + shift[rows])
-    return found
+        batches[rows] = aborted.covers(headers.producer_id[rows], headers.base_offset[rows] + shift[rows])
+    return batches

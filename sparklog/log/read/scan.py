@@ -20,7 +20,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.decisions.decision_log import reader_of
 from sparklog.log.read.aborted import aborted_ranges, has_aborted
-from sparklog.log.read.read_plan import Int64s, PlannedSlices, planned_slices
+from sparklog.log.read.read_plan import PlannedSlices, planned_slices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
 from sparklog.log.state.view import (
     READ_COMMITTED,
@@ -44,14 +44,14 @@ BATCH_BYTES = 4 << 20
 
 
 def check_isolation(isolation: str) -> str:
-    """`isolation` if it is one of Kafka's two levels, else `BadRequest`."""
+    """Return `isolation` if it is one of Kafka's two levels, else raise `BadRequest`."""
     if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
         raise BadRequest(f"expected isolation {READ_COMMITTED} or {READ_UNCOMMITTED}, found {isolation!r}")
     return isolation
 
 
 def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Bounds]:
-    """Log start, log end and last stable offset of every partition (`ends`: where to stop instead of the latter)."""
+    """Return the bounds of every partition; `ends`: where to stop instead of the last stable offset."""
     head = snapshot.head
     stable = (head.last_stable() if ends is None else ends).tolist()
     rows = zip(head.log_start.tolist(), head.log_end.tolist(), stable, strict=True)
@@ -62,7 +62,7 @@ def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Boun
 class NativeReadPart:
     """A range of one partition of a native topic with the slices it lies in. Picklable if its store is.
 
-    `fail_on_data_loss`: whether a log start that has passed offsets still wanted is an error (`NotFound`) or skipped.
+    `fail_on_data_loss`: a log start that has passed offsets still wanted is an error (`NotFound`), else it is skipped.
     """
 
     store: Store
@@ -74,26 +74,29 @@ class NativeReadPart:
 
     @property
     def records(self) -> int:
-        """Estimated from the slices' counts."""
-        return int(self._within(self.slices.records))
+        """Records, estimated from the slices' counts."""
+        return self._share("records")
 
     @property
     def nbytes(self) -> int:
-        """Estimated stored bytes."""
-        return int(self._within(self.slices.size))
+        """Stored bytes, estimated."""
+        return self._share("size")
 
-    def _within(self, amounts: Int64s) -> float:
-        return _interpolated(self.slices.base, self.slices.end, amounts, self.range.start, self.range.end)
+    def _share(self, column: str) -> int:
+        """The sum of a column over the range, each slice's amount spread evenly over its offsets."""
+        base, end = self.slices.base, self.slices.end
+        covered = np.clip(np.minimum(end, self.range.end) - np.maximum(base, self.range.start), 0, None)
+        return int((self.slices.columns[column] * (covered / np.maximum(end - base, 1))).sum())
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
-        """The records in offset order, as batches of about `batch_bytes` with exactly `columns`."""
+        """Yield the records in offset order, as batches of about `batch_bytes` with exactly `columns`."""
         return read_parts([self], columns, batch_bytes=batch_bytes)
 
 
 def read_parts(
     parts: Sequence[ReadPart], columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The records of several parts: each part's in offset order, native parts interleaved as their files have them.
+    """Yield the records of several parts, each part's in offset order, native parts interleaved as their files are.
 
     Better than part by part for a task with many small parts: what lies together is fetched together, and small
     results are joined into batches of about `batch_bytes`. Errors: those of `NativeReadPart.read`, `Corrupt` and
@@ -125,7 +128,7 @@ def _read_native(
 def _replanner(
     part: NativeReadPart, opened: dict[tuple[str, str], Newer]
 ) -> Callable[[int], tuple[int, PlannedSlices]]:
-    """How to find a part's remaining offsets when a file has gone. `opened`: what was opened for that already."""
+    """Return a function that plans a part's remaining offsets anew. `opened`: topics opened for that already."""
 
     def replan(start: int) -> tuple[int, PlannedSlices]:
         name = part.range.topic
@@ -153,7 +156,7 @@ def _replanner(
 
 
 def plan_parts(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[NativeReadPart]:
-    """One part per non-empty range of the snapshot's topic, in the order given.
+    """Return one part per non-empty range of the snapshot's topic, in the order given.
 
     `NotFound` for a partition that does not exist, and for offsets below the log start or beyond what `isolation` sees.
     """
@@ -171,34 +174,34 @@ def plan_parts(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str
 
 
 def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[PlannedSlices]:
-    """The slices of each range, with what Kafka's aborted transactions hide of them."""
+    """Return the slices of each range, with what Kafka's aborted transactions hide of them."""
     marked = isolation == READ_COMMITTED and has_aborted(snapshot.slices)
     hidden = _aborted_by_partition(snapshot, ranges) if marked else {}
-    found = []
+    plans = []
     for wanted in ranges:
         slices = _visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
         aborted = hidden.get(wanted.partition)
         own = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
         planned = planned_slices(snapshot.topic, wanted.partition, slices)
-        found.append(replace(planned, aborted=own) if own is not None and len(own) else planned)
-    return found
+        plans.append(replace(planned, hidden=own) if own is not None and len(own) else planned)
+    return plans
 
 
 def _aborted_by_partition(snapshot: Snapshot, ranges: Sequence[OffsetRange]) -> dict[int, AbortedTransactions]:
-    """Looked for once for all ranges of a partition: a long one may be cut into many."""
+    """Look once for all ranges of a partition: a long one may be cut into many."""
     spans: dict[int, tuple[int, int]] = {}
     for wanted in ranges:
         low, high = spans.get(wanted.partition, (wanted.start, wanted.end))
         spans[wanted.partition] = min(low, wanted.start), max(high, wanted.end)
-    found = {
+    by_partition = {
         partition: aborted_ranges(snapshot.store, snapshot.topic, snapshot.slices, partition, low, high)
         for partition, (low, high) in spans.items()
     }
-    return {partition: aborted for partition, aborted in found.items() if aborted is not None}
+    return {partition: aborted for partition, aborted in by_partition.items() if aborted is not None}
 
 
 def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
-    """The partition's bounds; `NotFound` if the topic has no such partition."""
+    """Return the partition's bounds; `NotFound` if the topic has no such partition."""
     found = bounds.get(partition)
     if found is None:
         raise NotFound(f"expected partitions 0 to {len(bounds) - 1} of topic {topic}, found {partition}")
@@ -206,24 +209,24 @@ def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) ->
 
 
 def _check_range(wanted: OffsetRange, bounds: Mapping[int, Bounds], isolation: str) -> None:
-    own = check_partition(wanted.topic, wanted.partition, bounds)
-    if wanted.start < own.log_start or wanted.end > own.end(isolation):
+    limits = check_partition(wanted.topic, wanted.partition, bounds)
+    if wanted.start < limits.log_start or wanted.end > limits.end(isolation):
         raise NotFound(
-            f"expected offsets {own.log_start} to {own.end(isolation)} of {wanted.topic}-{wanted.partition} "
+            f"expected offsets {limits.log_start} to {limits.end(isolation)} of {wanted.topic}-{wanted.partition} "
             f"({isolation}), found {wanted.start} to {wanted.end}"
         )
 
 
-def _visible(found: Slices, isolation: str) -> Slices:
-    """Without what `isolation` hides."""
+def _visible(slices: Slices, isolation: str) -> Slices:
+    """Leave out what `isolation` hides."""
     if isolation != READ_COMMITTED:
-        return found
-    hidden = (found.status == ABORTED) | (found.status == OPEN)
-    return found[~hidden] if hidden.any() else found
+        return slices
+    hidden = (slices.status == ABORTED) | (slices.status == OPEN)
+    return slices[~hidden] if hidden.any() else slices
 
 
 def stored_in(snapshot: Snapshot, wanted: OffsetRange) -> Stored:
-    """What a range holds, from metadata alone: a slice is a run, of as many batches as its bytes have room for."""
+    """Return the contents of a range, by metadata: a slice is a run, of as many batches as its bytes have room for."""
     slices = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
     batches = np.minimum(slices.records, slices.size // HEADER_BYTES)
     runs = Runs(slices.base, slices.end, slices.records, slices.size, batches)
@@ -231,13 +234,14 @@ def stored_in(snapshot: Snapshot, wanted: OffsetRange) -> Stored:
 
 
 def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:
-    """What each partition takes, from metadata alone."""
-    rows, found = snapshot.slices.all(), []
+    """Return the size of each partition, from metadata alone."""
+    rows = snapshot.slices.all()
+    by_partition = []
     sealed, plain = rows.sealed(), rows.status != ABORTED
     for partition in range(snapshot.head.partitions):
         own = rows.partition_rows(partition)
         sizes, closed = rows.size[own], sealed[own]
-        found.append(
+        by_partition.append(
             PartitionSize(
                 topic=snapshot.topic,
                 partition=partition,
@@ -247,10 +251,4 @@ def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:
                 slices=own.stop - own.start,
             )
         )
-    return found
-
-
-def _interpolated(base: Int64s, end: Int64s, amounts: Int64s, start: int, stop: int) -> float:
-    """The share of `amounts` that lies in offsets `[start, stop)`, spread evenly over each slice."""
-    covered = np.clip(np.minimum(end, stop) - np.maximum(base, start), 0, None)
-    return float((amounts * (covered / np.maximum(end - base, 1))).sum())
+    return by_partition

@@ -1,4 +1,4 @@
-"""Following a topic in plain Python: what is there, then what comes. Works on every `LogView`, Kafka's directories too.
+"""Follow a topic in plain Python, from any offset on. Works on every `LogView`, Kafka's directories too.
 
     tail = Tail(view, "orders", READ_COMMITTED)
     tail.open()
@@ -9,7 +9,7 @@
             ...
 
 A topic that is deleted and created again is an error, never silence; offsets that retention took away before they were
-read are skipped, and `warn` is told.
+read are skipped with a call of `warn`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,15 @@ from sparklog.errors import Conflict, NotFound
 from sparklog.log.state.view import LogView, OffsetRange
 
 
-def _nobody(message: str) -> None:
-    """Where warnings go if nobody asks for them."""
-
-
 @dataclass
 class Tail:
-    """Where a reader of one topic stands: next offset per partition. `poll` reads on from there."""
+    """Progress of a reader of one topic: next offset per partition. `poll` reads on from there."""
 
     view: LogView
     topic: str
     isolation: str
     partition: int | None = None
-    warn: Callable[[str], None] = _nobody
+    warn: Callable[[str], None] = lambda message: None
     positions: dict[int, int] = field(default_factory=dict)
     topic_id: str = ""
 
@@ -93,7 +89,7 @@ class Tail:
             raise Conflict(f"topic {self.topic} was deleted and created again while it was read: start again")
 
     def at_end(self) -> bool:
-        """Whether the snapshot has nothing that was not read."""
+        """True if all of the snapshot was read."""
         bounds = self.view.bounds(self.topic)
         return all(
             partition in self.positions and self.positions[partition] >= bounds[partition].end(self.isolation)

@@ -1,16 +1,13 @@
-"""The first offset at or after a time, by Kafka's rule, and the time of the first record at or above an offset.
+"""Look-ups by time: the first record at or after a time, the first one at or above an offset, the largest timestamp.
 
 Kafka answers with the first record in offset order, at or above the log start and below the bound, whose timestamp is
 at or after the target; records of aborted transactions and markers count. It is not the record nearest in time:
 timestamps may go back. The snapshot's slice table tells the slice, its footer the window, the window the record: two
 reads. In a sealed segment the `.timeindex` and the `.index` stand for the footer: three. By offset it is two in both.
 
-The record with the largest timestamp: Kafka's ListOffsets for MAX_TIMESTAMP (`kafka-get-offsets --time -3`).
-
-Every `LogView` answers "the first record at or after a time", and the largest timestamp is the last time that has
-an answer: it is searched for, all partitions of a topic at once. Each answer lifts the search to its own
-timestamp, so that a day of milliseconds takes some thirty steps up and as many down, most of which metadata
-answers.
+The largest timestamp (Kafka's ListOffsets for MAX_TIMESTAMP, `kafka-get-offsets --time -3`) is the last time that has
+an answer: it is searched for, all partitions of a topic at once. Each answer lifts the search to its own timestamp, so
+that a day of milliseconds takes some thirty steps up and as many down, most of which metadata answers.
 """
 
 from __future__ import annotations
@@ -22,8 +19,7 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format.append_file import INDEX_MIN_BYTES
-from sparklog.format.record_batch import BatchHeaders
-from sparklog.log.read.fetch import entrance_for_timestamp, read_offset_index, read_time_index
+from sparklog.log.read.fetch import Window, entrance_for_timestamp, read_offset_index, read_time_index
 from sparklog.log.read.read_plan import PlannedSlice, planned_slices
 from sparklog.log.read.scan import bounds_of, check_isolation, check_partition
 from sparklog.log.state.snapshot import Newer, Snapshot
@@ -31,13 +27,13 @@ from sparklog.log.state.view import READ_UNCOMMITTED, LogView, TimestampOffset
 from sparklog.storage.store import Store
 
 ANY_TIME = -1
-"""What every record's time is at least: Kafka's "no timestamp"."""
+"""Kafka's "no timestamp", the least time of a record."""
 
 
 def offsets_for_timestamps(
     snapshot: Snapshot, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
-    """Per partition of `targets` (partition -> ms): the record's offset and time, None if none is below the bound.
+    """Return per partition of `targets` (partition -> ms) the record's offset and time, None if it has no such record.
 
     A file that is gone is looked for in the snapshot that `newer` takes. `NotFound` for a partition that is not there.
     """
@@ -47,7 +43,7 @@ def offsets_for_timestamps(
 def first_records(
     snapshot: Snapshot, offsets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
-    """Per partition of `offsets`, the first record at or above that offset: its offset and time (ms); None: no such.
+    """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None.
 
     Two requests per partition at most; `newer` and errors as for `offsets_for_timestamps`.
     """
@@ -66,8 +62,8 @@ def _looked_up(
     for partition, (target, low) in wanted.items():
         missed = ""
         while partition not in answers:
-            own = check_partition(snapshot.topic, partition, bounds)
-            start, end = max(low, own.log_start), own.end(isolation)
+            limits = check_partition(snapshot.topic, partition, bounds)
+            start, end = max(low, limits.log_start), limits.end(isolation)
             try:
                 answers[partition] = _first(snapshot, partition, target, start, end)
             except MissingFile as missing:
@@ -80,93 +76,87 @@ def _looked_up(
 
 
 def _first(snapshot: Snapshot, partition: int, target: int, start: int, end: int) -> TimestampOffset | None:
-    """The first record in offsets `[start, end)` with a time of at least `target`."""
+    """Return the first record in offsets `[start, end)` with a time of at least `target`."""
     if start >= end:
         return None
-    found = snapshot.slices.select(partition, start, end)
+    slices = snapshot.slices.select(partition, start, end)
     # A slice that the start cuts may have its late records below it: then the next candidate is looked at.
-    for row in np.flatnonzero(found.max_ts >= target).tolist():
-        one = planned_slices(snapshot.topic, partition, found[row : row + 1]).row(0)
+    for row in np.flatnonzero(slices.max_ts >= target).tolist():
+        one = planned_slices(snapshot.topic, partition, slices[row : row + 1]).row(0)
         answer = _in_slice(snapshot.store, one, target, start)
         if answer is not None:
             return answer if answer.offset < end else None
     return None
 
 
-def _in_slice(store: Store, found: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
-    """The first record of the slice at or above offset `start` with a time of at least `target`."""
+def _in_slice(store: Store, planned: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
+    """Return the first record of the slice at or above offset `start` with a time of at least `target`."""
     from sparklog.log.read.fetch import check_slice, index_of, read_footer, read_window
 
-    if found.append_time >= max(target, 0) and found.records == found.end - found.base:
-        return TimestampOffset(max(start, found.base), found.append_time)
-    if found.size > INDEX_MIN_BYTES and not found.footer_length:
-        return _in_segment(store, found, target, start)
+    if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
+        return TimestampOffset(max(start, planned.base), planned.append_time)
+    if planned.size > INDEX_MIN_BYTES and not planned.footer_length:
+        return _in_segment(store, planned, target, start)
     index = None
-    if found.size > INDEX_MIN_BYTES and found.footer_length:
-        index = index_of(read_footer(store, found), found)
-    cuts = [found.size]
+    if planned.size > INDEX_MIN_BYTES and planned.footer_length:
+        index = index_of(read_footer(store, planned), planned)
+    cuts = [planned.size]
     low = 0
     if index is not None:
-        by_time = index.entry_for_timestamp(target) if found.append_time < 0 else 0
-        entry = max(by_time, index.entry_for_offset(start - found.shift))
+        by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0
+        entry = max(by_time, index.entry_for_offset(start - planned.shift))
         low = int(index.position[entry])
-        cuts = [*index.position[entry + 1 :].tolist(), found.size]
+        cuts = [*index.position[entry + 1 :].tolist(), planned.size]
     for high in cuts:
         while low < high:
-            data, headers = read_window(store, found, low, high)
-            whole = len(data) == found.size
+            data, headers = read_window(store, planned, low, high)
+            whole = len(data) == planned.size
             if whole:
-                check_slice(data, found)
-            answer = _in_batches(data, headers, found, found.position + low, target, start, check_crc=not whole)
+                check_slice(data, planned)
+            answer = _in_batches((data, headers), planned, planned.position + low, target, start, check_crc=not whole)
             if answer is not None:
                 return answer
             low += len(data)
     return None
 
 
-def _in_segment(store: Store, found: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
-    """The same in a sealed segment, entered by the index files beside it."""
+def _in_segment(store: Store, planned: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
+    """Do the same in a sealed segment, entered by the index files beside it."""
     from sparklog.log.read.fetch import enter_segment, read_window
 
-    index = read_offset_index(store, found)
-    times = None if index is None or target == ANY_TIME else read_time_index(store, found)
-    entrance = entrance_for_timestamp(index, times, found, target, start)
-    low, first = enter_segment(store, found, entrance)
+    index = read_offset_index(store, planned)
+    times = None if index is None or target == ANY_TIME else read_time_index(store, planned)
+    entrance = entrance_for_timestamp(index, times, planned, target, start)
+    low, first = enter_segment(store, planned, entrance)
     until = entrance.until
-    while low < found.size:
-        data, headers = first or read_window(store, found, low, found.size, until)
+    while low < planned.size:
+        window = first or read_window(store, planned, low, planned.size, until)
         first = None
-        answer = _in_batches(data, headers, found, found.position + low, target, start, check_crc=True)
+        answer = _in_batches(window, planned, planned.position + low, target, start, check_crc=True)
         if answer is not None:
             return answer
-        low += len(data)
+        low += len(window[0])
     return None
 
 
 def _in_batches(
-    data: memoryview,
-    headers: BatchHeaders,
-    found: PlannedSlice,
-    position: int,
-    target: int,
-    start: int,
-    *,
-    check_crc: bool,
+    window: Window, planned: PlannedSlice, position: int, target: int, start: int, *, check_crc: bool
 ) -> TimestampOffset | None:
     from sparklog.format.decode import decode
 
-    given = headers.is_log_append_time & (found.append_time >= 0)
-    newest = np.where(given, found.append_time, headers.max_timestamp)
-    for i in np.flatnonzero((newest >= target) & (headers.next_offset + found.shift > start)).tolist():
+    data, headers = window
+    given = headers.is_log_append_time & (planned.append_time >= 0)
+    newest = np.where(given, planned.append_time, headers.max_timestamp)
+    for i in np.flatnonzero((newest >= target) & (headers.next_offset + planned.shift > start)).tolist():
         records = decode(
             data,
             headers[i : i + 1],
             columns=("offset", "timestamp"),
-            offset_shift=found.shift,
+            offset_shift=planned.shift,
             start_offset=start,
-            append_time=found.append_time if given[i] else None,
+            append_time=planned.append_time if given[i] else None,
             check_crc=check_crc,
-            file=found.file,
+            file=planned.file,
             file_position=position,
         )
         hit = np.flatnonzero(records.timestamp >= target)
@@ -181,7 +171,7 @@ NO_TIME = 2**63 - 1
 
 @dataclass
 class _Search:
-    """Of one partition: the best answer so far lies at `best.timestamp`; no record is at `above` or later."""
+    """Search in one partition: the best answer so far lies at `best.timestamp`; no record is at `above` or later."""
 
     best: TimestampOffset
     above: int
@@ -208,7 +198,7 @@ class _Search:
 def offsets_of_max_timestamp(
     view: LogView, topic: str, isolation: str = READ_UNCOMMITTED
 ) -> dict[int, TimestampOffset | None]:
-    """Per partition, the first record with the largest timestamp below the isolation bound; None if none has one."""
+    """Return per partition the first record with the largest timestamp below the isolation bound, None without one."""
     partitions = list(view.bounds(topic))
     first = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, 0), isolation)
     last = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, NO_TIME), isolation)

@@ -1,8 +1,6 @@
-"""Snapshots of topics as readers see them: where they begin and end, what ranges of them take, and the parts to read.
+"""Scans: the records of a topic as Arrow, from a view of its state (`Topic.scan`, `Topic.record_at`).
 
-Who takes the snapshots, and when, is another matter: `sparklog.log.topic.root_view` does for a whole root.
-
-The records of a snapshot as Arrow, without Spark: what `Topic.scan` and `Topic.record_at` give.
+`SnapshotView` is the view of snapshots that were taken; `sparklog.log.topic.root_view` takes them for a whole root.
 """
 
 from __future__ import annotations
@@ -26,7 +24,16 @@ from sparklog.log.read.scan import (
     stored_in,
 )
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Bounds, OffsetRange, ReadPart, Stored
+from sparklog.log.state.view import (
+    COLUMNS,
+    READ_COMMITTED,
+    RECORD_SCHEMA,
+    Bounds,
+    OffsetRange,
+    ReadPart,
+    Stored,
+    check_columns,
+)
 
 
 class SnapshotView:
@@ -123,9 +130,7 @@ def scan(
 ) -> Scan:
     """Plan a scan; see `Topic.scan`."""
     check_isolation(isolation)
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown or len(set(columns)) != len(columns):
-        raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
+    check_columns(columns)
     topic = snapshot.topic
     bounds = bounds_of(snapshot, whole_ends({topic: snapshot})[topic])
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))

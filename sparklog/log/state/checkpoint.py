@@ -17,7 +17,8 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.errors import Corrupt
+from sparklog.errors import Corrupt, Unavailable
+from sparklog.format.slice_columns import COLUMN_TYPES, SLICE_COLUMNS
 from sparklog.log.journal.documents import (
     TEXTS,
     UINT32_MAX,
@@ -29,37 +30,16 @@ from sparklog.log.journal.documents import (
     object_of,
     whole,
 )
-from sparklog.log.journal.names import is_checkpoint_table_name
-from sparklog.log.state.slice_table import COLUMN_TYPES, Slices, SliceTable, Texts
+from sparklog.log.journal.names import checkpoint_prefix, checkpoint_table_name, is_checkpoint_table_name
+from sparklog.log.state.slice_table import Slices, SliceTable, Texts
+from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import HEAD_JSON, Head
+from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMN_NAMES = {
-    "file": "file",
-    "file_size": "fileSize",
-    "footer_length": "footerLength",
-    "read_version": "readVersion",
-    "position": "position",
-    "size": "size",
-    "partition": "partition",
-    "base": "base",
-    "end": "end",
-    "shift": "shift",
-    "records": "records",
-    "min_ts": "minTs",
-    "max_ts": "maxTs",
-    "crc": "crc",
-    "flags": "flags",
-    "append_time": "appendTime",
-    "leader_epoch": "leaderEpoch",
-    "index_crc": "indexCrc",
-    "status": "status",
-    "txn": "txn",
-    "txn_n": "txnN",
-    "prepare_version": "prepareVersion",
-}
+COLUMN_NAMES = {column.name: column.checkpoint for column in SLICE_COLUMNS}
 """Columns of the table's file, by the name they have in memory; `file` and `txn` are dictionaries of text."""
 
 
@@ -129,6 +109,17 @@ def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
             f"checkpoint {version} should lie here, found version {checkpoint.head.version}; delete it", file=key
         )
     return checkpoint
+
+
+def write_slice_table(store: Store, snapshot: Snapshot, unique: str) -> TableRef:
+    """Write the slice table of a checkpoint, before its head; what the head says of it."""
+    data, unsealed = encode_table(snapshot.slices)
+    name = checkpoint_table_name(snapshot.version, unique)
+    key = checkpoint_prefix(snapshot.topic) + name
+    if not store.create(key, data) and store.get(key) != data:
+        # The name is unique: "exists" was our first try, or wrong. A head must not name what is not.
+        raise Unavailable(f"{key} was not written as it should; try again later")
+    return TableRef(name, len(data), crc32c.crc32c(data), len(snapshot.slices), unsealed)
 
 
 def encode_table(table: SliceTable) -> tuple[bytes, int]:

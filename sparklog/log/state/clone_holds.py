@@ -1,8 +1,8 @@
-"""The hold by which a clone keeps the files that it shares: how it is called, and whether it is still needed.
+"""The hold by which a clone keeps the files that it shares: its name, and the test if it is still needed.
 
 A clone's commit 0 names files in the folders of other topics. Before it, a hold named after the clone is committed in
-each of these topics, so their vacuums keep what the held version names, also once the topic is deleted. Nobody has to
-remember to let go of it: the vacuum of the topic that owns the files looks into the clone's log, and ends the hold once
+each of these topics, so their vacuums keep what the held version names, also once the topic is deleted. Release is
+automatic: the vacuum of the topic that owns the files looks into the clone's log, and ends the hold once
 no version of the clone that may still be read names a file of that topic. A clone names ever fewer of them, since
 only its creation brings any in.
 
@@ -29,12 +29,12 @@ _GIVEN_UP = "given-up"
 
 
 def clone_hold(clone: str, topic_id: str) -> str:
-    """The name of the hold of a clone; topic names have no colon."""
+    """Return the name of a clone's hold; topic names have no colon."""
     return f"{_PREFIX}:{clone}:{topic_id}"
 
 
 def clone_of_hold(hold: str) -> tuple[str, str] | None:
-    """Name and topic id of the clone whose hold is called so, None for any other hold."""
+    """Return name and topic id of the clone whose hold has this name, None for any other hold."""
     prefix, _, rest = hold.partition(":")
     name, colon, topic_id = rest.partition(":")
     return (name, topic_id) if prefix == _PREFIX and colon and is_topic_name(name) else None
@@ -45,7 +45,7 @@ class GiveUpIntent:
     """Commit to the log of a name that no clone with this topic id has, so that none can be created any more.
 
     A log without commits gets an empty topic of that id, which is to be deleted at once. Nothing where there is a
-    topic, or where the clone was one: then nobody can create it, or it was created already.
+    topic, or where the clone was one: then it cannot be created, or it was created already.
     """
 
     topic_id: str
@@ -63,12 +63,12 @@ class GiveUpIntent:
 
 
 def is_given_up(head: Head, topic_id: str) -> bool:
-    """Whether a name's log says that no clone with this topic id will come."""
+    """True if a name's log says that no clone with this topic id will come."""
     return f"{_GIVEN_UP}:{topic_id}" in head.holds
 
 
 def still_names(history: History, topic_id: str, owner: str, since: int, held: set[int], newest: int) -> bool:
-    """Whether a clone names a file of `owner` at version `since` or later up to `newest`, or at a version of `held`.
+    """True if a clone names a file of `owner` at version `since` or later up to `newest`, or at a version of `held`.
 
     `topic_id`: the clone's; what lies under its name before and after it is not asked. `NotFound` or `Corrupt` if it
     cannot be told.

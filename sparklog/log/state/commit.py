@@ -16,6 +16,7 @@ from operator import add, gt
 import crc32c
 
 from sparklog.errors import Corrupt
+from sparklog.format.slice_columns import COMMIT_LISTS
 from sparklog.log.journal.documents import (
     INT32_MAX,
     INT64_MAX,
@@ -63,13 +64,6 @@ MAINTAIN = "maintain"
 FILLING = (CREATE, IMPORT)
 """Ops that bring whole partitions at the offsets they have elsewhere: a clone is created with what it holds."""
 OPS = (CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL, COMPACT, TAKEOVER, MAINTAIN)
-
-FILE_FIELDS = (
-    *("path", "size", "footerLength", "partition", "base", "bytes", "offsets", "records", "minTs", "maxTs", "crc"),
-    "flags",
-)
-FILE_OPTIONAL_FIELDS = ("position", "shift", "appendTime", "leaderEpoch", "indexCrc")
-_FILE_KNOWN = frozenset(FILE_FIELDS + FILE_OPTIONAL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,57 +239,17 @@ def removals_by_file(removals: Sequence[Removal]) -> tuple[Removal, ...]:
     )
 
 
-def _file_document(file: FileSlices) -> dict[str, object]:
-    document: dict[str, object] = {
-        "path": file.path,
-        "size": file.size,
-        "footerLength": file.footer_length,
-        "partition": file.partition,
-        "base": file.base,
-        "bytes": file.nbytes,
-        "offsets": file.offsets,
-        "records": file.records,
-        "minTs": file.min_ts,
-        "maxTs": file.max_ts,
-        "crc": file.crc,
-        "flags": file.flags,
-    }
-    extra = (
-        *(("position", file.position), ("shift", file.shift), ("appendTime", file.append_time)),
-        *(("leaderEpoch", file.leader_epoch), ("indexCrc", file.index_crc)),
-    )
-    document.update((name, values) for name, values in extra if values)
-    return document
-
-
-def _file(item: Fields) -> FileSlices:
-    item.only(_FILE_KNOWN)
-    path = item.text("path")
+def _path(item: Fields, name: str) -> str:
+    path = item.text(name)
     if path_read_version(path) is None:
-        raise item.bad("path", "a path of a data file")
-    size = item.integer("size", 0)
-    partition = item.integers("partition", None, 0, MAX_PARTITIONS - 1)
-    n = len(partition)
-    file = FileSlices(
-        path=path,
-        size=size,
-        footer_length=item.integer("footerLength", 0, min(size, 2**31 - 1)),
-        partition=partition,
-        nbytes=item.integers("bytes", n, 1, size),
-        offsets=item.integers("offsets", n, 1),
-        records=item.integers("records", n, 0),
-        min_ts=item.integers("minTs", n, -1),
-        max_ts=item.integers("maxTs", n, -1),
-        crc=item.integers("crc", n, 0, 2**32 - 1),
-        flags=item.integers("flags", n, 0, 2**31 - 1),
-        base=item.integers("base", n, 0),
-        position=item.integers("position", n, 0, size) if item.has("position") else (),
-        shift=item.integers("shift", n, 0) if item.has("shift") else (),
-        append_time=item.integers("appendTime", n, -1) if item.has("appendTime") else (),
-        leader_epoch=item.integers("leaderEpoch", n, -1, 2**31 - 1) if item.has("leaderEpoch") else (),
-        index_crc=item.integers("indexCrc", n, 0, 2**32 - 1) if item.has("indexCrc") else (),
-    )
-    if (file.footer_length == 0) != is_sealed(path):
+        raise item.bad(name, "a path of a data file")
+    return path
+
+
+def _check_file(item: Fields, file: FileSlices) -> None:
+    size = file.size
+    item.integer("footerLength", 0, min(size, INT32_MAX))
+    if (file.footer_length == 0) != is_sealed(file.path):
         raise item.bad("footerLength", "0 in a sealed segment and more in any other file")
     if not file.position and sum(file.nbytes) + file.footer_length > size:
         raise item.bad("bytes", f"at most the file's size {size} together")
@@ -303,10 +257,21 @@ def _file(item: Fields) -> FileSlices:
         raise item.bad("position", f"such that each slice ends before the footer of a file of {size} bytes")
     if any(map(gt, map(add, file.base, file.offsets), repeat(INT64_MAX))):
         raise item.bad("base", f"such that each slice ends at offset {INT64_MAX} or below")
-    return file
 
 
-FILES = Kind(lambda item, name: tuple(map(_file, item.objects(name))), lambda files: list(map(_file_document, files)))
+FILE_JSON = Document(
+    FileSlices,
+    Member("path", Kind(_path)),
+    Member("size", whole(0)),
+    Member("footerLength", whole(0)),
+    Member("partition", wholes(0, MAX_PARTITIONS - 1)),
+    *(
+        Member(each.name, wholes(each.low, each.high, like="partition"), each.attribute, optional=each.optional)
+        for each in COMMIT_LISTS
+        if each.name != "partition"
+    ),
+    check=_check_file,
+)
 COMMIT_JSON = StoredDocument(
     "commit",
     Commit,
@@ -320,7 +285,7 @@ COMMIT_JSON = StoredDocument(
     Member("leaderEpoch", whole(0, INT32_MAX)),
     Member("writer", object_of(WRITER_JSON), nullable=True),
     Member("op", one_of(*OPS)),
-    Member("files", FILES, optional=True),
+    Member("files", objects_of(FILE_JSON), optional=True),
     Member("remove", objects_of(REMOVAL_JSON), optional=True),
     Member("edits", objects_of(EDIT_JSON), optional=True),
     Member("logStarts", numbers_by_partition(MAX_PARTITIONS), optional=True),

@@ -28,7 +28,7 @@ class ImportedPartition:
     """A piece of a partition as it was found: the log begins at `log_start`, the piece lies in `[since, log_end)`.
 
     * `cleaned_through`: compacted below it (None: never, or what was taken before is not)
-    * `leader_epoch`: the last that wrote here, -1 if nobody did
+    * `leader_epoch`: the last that wrote here, -1 without one
     * `files`: with the base of each slice, in offset order; the first may begin below the log start
     * `open`: transactions that no marker up to `log_end` ends; `ended`: those that were known open, and that one does
     * `imported`: what the next import goes on from (None: no batch is known)
@@ -57,7 +57,7 @@ class ImportedPartition:
 
     @property
     def end(self) -> ImportedEnd:
-        """What the next import goes on from."""
+        """State that the next import goes on from."""
         return self.imported or ImportedEnd(self.log_end)
 
     def stands(self) -> tuple[KafkaOpen, ...]:
@@ -65,7 +65,7 @@ class ImportedPartition:
         return tuple(each for each in self.open if each.end > self.log_start)
 
     def landed(self, base: Head) -> bool:
-        """Whether a topic in this state has all of it."""
+        """True if a topic in this state has all of it."""
         if self.log_end == 0:
             return True
         known = base.kafka_source.ends.get(self.partition) if base.kafka_source else None
@@ -79,8 +79,8 @@ class ImportedPartition:
 class ImportIntent:
     """Fill partitions, or go on where they end. What is appended after it is of a leader epoch that comes later.
 
-    `kafka_topic_id`: the topic's id in Kafka, empty if it is not known. `Conflict` if somebody has written to one of
-    the partitions meanwhile.
+    `kafka_topic_id`: the topic's id in Kafka, empty if it is not known. `Conflict` if one of the partitions
+    was written to meanwhile.
     """
 
     topic_id: str
@@ -103,7 +103,7 @@ class ImportIntent:
                 expected = "an empty one, it" if part.since == 0 else f"one that ends at {part.since}, it"
                 raise Conflict(
                     f"cannot import into partition {part.partition} of topic '{topic}': expected {expected} ends at "
-                    f"{end}; somebody wrote to it, or imports the same: look again, or import under another name"
+                    f"{end}; another writer wrote to it, or imports the same: look again, or import under another name"
                 )
         if not taken:
             return Nothing("there is nothing to import", base.version)

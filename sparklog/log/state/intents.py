@@ -1,10 +1,10 @@
-"""What somebody wants to commit, and how it is checked against each state it is tried on.
+"""Intents: changes that a caller wants to commit, checked against each state they are tried on.
 
-An `Intent` says what to commit as a function of the state it is based on: `draft(base)` is called for the first
-attempt and again after every lost race, so nothing is ever judged on a state that is no longer the newest. It answers
-with a `Draft`, or with `Nothing` when there is nothing (left) to write, or raises.
+An `Intent` gives the commit as a function of the state it is based on: `draft(base)` is called for the first attempt
+and again after every lost race, so nothing is ever judged on a state that is no longer the newest. It answers with a
+`Draft`, or with `Nothing` when there is nothing (left) to write, or raises.
 
-| intent      | against what came between                                                                           |
+| intent      | against commits in between                                                                          |
 |-------------|-----------------------------------------------------------------------------------------------------|
 | append      | new offsets; registry, topic id, upload floor, null keys on a compacted topic re-checked            |
 | rewrite     | an edit stands if every input is still there or lies wholly below the log start, else it is dropped |
@@ -39,16 +39,13 @@ from sparklog.log.state.commit import (
     Commit,
     Edit,
     Hold,
-    Removal,
     Resolved,
     Txn,
-    removals_by_file,
 )
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.invariants import Outputs
 from sparklog.log.state.kafka_source import KafkaSource
 from sparklog.log.state.registry import WriterKey, decide
-from sparklog.log.state.slice_table import SliceTable, positions
+from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
 
@@ -57,7 +54,7 @@ _HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 
 @dataclass(frozen=True, slots=True)
 class Draft(Changes):
-    """What an intent decides of a commit; `None` takes the base's. `dropped`: edits that no longer stand."""
+    """The part of a commit that an intent decides; `None` takes the base's. `dropped`: edits that no longer stand."""
 
     op: str
     topic_id: str | None = None
@@ -65,7 +62,7 @@ class Draft(Changes):
     dropped: tuple[Edit, ...] = ()
 
     def commit(self, base: Head, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
-        """The commit that follows `base`. `BadRequest` if the log asks for features this release cannot write.
+        """Return the commit that follows `base`. `BadRequest` if the log asks for features this release cannot write.
 
         `now_ms` and `store_ms`: by the writer's clock and the store's (None: the same).
         """
@@ -87,7 +84,7 @@ class Draft(Changes):
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No commit is needed: `note` says why, `version` where what was wanted already is (else the base's)."""
+    """No commit is needed, as `note` explains; `version`: of the commit that did the same before, or the base's."""
 
     note: str
     version: int
@@ -111,21 +108,21 @@ class Intent(Protocol):
 
 
 def check_features(base: Head) -> None:
-    """`BadRequest` if the log asks for features this release cannot write: a checkpoint of its would lose them, too."""
+    """Raise `BadRequest` if the log asks for features this release cannot write: a checkpoint would lose them, too."""
     unknown = sorted(set(base.write_features) - KNOWN_WRITE_FEATURES)
     if unknown:
         raise BadRequest(f"this topic needs the sparklog features {', '.join(unknown)} to be written; upgrade sparklog")
 
 
 def check_topic(topic: str, base: Head, topic_id: str) -> None:
-    """The topic must exist and be the one the caller looked at."""
+    """Raise `NotFound` without a topic, `Conflict` if it is not the one the caller looked at."""
     if base.deleted:
         raise NotFound(f"topic '{topic}' was deleted; create it again")
     check_topic_id(topic, base, topic_id)
 
 
 def check_topic_id(topic: str, base: Head, topic_id: str) -> None:
-    """The topic, which may be deleted, must be the one the caller looked at."""
+    """Raise `Conflict` if the topic, which may be deleted, is not the one the caller looked at."""
     if base.topic_id != topic_id:
         raise Conflict(
             f"topic '{topic}' was deleted and created again: expected topic id {topic_id}, found "
@@ -174,7 +171,7 @@ class AppendIntent:
 
 
 def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
-    """`Conflict` if a file was begun before the upload floor: the vacuum may have deleted it."""
+    """Raise `Conflict` if a file was begun before the upload floor: the vacuum may have deleted it."""
     for file in files:
         read_version = path_read_version(file.path)
         if read_version is None:
@@ -204,110 +201,6 @@ def assign(topic: str, files: Sequence[FileSlices], base: Head) -> tuple[FileSli
             end[partition] += offsets
         based.append(file.based(tuple(bases)))
     return tuple(based)
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A slice that a rewrite replaces, exactly."""
-
-    path: str
-    position: int
-    base: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """One partition's edit and its inputs, one whole cleaning pass: it stands or falls as a whole."""
-
-    edit: Edit
-    inputs: tuple[Input, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RewriteIntent:
-    """Merge, seal or compact: replace inputs by the slices of `files` (with `base`) that lie in each edit's range."""
-
-    op: str
-    topic_id: str
-    rewrites: tuple[Rewrite, ...]
-    files: tuple[FileSlices, ...]
-    needs_table: bool = True
-    repeatable: bool = True
-
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, base, self.topic_id)
-        if table is None:
-            raise BadRequest("a rewrite is checked against the slice table")
-        named = table.paths()
-        check_floor(topic, [file for file in self.files if file.path not in named], base.floor)
-        removals: list[Removal] = []
-        edits: list[Edit] = []
-        dropped: list[Edit] = []
-        written = Outputs(self.files)
-        outside = written.outside(rewrite.edit for rewrite in self.rewrites)
-        if outside is not None:
-            raise BadRequest(f"refusing to rewrite '{topic}': {outside} lies in no edit, so its records would be lost")
-        for rewrite in self.rewrites:
-            left = _standing(rewrite, base, table)
-            outputs = written.of([rewrite.edit])
-            if left is None:
-                if not _landed(outputs, table):
-                    dropped.append(rewrite.edit)
-            elif left or not rewrite.inputs:
-                _check_covered(topic, rewrite, outputs, table)
-                removals += left
-                edits.append(rewrite.edit)
-        if not edits:
-            return Nothing("no edit stands any more", base.version, dropped=tuple(dropped))
-        files = written.of(edits)
-        return Draft(
-            self.op, files=files, remove=removals_by_file(removals), edits=tuple(edits), dropped=tuple(dropped)
-        )
-
-
-def _standing(rewrite: Rewrite, base: Head, table: SliceTable) -> list[Removal] | None:
-    """The inputs still to remove, None if the edit does not stand."""
-    partition = rewrite.edit.partition
-    log_start = int(base.log_start[partition])
-    by_path: dict[str, list[Input]] = {}
-    for item in rewrite.inputs:
-        if item.end > log_start:
-            by_path.setdefault(item.path, []).append(item)
-    removals = [
-        Removal(
-            path,
-            (partition,) * len(items),
-            tuple(item.base for item in items),
-            tuple(item.position for item in items),
-        )
-        for path, items in by_path.items()
-    ]
-    rows = table.find(*removals)
-    ends = np.array([item.end for items in by_path.values() for item in items], np.int64)
-    return None if (rows < 0).any() or (table.all().end[rows] != ends).any() else removals
-
-
-def _landed(outputs: Sequence[FileSlices], table: SliceTable) -> bool:
-    """Whether these very outputs lie in the log: an attempt whose answer was lost in a stall had succeeded."""
-    named = [Removal(file.path, file.partition, file.base, tuple(file.position or positions(file))) for file in outputs]
-    return bool(named) and all((table.find(item) >= 0).all() for item in named)
-
-
-def _check_covered(topic: str, rewrite: Rewrite, outputs: Sequence[FileSlices], table: SliceTable) -> None:
-    """`BadRequest` if an output lies over a slice that the edit does not replace: offsets would be there twice."""
-    whole = table.all()
-    partition = rewrite.edit.partition
-    replaced = {(item.path, item.position) for item in rewrite.inputs}
-    for file in outputs:
-        for base, offsets in zip(file.base, file.offsets, strict=True):
-            rows = whole.overlapping(partition, base, base + offsets)
-            for row in range(rows.start, rows.stop):
-                if (whole.path(row), int(whole.position[row])) not in replaced:
-                    raise BadRequest(
-                        f"refusing to rewrite {topic}-{partition}: {file.path} would hold offsets {base} to "
-                        f"{base + offsets}, over the slice at {int(whole.base[row])} that the edit does not replace"
-                    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +254,7 @@ class AlterIntent:
             before, now = origin.configs.explicit.get(name), base.configs.explicit.get(name)
             if before != now:
                 raise Conflict(
-                    f"config {name} of topic '{topic}' was changed by somebody else meanwhile: expected "
+                    f"config {name} of topic '{topic}' was changed by another process meanwhile: expected "
                     f"{before or 'the default'}, found {now or 'the default'}; look again"
                 )
             after = altered.explicit.get(name)
@@ -371,7 +264,7 @@ class AlterIntent:
         if count is not None:
             if base.partitions != origin.partitions:
                 raise Conflict(
-                    f"partitions of topic '{topic}' were changed by somebody else meanwhile: expected "
+                    f"partitions of topic '{topic}' were changed by another process meanwhile: expected "
                     f"{origin.partitions}, found {base.partitions}; look again"
                 )
             if not base.partitions < count <= MAX_PARTITIONS:
@@ -387,15 +280,15 @@ class AlterIntent:
 
 
 def _check_keys(topic: str, table: SliceTable) -> None:
-    """`BadRequest` if some slice holds records without a key."""
+    """Raise `BadRequest` if some slice holds records without a key."""
     rows = table.all()
-    found = np.flatnonzero(rows.flags & _HAS_NULL_KEYS)
-    if len(found):
-        row = int(found[0])
+    keyless = np.flatnonzero(rows.flags & _HAS_NULL_KEYS)
+    if len(keyless):
+        row = int(keyless[0])
         raise BadRequest(
-            f"topic '{topic}' holds records without a key ({len(found)} of {len(rows)} slices, the first is partition "
-            f"{rows.partition[row]}, offsets {rows.base[row]} to {rows.end[row]}): compaction would drop them; copy "
-            "the topic with keys, or alter it with force"
+            f"topic '{topic}' holds records without a key ({len(keyless)} of {len(rows)} slices, the first is "
+            f"partition {rows.partition[row]}, offsets {rows.base[row]} to {rows.end[row]}): compaction would "
+            "drop them; copy the topic with keys, or alter it with force"
         )
 
 
@@ -428,7 +321,7 @@ class CreateIntent:
 
 @dataclass(frozen=True, slots=True)
 class DeleteIntent:
-    """End a topic. `version`: only if nobody has committed to it since, else `Conflict`."""
+    """End a topic. `version`: only if no commit has come since, else `Conflict`."""
 
     topic_id: str
     version: int | None = None
@@ -438,7 +331,7 @@ class DeleteIntent:
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         check_topic(topic, base, self.topic_id)
         if self.version is not None and base.version != self.version:
-            raise Conflict(f"topic '{topic}' is at version {base.version}, expected {self.version}: somebody uses it")
+            raise Conflict(f"topic '{topic}' is at version {base.version}, expected {self.version}: it is in use")
         return Draft(DELETE)
 
 

@@ -1,9 +1,4 @@
-"""Which slices of a rewrite's files belong to which of its edits.
-
-A merge over ten thousand partitions is one file with ten thousand slices and as many edits, and is looked through for
-every attempt to commit it: so slices are found by partition and base, not by trying each with each.
-
-What is true of every topic at every version: named checks, run before every commit is written.
+"""Invariants of every topic at every version: named checks, run before every commit is written.
 
 `check_commit` looks at a commit and the heads before and after it: cheap, on the path of every commit. `check_state`
 looks at a whole state, slices included: for tests, the simulation and `verify`. A violation is a `Conflict` when a
@@ -12,73 +7,16 @@ rewrite planned it wrongly or `BadRequest` when the caller asked for it, and nev
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.journal.names import is_sealed, path_read_version
-from sparklog.log.state.commit import CREATE, FILLING, IMPORT, Commit, Edit
-from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable, positions
-from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.commit import CREATE, FILLING, IMPORT, Commit
+from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable
 from sparklog.log.state.topic_state import Head
-
-_COLUMNS = (
-    *("partition", "nbytes", "offsets", "records", "min_ts", "max_ts", "crc", "flags", "base"),
-    *("shift", "append_time", "leader_epoch", "index_crc"),
-)
-
-
-class Outputs:
-    """The slices of some files (with `base`), to be asked for those that lie in edits."""
-
-    def __init__(self, files: Sequence[FileSlices]) -> None:
-        self._files = files
-        self._positions = [file.position or positions(file) for file in files]
-        places: dict[int, list[tuple[int, int, int]]] = {}
-        for number, file in enumerate(files):
-            for row, (partition, base) in enumerate(zip(file.partition, file.base, strict=True)):
-                places.setdefault(partition, []).append((base, number, row))
-        self._places = {partition: sorted(found) for partition, found in places.items()}
-
-    def of(self, edits: Iterable[Edit]) -> tuple[FileSlices, ...]:
-        """The files with only the slices whose base lies in one of the edits; files without any are left out."""
-        return tuple(self._taken(number, sorted(rows)) for number, rows in sorted(self._chosen(edits).items()))
-
-    def outside(self, edits: Iterable[Edit]) -> str | None:
-        """Names a slice whose base lies in none of the edits, None if there is none."""
-        chosen = self._chosen(edits)
-        for number, file in enumerate(self._files):
-            left = set(range(len(file))) - chosen.get(number, set())
-            if left:
-                row = min(left)
-                return f"the slice at {file.base[row]} of partition {file.partition[row]} in {file.path}"
-        return None
-
-    def _chosen(self, edits: Iterable[Edit]) -> dict[int, set[int]]:
-        """Rows by number of their file."""
-        chosen: dict[int, set[int]] = {}
-        for edit in edits:
-            found = self._places.get(edit.partition, [])
-            low, high = bisect_left(found, (edit.start,)), bisect_left(found, (edit.end,))
-            for _, number, row in found[low:high]:
-                chosen.setdefault(number, set()).add(row)
-        return chosen
-
-    def _taken(self, number: int, rows: Sequence[int]) -> FileSlices:
-        """Some slices of a file, with explicit positions where others are left out."""
-        file = self._files[number]
-        if len(rows) == len(file):
-            return file
-        columns: dict[str, Sequence[int]] = {name: getattr(file, name) for name in _COLUMNS}
-        columns["position"] = self._positions[number]
-        taken: dict[str, Any] = {name: tuple(values[row] for row in rows) for name, values in columns.items() if values}
-        return replace(file, **taken)
-
 
 Check = Callable[[Head, Commit, Head], str | None]
 
@@ -137,7 +75,7 @@ def log_start_in_range(before: Head, commit: Commit, after: Head) -> str | None:
 
 
 def slices_above_log_start(before: Head, commit: Commit, after: Head) -> str | None:
-    """What is appended ends above the log start."""
+    """Appended slices end above the log start."""
     if commit.edits and commit.op not in FILLING:
         return None
     for file in commit.files:
@@ -183,8 +121,8 @@ def kafka_transactions_are_known(before: Head, commit: Commit, after: Head) -> s
     """Kafka's open transactions come with an import, once each, and end by markers that the same commit appends."""
     if commit.kafka_open and commit.op not in FILLING:
         return "only an import or a clone brings Kafka's open transactions"
-    own = [each.ended for each in after.kafka_open]
-    if len(set(own)) < len(own) or any(each.end > after.log_end[each.partition] for each in commit.kafka_open):
+    ended = [each.ended for each in after.kafka_open]
+    if len(set(ended)) < len(ended) or any(each.end > after.log_end[each.partition] for each in commit.kafka_open):
         return "a transaction of Kafka's would be open twice, or end beyond its log"
     appended = {partition for file in commit.files for partition in file.partition}
     missing = sorted({each.partition for each in commit.kafka_ended} - appended)
@@ -231,7 +169,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def check_commit(before: Head, commit: Commit, after: Head) -> None:
-    """`BadRequest` naming the invariant that this commit would break; nothing has been written then."""
+    """Raise `BadRequest` naming the invariant that this commit would break; nothing has been written then."""
     for check in CHECKS:
         problem = check(before, commit, after)
         if problem is not None:
@@ -239,7 +177,7 @@ def check_commit(before: Head, commit: Commit, after: Head) -> None:
 
 
 def check_state(head: Head, table: SliceTable) -> None:
-    """`Corrupt` if a whole state is not sound: slices ordered, disjoint, within the log, statuses known."""
+    """Raise `Corrupt` if a whole state is not sound: slices ordered, disjoint, within the log, statuses known."""
     rows = table.all()
     if table.version != head.version:
         raise Corrupt(f"slices of version {table.version} beside a head of version {head.version}")

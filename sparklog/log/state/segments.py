@@ -1,4 +1,4 @@
-"""Segments: what Kafka's rules for sealing, retention and compaction count in, found in the slice table alone.
+"""Segments, the unit of Kafka's rules for sealing, retention and compaction, from the slice table alone.
 
 A sealed slice is a segment. Unsealed slices are cut into segments where Kafka would have rolled if each slice had
 been one append. Of its five reasons three are known here: the size, the time, and relative offsets beyond 31 bits.
@@ -59,7 +59,7 @@ class RollRule:
         return cls(configs.segment_bytes, segment_ms, jitter_ms, topic_id)
 
     def lifetime_ms(self, partition: int, base: int) -> int:
-        """How much later than a segment's first append another one may be stamped and still go into it (ms)."""
+        """Return how much later than a segment's first append another one may be stamped and still go into it (ms)."""
         if self.jitter_ms == 0:
             return self.segment_ms
         drawn = hashlib.blake2b(f"{self.topic_id}/{partition}/{base}".encode(), digest_size=8).digest()
@@ -92,7 +92,7 @@ class Segment:
 
 
 def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) -> list[Segment]:
-    """The segments of one partition in offset order, the active one last.
+    """Return the segments of one partition in offset order, the active one last.
 
     `slices` are all slices of the partition in offset order; rows of the result count in them. Aborted slices count
     like others: their bytes are in the log until a rewrite drops them. No slice is cut.
@@ -118,11 +118,11 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
             limit_ts = append_ts[row] + rule.lifetime_ms(partition, base[row])
         filled += size[row]
     bounds = [*starts, len(base)]
-    found = []
+    segments = []
     for i, first in enumerate(starts):
         stop = bounds[i + 1]
         last = stop == len(base)
-        found.append(
+        segments.append(
             Segment(
                 partition=partition,
                 base=base[first],
@@ -137,14 +137,14 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
                 active=last and not sealed[first],
             )
         )
-    if not found or not found[-1].active:
+    if not segments or not segments[-1].active:
         row = len(base)
-        found.append(Segment(partition, log_end, log_end, log_end, row, 0, 0, -1, -1, sealed=False, active=True))
-    return found
+        segments.append(Segment(partition, log_end, log_end, log_end, row, 0, 0, -1, -1, sealed=False, active=True))
+    return segments
 
 
 def _settled(slices: Slices) -> Slices:
-    """The slices of one partition with append times as if none had been made by a clock that was far ahead.
+    """Return the slices of one partition with append times as if no clock had been far ahead.
 
     Log append time goes on from slice to slice. One that lies far above what follows was given by a wrong clock, and
     counts as no later than that: it must not keep its segment, and all behind it, until that time has come.
@@ -158,7 +158,7 @@ def _settled(slices: Slices) -> Slices:
 
 
 def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
-    """Of each slice (of one partition, all of them), about the greatest timestamp of its first append; -1: none."""
+    """Return about the greatest timestamp of each slice's first append, for all slices of one partition; -1: none."""
     before = np.append(NO_TIMESTAMP, slices.max_ts[:-1])[: len(slices)]
     first = np.minimum(np.maximum(slices.min_ts, before), slices.max_ts)
     merged = (slices.flags & MERGE_TIER_MASK > 0) & (slices.min_ts > NO_TIMESTAMP)
@@ -166,7 +166,7 @@ def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
 
 
 def due(segment: Segment, rule: RollRule, now_ms: int) -> bool:
-    """Whether an append that arrived now, stamped with the clock, would roll this segment (`segment.ms`).
+    """True if an append that arrived now, stamped with the clock, would roll this segment (`segment.ms`).
 
     Kafka looks only when something is appended; here the clock also closes a quiet partition's last records, or
     they would never be sealed. Only the active segment is ever due, and only if it holds something; one whose first

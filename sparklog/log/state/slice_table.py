@@ -1,46 +1,48 @@
-"""The slices of a topic at a version, columnar: what reading plans from.
+"""The slices of a topic at a version, columnar: the start of every read plan.
 
 One row per slice that some commit names and that does not lie wholly below the log start. There is no Python object
 per slice: columns are numpy arrays, in a few parts that are sorted by (partition, base). Commits are appended as
 small parts, and parts of like size are joined (like the digits of a binary counter), so a commit costs little however
 large the table is.
 
-| column          | dtype  | meaning                                                                                  |
-|-----------------|--------|------------------------------------------------------------------------------------------|
-| file            | int32  | code of the path; `path(code)` gives the text                                             |
-| file_size       | int64  | bytes of the whole file                                                                   |
-| footer_length   | int32  | bytes of its footer, at its end; 0 in sealed segments                                     |
-| read_version    | int64  | version its writer had read                                                               |
-| position, size  | int64  | the slice's bytes in the file                                                             |
-| partition       | int32  |                                                                                           |
-| base, end       | int64  | offsets `[base, end)`                                                                     |
-| shift           | int64  | base offset in a batch header + shift = offset in the log; 0 in sealed segments           |
-| records         | int64  |                                                                                           |
-| min_ts, max_ts  | int64  | ms, -1: none; the append time where that is the records' time                             |
-| crc             | uint32 | CRC-32C of the slice's bytes as written                                                   |
-| flags           | int32  | `SliceFlag`                                                                               |
-| append_time     | int64  | ms; the LogAppendTime of the slice's records, -1 where batches carry their own times      |
-| leader_epoch    | int32  | -1: the batches carry it                                                                  |
-| index_crc       | uint32 | of the index files beside a sealed segment; 0 in other files                              |
-| status          | int8   | PLAIN, OPEN, COMMITTED, ABORTED                                                           |
-| txn             | int32  | code of the transactional id, `txn_id(code)`; -1: none                                    |
-| txn_n           | int64  | number of the transaction, -1: none                                                       |
-| prepare_version | int64  | version of the commit that prepared it, -1: none                                          |
+Columns and their types: `sparklog.format.slice_columns`. They mean:
+
+| column          | meaning                                                                                  |
+|-----------------|------------------------------------------------------------------------------------------|
+| file            | code of the path; `path(row)` gives the text                                             |
+| file_size       | bytes of the whole file                                                                  |
+| footer_length   | bytes of its footer, at its end; 0 in sealed segments                                    |
+| read_version    | version its writer had read                                                              |
+| position, size  | the slice's bytes in the file                                                            |
+| base, end       | offsets `[base, end)`                                                                    |
+| shift           | base offset in a batch header + shift = offset in the log; 0 in sealed segments          |
+| min_ts, max_ts  | ms, -1: none; the append time where that is the records' time                            |
+| crc             | CRC-32C of the slice's bytes as written                                                  |
+| flags           | `SliceFlag`                                                                              |
+| append_time     | ms; the LogAppendTime of the slice's records, -1 where batches carry their own times     |
+| leader_epoch    | -1: the batches carry it                                                                 |
+| index_crc       | of the index files beside a sealed segment; 0 in other files                             |
+| status          | PLAIN, OPEN, COMMITTED, ABORTED                                                          |
+| txn             | code of the transactional id, `txn_id(row)`; -1: none                                    |
+| txn_n           | number of the transaction, -1: none                                                      |
+| prepare_version | version of the commit that prepared it, -1: none                                         |
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Conflict
+from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.log.state.commit import Commit, Removal, Resolved
-from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head, Offsets
 from sparklog.storage.locks import ForkLock
 
@@ -49,34 +51,8 @@ if TYPE_CHECKING:
 
 PLAIN, OPEN, COMMITTED, ABORTED = 0, 1, 2, 3
 STATUS_NAMES = ("plain", "open", "committed", "aborted")
-COLUMN_TYPES: dict[str, str] = {
-    "file": "int32",
-    "file_size": "int64",
-    "footer_length": "int32",
-    "read_version": "int64",
-    "position": "int64",
-    "size": "int64",
-    "partition": "int32",
-    "base": "int64",
-    "end": "int64",
-    "shift": "int64",
-    "records": "int64",
-    "min_ts": "int64",
-    "max_ts": "int64",
-    "crc": "uint32",
-    "flags": "int32",
-    "append_time": "int64",
-    "leader_epoch": "int32",
-    "index_crc": "uint32",
-    "status": "int8",
-    "txn": "int32",
-    "txn_n": "int64",
-    "prepare_version": "int64",
-}
 PENDING_COMMITS = 256
 SPARE_TEXTS = 4096
-_LOG_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
-_TIME_FLAGS = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -96,12 +72,12 @@ class Texts:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
-        """Texts with codes from 0."""
-        found = cls()
+        """Return texts with codes from 0."""
+        coded = cls()
         for text in texts:
-            found._codes.setdefault(text, len(found._added))
-            found._added.append(text)
-        return found
+            coded._codes.setdefault(text, len(coded._added))
+            coded._added.append(text)
+        return coded
 
     def __len__(self) -> int:
         return (0 if self._loaded is None else len(self._loaded)) + len(self._added)
@@ -113,29 +89,26 @@ class Texts:
         return self._added[code - start] if code >= start else str(self._loaded[code].as_py())  # type: ignore[index]
 
     def code(self, text: str) -> int:
-        """The code of a text; a text from the checkpoint may get a second one."""
+        """Return the code of a text; a text from the checkpoint may get a second one."""
         with self._lock:
-            found = self._codes.get(text)
-            if found is None:
-                found = len(self)
+            known = self._codes.get(text)
+            if known is None:
+                known = len(self)
                 self._added.append(text)
-                self._codes[text] = found
-            return found
+                self._codes[text] = known
+            return known
 
     def take(self, codes: npt.NDArray[Any]) -> list[str]:
-        """The texts of these codes, none of which is negative."""
+        """Return the texts of these codes, none of which is negative."""
         loaded: list[str] = [] if self._loaded is None else self._loaded.to_pylist()
         texts = loaded + self._added
         return [texts[code] for code in codes.tolist()]
 
 
-@dataclass(frozen=True, eq=False)
-class Slices:
-    """Some rows of a table, sorted by (partition, base); columns are attributes (see the module's table)."""
+class ColumnsByName:
+    """Columns of slices as attributes, one array each."""
 
     columns: Columns
-    paths: Texts
-    txn_ids: Texts
 
     def __len__(self) -> int:
         return len(self.columns["base"])
@@ -145,6 +118,15 @@ class Slices:
             return self.__dict__["columns"][name]  # type: ignore[no-any-return]
         except KeyError:
             raise AttributeError(name) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Slices(ColumnsByName):
+    """Some rows of a table, sorted by (partition, base); columns are attributes (see the module's table)."""
+
+    columns: Columns
+    paths: Texts
+    txn_ids: Texts
 
     def __getitem__(self, rows: slice | npt.NDArray[Any]) -> Slices:
         return Slices({name: column[rows] for name, column in self.columns.items()}, self.paths, self.txn_ids)
@@ -158,21 +140,21 @@ class Slices:
         return self.txn_ids[int(self.columns["txn"][row])]
 
     def partition_rows(self, partition: int) -> slice:
-        """The rows of one partition."""
+        """Return the rows of one partition."""
         column = self.columns["partition"]
         return slice(int(np.searchsorted(column, partition)), int(np.searchsorted(column, partition, "right")))
 
     def overlapping(self, partition: int, start: int, end: int) -> slice:
-        """The rows of one partition that overlap offsets `[start, end)`."""
+        """Return the rows of one partition that overlap offsets `[start, end)`."""
         rows = self.partition_rows(partition)
         first = int(np.searchsorted(self.columns["end"][rows], start, "right"))
         last = int(np.searchsorted(self.columns["base"][rows], end, "left"))
         return slice(rows.start + first, rows.start + max(first, last))
 
     def sealed(self) -> npt.NDArray[np.bool_]:
-        """Which rows lie in sealed segments: these have no footer, all other files do (`decode_commit` checks it)."""
-        found: npt.NDArray[np.bool_] = self.columns["footer_length"] == 0
-        return found
+        """True for rows in sealed segments: these have no footer, all other files do (`decode_commit` checks it)."""
+        sealed: npt.NDArray[np.bool_] = self.columns["footer_length"] == 0
+        return sealed
 
 
 class SliceTable:
@@ -200,7 +182,7 @@ class SliceTable:
         return sum(len(part) for part in self.parts())
 
     def parts(self) -> tuple[Slices, ...]:
-        """The rows in parts, each sorted by (partition, base); of one partition, later parts hold later offsets."""
+        """Return the rows in parts sorted by (partition, base); of a partition, later parts hold later offsets."""
         parts, pending = self._rows
         if pending:
             parts = (*parts, _part(pending, self._paths, self._txn_ids))
@@ -210,7 +192,7 @@ class SliceTable:
         return parts
 
     def all(self) -> Slices:
-        """All rows, sorted by (partition, base)."""
+        """Return all rows, sorted by (partition, base)."""
         parts = self.parts()
         if len(parts) == 1:
             return parts[0]
@@ -219,23 +201,23 @@ class SliceTable:
         return whole
 
     def select(self, partition: int, start: int = 0, end: int = 2**63 - 1) -> Slices:
-        """The slices of one partition that overlap offsets `[start, end)`, in offset order."""
-        found = [
+        """Return the slices of one partition that overlap offsets `[start, end)`, in offset order."""
+        parts = [
             part[rows] for part in self.parts() if (rows := part.overlapping(partition, start, end)).stop > rows.start
         ]
-        if not found:
+        if not parts:
             return _empty(self._paths, self._txn_ids)
-        return found[0] if len(found) == 1 else _joined(found)
+        return parts[0] if len(parts) == 1 else _joined(parts)
 
     def paths(self) -> set[str]:
-        """Every file that some slice lies in."""
+        """Return every file that some slice lies in."""
         codes = np.unique(np.concatenate([part.columns["file"] for part in self.parts()] or [np.zeros(0, np.int32)]))
         return set(self._paths.take(codes))
 
     # -- the state function
 
     def apply(self, commit: Commit, head: Head) -> SliceTable:
-        """The table after the next commit, `head` being the head after it; `Conflict` if an edit's input is missing."""
+        """Return the table after the next commit; `head`: after it. `Conflict` if an edit's input is missing."""
         if commit.op in ("create", "delete"):
             return SliceTable(commit.version, pending=_appended(commit))
         table = self
@@ -259,7 +241,7 @@ class SliceTable:
         return table
 
     def settled(self, outcomes: Sequence[Resolved]) -> SliceTable:
-        """The table of the same version with these outcomes of open transactions recorded."""
+        """Return the table of the same version with these outcomes of open transactions recorded."""
         parts = tuple(_resolved(part, outcomes) for part in self.parts())
         return SliceTable(self.version, parts, self._paths, self._txn_ids)
 
@@ -279,7 +261,7 @@ class SliceTable:
         return (_joined((left, outputs)),), self._paths, self._txn_ids
 
     def find(self, *items: Removal) -> npt.NDArray[np.int64]:
-        """Row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""
+        """Return the row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""
         whole = self.all()
         base = np.array([value for item in items for value in item.base], np.int64)
         position = np.array([value for item in items for value in item.position], np.int64)
@@ -294,11 +276,11 @@ class SliceTable:
             at = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
             same = (whole.base[at] == base[where]) & (whole.position[at] == position[where])
             rows[where[same]] = at[same]
-        # Each pair of an item and a file that its slices were found in is looked at once: an item has one path.
-        found = np.flatnonzero(rows >= 0)
-        pairs, pair_of = np.unique(item_of[found] << 32 | whole.file[rows[found]], return_inverse=True)
+        # Each pair of an item and a file that its slices lie in is looked at once: an item has one path.
+        present = np.flatnonzero(rows >= 0)
+        pairs, pair_of = np.unique(item_of[present] << 32 | whole.file[rows[present]], return_inverse=True)
         right = [self._paths[pair & 0xFFFFFFFF] == items[pair >> 32].path for pair in pairs.tolist()]
-        rows[found[~np.array(right, np.bool_)[pair_of]]] = -1
+        rows[present[~np.array(right, np.bool_)[pair_of]]] = -1
         return rows
 
     # -- equality and Arrow, for checkpoints and tests
@@ -310,7 +292,7 @@ class SliceTable:
 
 
 def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts) -> SliceTable:
-    """A table of these parts; texts are collected anew once most of them are of slices long gone."""
+    """Return a table of these parts; texts are collected anew once most of them are of slices long gone."""
     rows = sum(len(part) for part in parts)
     if not parts or len(paths) + len(txn_ids) <= SPARE_TEXTS + 2 * rows:
         return SliceTable(version, parts, paths, txn_ids)
@@ -327,7 +309,7 @@ def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts
 
 
 def added(commit: Commit) -> Slices:
-    """The slices that a commit adds, as rows of a table of their own."""
+    """Return the slices that a commit adds, as rows of a table of their own."""
     return _part((commit,), Texts(), Texts())
 
 
@@ -340,7 +322,7 @@ def _empty(paths: Texts, txn_ids: Texts) -> Slices:
 
 
 def _joined(parts: Sequence[Slices]) -> Slices:
-    """Parts of one table as one, sorted by (partition, base)."""
+    """Return parts of one table as one, sorted by (partition, base)."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in COLUMN_TYPES}
     return _sorted(columns, parts[0].paths, parts[0].txn_ids)
 
@@ -353,13 +335,13 @@ def _sorted(columns: Columns, paths: Texts, txn_ids: Texts) -> Slices:
 
 
 def _above(part: Slices, log_start: Offsets) -> Slices:
-    """Without the rows that lie wholly below the log start."""
+    """Leave out the rows that lie wholly below the log start."""
     keep = part.end > log_start[part.partition]
     return part if keep.all() else part[keep]
 
 
 def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
-    """With the outcome of open rows of these transactions."""
+    """Record the outcome of open rows of these transactions."""
     if not (part.status == OPEN).any():
         return part
     status = part.status.copy()
@@ -371,57 +353,43 @@ def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
 
 
 def _part(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Slices:
-    """The slices that these commits add, as rows."""
+    """Return the slices that these commits add, as rows."""
     values: dict[str, list[int]] = {name: [] for name in COLUMN_TYPES}
     for commit in commits:
         for file in commit.files:
             _add_file(values, commit, file, paths.code(file.path))
-        if commit.txn is not None:
-            added = len(values["base"]) - len(values["txn"])
-            values["status"] += [OPEN] * added
-            values["txn"] += [txn_ids.code(commit.txn.id)] * added
-            values["txn_n"] += [commit.txn.n] * added
-            values["prepare_version"] += [commit.version] * added
+        if commit.txn is None:
+            marks = {"status": PLAIN, "txn": -1, "txn_n": -1, "prepare_version": -1}
         else:
-            added = len(values["base"]) - len(values["txn"])
-            values["status"] += [PLAIN] * added
-            for name in ("txn", "txn_n", "prepare_version"):
-                values[name] += [-1] * added
+            txn = txn_ids.code(commit.txn.id)
+            marks = {"status": OPEN, "txn": txn, "txn_n": commit.txn.n, "prepare_version": commit.version}
+        count = len(values["base"]) - len(values["txn"])
+        for name, value in marks.items():
+            values[name] += [value] * count
     return _sorted({name: np.array(values[name], dtype) for name, dtype in COLUMN_TYPES.items()}, paths, txn_ids)
 
 
 def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, code: int) -> None:
     n = len(file)
-    values["file"] += [code] * n
-    values["file_size"] += [file.size] * n
-    values["footer_length"] += [file.footer_length] * n
-    values["read_version"] += [path_read_version(file.path) or 0] * n
-    values["position"] += file.position or positions(file)
+    values["file"] += (code,) * n
+    values["file_size"] += (file.size,) * n
+    values["footer_length"] += (file.footer_length,) * n
+    values["read_version"] += (path_read_version(file.path) or 0,) * n
+    values["position"] += file.starts
     values["size"] += file.nbytes
     values["partition"] += file.partition
     values["base"] += file.base
-    values["end"] += [base + offsets for base, offsets in zip(file.base, file.offsets, strict=True)]
-    values["shift"] += file.shift or ([0] * n if is_sealed(file.path) else file.base)
+    values["end"] += map(add, file.base, file.offsets)
+    values["shift"] += file.shift or ((0,) * n if is_sealed(file.path) else file.base)
     values["records"] += file.records
     values["crc"] += file.crc
     values["flags"] += file.flags
-    values["leader_epoch"] += file.leader_epoch or [commit.leader_epoch] * n
-    values["index_crc"] += file.index_crc or [0] * n
-    times = file.append_time or append_times(file, commit.made_ms)
+    values["leader_epoch"] += file.leader_epoch or (commit.leader_epoch,) * n
+    values["index_crc"] += file.index_crc or (0,) * n
+    times = file.append_times(commit.made_ms)
     values["append_time"] += times
-    values["min_ts"] += [own if time < 0 else time for own, time in zip(file.min_ts, times, strict=True)]
-    values["max_ts"] += [own if time < 0 else time for own, time in zip(file.max_ts, times, strict=True)]
-
-
-def positions(file: FileSlices) -> list[int]:
-    """Where each slice starts when slices lie back to back."""
-    found, at = [], 0
-    for nbytes in file.nbytes:
-        found.append(at)
-        at += nbytes
-    return found
-
-
-def append_times(file: FileSlices, time_ms: int) -> list[int]:
-    """Per slice the commit's time if that is its records' LogAppendTime, else -1."""
-    return [time_ms if flags & _TIME_FLAGS == _LOG_APPEND_TIME else -1 for flags in file.flags]
+    for name, stamps in (("min_ts", file.min_ts), ("max_ts", file.max_ts)):
+        if max(times, default=-1) < 0:
+            values[name] += stamps
+        else:
+            values[name] += [stamp if time < 0 else time for stamp, time in zip(stamps, times, strict=True)]

@@ -1,15 +1,13 @@
-"""The content of a batch, by which a replay is told from other records under the same number.
+"""Slices of one file as writers hand them up and commits list them, and the content of a batch of appended rows.
 
-A replay holds the same records, but may be laid out over other tasks, at other times and in another order. So it is
-judged by what none of these changes: records, bytes of keys, values and headers, and how both spread over partitions.
-Rows with neither key nor partition count together, for the task decides where these go.
+A `FileSlices` is one data file with its slices as parallel lists, exactly as a commit lists them. Slices lie back to
+back from byte 0 in list order, unless `position` says otherwise: a rewrite may keep only some slices of a file, or a
+part of one.
 
-Slices: runs of record batches of one partition in one append file, as writers hand them up and commits list them.
-
-A `FileSlices` is one append file with its slices as parallel arrays, exactly as a commit lists them (the commit adds
-`base`, the offset at which each slice starts). Slices lie back to back from byte 0 in array order, so positions
-follow by summation, unless `position` says otherwise (where a rewrite keeps only some slices of a file, or a part of
-one).
+The content of a batch tells a replay from other records under the same number. A replay holds the same records, but may
+be laid out over other tasks, at other times and in another order. So content is what none of these changes: records,
+bytes of keys, values and headers, and how both spread over partitions. Rows with neither key nor partition count
+together, as the task decides where these go.
 """
 
 from __future__ import annotations
@@ -19,6 +17,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
+from itertools import accumulate
+from typing import Any
+
+from sparklog.format.append_file import WrittenSlice
+from sparklog.format.slice_columns import WRITTEN
 
 ANYWHERE = -1
 """Stands for the partition of rows that have neither a key nor a partition."""
@@ -51,7 +54,7 @@ class RowCounts:
 
 
 def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | None:
-    """The content of files, topic to the counts of each; None where these are not known of all."""
+    """Return the content of files from the counts of each, by topic; None where some are not known."""
     partitions: set[tuple[str, int]] = set()
     total: dict[tuple[str, int], tuple[int, int]] = {}
     for topic, files in counts.items():
@@ -68,7 +71,7 @@ def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | No
 
 
 class SliceFlag(IntFlag):
-    """What a reader or a re-base must know of a slice without opening it."""
+    """Properties of a slice that a reader or a rewrite must know without opening it."""
 
     NONE = 0
     HAS_NULL_KEYS = 1
@@ -83,31 +86,33 @@ class SliceFlag(IntFlag):
     the footer."""
 
 
+_LOG_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
+_TIME_FLAGS = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
 MERGE_TIER_SHIFT = 8
 MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
 """Bits 8 to 11 of a slice's flags: its tier, 0 as it was appended, t + 1 for what eight runs of tier t became."""
 
 
 def merge_tier(flags: int) -> int:
-    """The tier that a slice's flags carry."""
+    """Return the tier that a slice's flags carry."""
     return (flags & MERGE_TIER_MASK) >> MERGE_TIER_SHIFT
 
 
 def with_tier(flags: int, tier: int) -> int:
-    """The flags with this tier."""
+    """Return the flags with this tier."""
     return flags & ~MERGE_TIER_MASK | min(tier, 0xF) << MERGE_TIER_SHIFT
 
 
 @dataclass(frozen=True, slots=True)
 class FileSlices:
-    """One append file and its slices, in file order. All tuples have one entry per slice.
+    """One data file and its slices, in file order. All tuples have one entry per slice.
 
-    * `path`: key below the topic folder, `append/<read version>-<id>.slices`
+    * `path`: key below the topic folder, `append/<read version>-<id>.slices` or that of a sealed segment
     * `size`, `footer_length`: bytes; the slices fill `[0, size - footer_length)`
-    * `base`: first offset of each slice, set by the commit (empty before it)
     * `nbytes`: bytes of each slice; `offsets`: end offset - base; `records`: may be fewer where there are gaps
     * `min_ts`, `max_ts`: ms since the epoch, -1 where there are no timestamps
     * `crc`: CRC-32C of the slice's bytes as written; `flags`: `SliceFlag` values
+    * `base`: first offset of each slice, set by the commit (empty before it)
 
     Set by merging, sealing and imports only (empty: the rule in brackets):
     * `position`: where each slice starts in the file (sums of `nbytes`)
@@ -139,9 +144,30 @@ class FileSlices:
     index_crc: tuple[int, ...] = ()
     counts: RowCounts | None = field(default=None, compare=False)
 
+    @classmethod
+    def of(cls, path: str, slices: Sequence[WrittenSlice], footer_length: int) -> FileSlices:
+        """Return a file that holds just these slices and a footer of this length."""
+        columns: dict[str, Any] = {name: tuple(getattr(each, name) for each in slices) for name in WRITTEN}
+        return cls(path, sum(columns["nbytes"]) + footer_length, footer_length, **columns)
+
     def __len__(self) -> int:
         return len(self.partition)
 
     def based(self, base: tuple[int, ...]) -> FileSlices:
-        """The same file with the offsets its slices start at."""
+        """Return the same file with the offsets its slices start at."""
         return replace(self, base=base)
+
+    def in_log(self, base: int) -> FileSlices:
+        """Return a file of one slice at `base`, whose batches carry the log's offsets, times and leader epochs."""
+        return replace(self, base=(base,), shift=(0,), append_time=(-1,), leader_epoch=(-1,))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Position in the file of each slice."""
+        return self.position or tuple(accumulate(self.nbytes[:-1], initial=0))[: len(self)]
+
+    def append_times(self, time_ms: int) -> Sequence[int]:
+        """Return LogAppendTime of each slice under a commit made at this time (ms), -1 where the batches have times."""
+        if self.append_time:
+            return self.append_time
+        return [time_ms if flags & _TIME_FLAGS == _LOG_APPEND_TIME else -1 for flags in self.flags]

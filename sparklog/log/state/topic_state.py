@@ -101,7 +101,7 @@ class Head:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a topic: it was created and not deleted since."""
+        """True if there is a topic: it was created and not deleted since."""
         return not self.deleted
 
     @property

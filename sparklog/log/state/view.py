@@ -1,14 +1,12 @@
-"""The contents of a range of offsets as planners measure them: runs of batches, from metadata alone.
-
-Offsets say little about how much a range holds: a compacted log can have a thousand records in 2^62 offsets. So ranges
-are measured, split and limited by records and stored bytes. All numbers are estimates; they decide where a range is
-cut and never what is read.
-
-What every readable log looks like to its readers: a sparklog root and a Kafka directory implement the same protocol.
+"""LogView, the protocol of every readable log (a sparklog root, a Kafka directory), and the sizes of offset ranges.
 
 The Spark adapter and the command line speak only to `LogView`. A view answers from a snapshot taken by `refresh`;
 offsets are Kafka's: inclusive start, exclusive end. `ReadPart`s are picklable and carry all that a task needs to read
 them.
+
+Offsets say little about how much a range holds: a compacted log can have a thousand records in 2^62 offsets. So ranges
+are measured, split and limited by records and stored bytes, from metadata alone. All numbers are estimates; they decide
+where a range is cut and never what is read.
 """
 
 from __future__ import annotations
@@ -20,6 +18,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from sparklog.errors import BadRequest
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
@@ -80,7 +80,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """What offsets `[start, end)` hold."""
+    """Contents of offsets `[start, end)`."""
 
     start: int
     end: int
@@ -102,30 +102,30 @@ class Stored:
         return int(self.runs.batches.sum())
 
     def part(self, start: int, end: int) -> Stored:
-        """What some of these offsets hold."""
+        """Return the contents of some of these offsets."""
         return Stored(start, end, self.runs.clipped(start, end))
 
     def at_records(self, *counts: int) -> list[int]:
-        """Offsets before which so many records lie; the range's end where there are no more."""
+        """Return offsets before which so many records lie; the range's end where there are no more."""
         return self._offsets_at(self.runs.records, counts)
 
     def at_bytes(self, *counts: int) -> list[int]:
-        """Offsets before which about so many stored bytes lie; the range's end where there are no more."""
+        """Return offsets before which about so many stored bytes lie; the range's end where there are no more."""
         return self._offsets_at(self.runs.nbytes, counts)
 
     def _offsets_at(self, amounts: Int64s, counts: Sequence[int]) -> list[int]:
         up_to = np.cumsum(amounts)
         rows = np.searchsorted(up_to, np.asarray(counts, np.int64), "right").tolist()
-        found = []
+        offsets = []
         for row, count in zip(rows, counts, strict=True):
             if row == len(amounts):
-                found.append(self.end)
+                offsets.append(self.end)
                 continue
             # Offsets reach up to 2^63: products of them need Python's integers.
             base, end, amount = int(self.runs.base[row]), int(self.runs.end[row]), int(amounts[row])
             inside = count - (int(up_to[row]) - amount)
-            found.append(base + (end - base) * inside // amount)
-        return found
+            offsets.append(base + (end - base) * inside // amount)
+        return offsets
 
 
 READ_COMMITTED = "read_committed"
@@ -148,9 +148,16 @@ RECORD_SCHEMA = pa.schema(
 )
 
 
+def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns if they are distinct ones of `COLUMNS`, else raise `BadRequest`."""
+    if any(name not in COLUMNS for name in columns) or len(set(columns)) != len(columns):
+        raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
+    return tuple(columns)
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one partition: log start, log end and last stable offset. `high_watermark` is where uncommitted reads stop."""
+    """Log start, log end and last stable offset of a partition. `high_watermark` is where uncommitted reads stop."""
 
     log_start: int
     log_end: int
@@ -158,7 +165,7 @@ class Bounds:
     high_watermark: int
 
     def end(self, isolation: str) -> int:
-        """Where a reader of this isolation level stops (exclusive)."""
+        """Return the end (exclusive) for readers of this isolation level."""
         return self.last_stable if isolation == READ_COMMITTED else self.high_watermark
 
 
@@ -182,7 +189,7 @@ class TimestampOffset:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSize:
-    """What one partition takes, by metadata alone; a slice that the log start cuts counts whole.
+    """Size of one partition, by metadata alone; a slice that the log start cuts counts whole.
 
     * `append_bytes`: in append files, or a Kafka directory's active segment; `sealed_bytes`: in sealed (closed)
       segments; bytes of batches, as Kafka counts them: without indexes and footers
@@ -203,7 +210,7 @@ class PartitionSize:
 
 
 class ReadPart(Protocol):
-    """Something one task reads: picklable; `records` and `nbytes` are estimates for packing."""
+    """A part of a plan that one task reads: picklable; `records` and `nbytes` are estimates for packing."""
 
     @property
     def range(self) -> OffsetRange: ...
@@ -234,7 +241,7 @@ class TakenView(Protocol):
         ...
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        """What each range holds, from metadata alone: costs what is stored there, however many offsets it spans."""
+        """Return the contents of each range, from metadata alone. It costs what is stored, not the range's width."""
         ...
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
@@ -247,7 +254,7 @@ class LogView(TakenView, Protocol):
 
     @property
     def poll_interval_ms(self) -> int:
-        """How often an idle tail may look (ms)."""
+        """Interval (ms) at which an idle tail may look for new records."""
         ...
 
     def topics(self) -> list[str]:

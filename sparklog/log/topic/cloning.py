@@ -12,7 +12,7 @@ that is cloned is in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
+from sparklog.format.slice_columns import SLICE_COLUMNS
 from sparklog.log.decisions.decision_log import open_transactions, settled
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.journal.numbered_objects import STALE_MS
@@ -244,34 +245,18 @@ def file_slices(rows: Slices) -> list[FileSlices]:
     of_row = np.array([at[path] for path in paths], np.int64)[of_row]
     order = np.argsort(of_row, kind="stable")
     cuts = np.append(np.searchsorted(of_row[order], np.arange(len(at))), len(order))
-    names: Mapping[str, str] = {
-        "partition": "partition",
-        "nbytes": "size",
-        "records": "records",
-        "min_ts": "min_ts",
-        "max_ts": "max_ts",
-        "crc": "crc",
-        "flags": "flags",
-        "base": "base",
-        "position": "position",
-        "shift": "shift",
-        "append_time": "append_time",
-        "leader_epoch": "leader_epoch",
-    }
     found = []
     for path, i in at.items():
         own = rows[order[cuts[i] : cuts[i + 1]]]
-        columns: dict[str, Any] = {name: tuple(getattr(own, column).tolist()) for name, column in names.items()}
-        found.append(
-            FileSlices(
-                path=path,
-                size=int(own.file_size[0]),
-                footer_length=int(own.footer_length[0]),
-                offsets=tuple((own.end - own.base).tolist()),
-                index_crc=tuple(own.index_crc.tolist()) if own.sealed().all() else (),
-                **columns,
-            )
-        )
+        columns: dict[str, Any] = {
+            column.commit.attribute: tuple(own.columns[column.name].tolist())
+            for column in SLICE_COLUMNS
+            if column.commit
+        }
+        columns["offsets"] = tuple((own.end - own.base).tolist())
+        if not own.sealed().all():
+            columns["index_crc"] = ()
+        found.append(FileSlices(path, int(own.file_size[0]), int(own.footer_length[0]), **columns))
     return found
 
 

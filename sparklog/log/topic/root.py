@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs
-from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, is_topic_name, nearest
 from sparklog.log.journal.root_id import create_root_id, read_root_id
 from sparklog.log.state.commit import Commit, Resolved
@@ -24,7 +24,7 @@ from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.intents import CreateIntent, DeleteIntent, Intent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.locks import ask_each
+from sparklog.storage.locks import read_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Root:
         self.store = store
         self.id = root_id
         self.env = env
-        self._guard = ClockGuard(store, env)
-        self.decisions = DecisionLogs(store, env, self._guard, root_id)
+        self._access = RootAccess(store, env, root_id)
+        self.decisions = DecisionLogs(self._access)
         self.resolver: Resolver = self.decisions.resolve
         self._topics: dict[str, Topic] = {}
         self._entries: dict[str, EntryLog[Any]] = {}
@@ -68,30 +68,18 @@ class Root:
 
     def by_store_clock(self, wall_ms: int) -> int:
         """A time of this machine's clock by the store's. `Unavailable` if this clock is far ahead."""
-        self._guard.check()
-        return wall_ms - self.env.wall_ms() + self._guard.store_ms()
+        self._access.guard.check()
+        return wall_ms - self.env.wall_ms() + self._access.guard.store_ms()
 
     def topics(self, failures: list[SparklogError] | None = None) -> list[str]:
         """Names of all topics, sorted. Costs a listing and a request per topic.
 
         One that cannot be read is left out and its error put into `failures`, or raised.
         """
-        found = []
-        folders = sorted(self._folders())
-        for name, there in zip(folders, ask_each(self.store, self._exists, folders), strict=True):
-            if isinstance(there, bool):
-                found += [name] if there else []
-            elif failures is None:
-                raise there
-            else:
-                failures.append(there)
-        return found
-
-    def _exists(self, name: str) -> bool | SparklogError:
-        try:
-            return self.topic_handle(name).log.refresh().head.exists
-        except SparklogError as error:
-            return error
+        heads = read_each(
+            self.store, lambda name: self.topic_handle(name).log.refresh().head, sorted(self._folders()), failures
+        )
+        return [name for name, head in heads.items() if head.exists]
 
     def topic(self, name: str) -> Topic:
         """The topic of this name. `NotFound`, naming similar ones, if there is none; `BadRequest` for no name."""
@@ -109,7 +97,7 @@ class Root:
         """The handle of a topic, without looking whether it exists."""
         found = self._topics.get(name)
         if found is None:
-            log = CommitLog(self.store, name, self.env, self._guard, self._resolve, self.id)
+            log = CommitLog(self._access, name, self._resolve)
             found = self._topics.setdefault(name, Topic(self, name, log))
         return found
 
@@ -118,7 +106,7 @@ class Root:
         prefix = kind.prefix(id_)
         found = self._entries.get(prefix)
         if found is None:
-            found = self._entries.setdefault(prefix, EntryLog(self.store, kind, id_, self.env, self._guard, self.id))
+            found = self._entries.setdefault(prefix, EntryLog(self._access, kind, id_))
         return found
 
     def create_topic(

@@ -1,16 +1,9 @@
-"""What an append carries from the driver to its tasks, and what comes of it.
+"""AppendTarget (driver to task), the writer of a task's rows, and AppendOutcome (commit to caller).
 
-Counts of the rows of an append by partition, from which the content of its batch is made.
-
-See `sparklog.log.state.slices`. Everything goes by Arrow's buffers: its functions would load `pyarrow.compute`, and
-with it pandas, into each task.
-
-What a task does with the rows it appends: buffer, partition, encode, upload. Nothing is published here.
-
-`AppendWriter` buffers up to `buffer_bytes` of Arrow data, then flushes it grouped by partition, one slice per
-partition, and goes on in the same file; so a task's memory is bounded whatever it writes, and it costs one object per
-GiB. Offsets count from 0 in each slice: the commit that names the files assigns them. Rows of one partition keep their
-order.
+`AppendWriter` buffers up to `buffer_bytes` of Arrow data, then writes it grouped by partition, one slice per partition,
+and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. Offsets
+count from 0 in each slice: the commit that names the files assigns them. Rows of one partition keep their order.
+Nothing is published here.
 """
 
 from __future__ import annotations
@@ -18,30 +11,27 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format import append_file
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
-from sparklog.log.journal.arrow_numpy import valid_rows
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.slices import ANYWHERE, FileSlices, RowCounts, SliceFlag
+from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.log.write.partitioner import Partitioner
-from sparklog.log.write.rows import Rows, check_columns, rows_of
+from sparklog.log.write.rows import Rows, add_rows, check_columns, rows_of
 from sparklog.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class AppendTarget:
-    """All that a task needs to write files for a topic: picklable, carried from the driver to the tasks."""
+    """The topic as a task writes files for it: picklable, carried from the driver to the tasks."""
 
     store: Store
     root_id: str
@@ -53,9 +43,22 @@ class AppendTarget:
     leader_epoch: int
 
 
+@dataclass(frozen=True)
+class TopicFiles:
+    """Files that were written for a topic, and the target that they were written for."""
+
+    target: AppendTarget
+    files: tuple[FileSlices, ...]
+
+    @property
+    def records(self) -> int:
+        """Records in all files."""
+        return sum(sum(file.records) for file in self.files)
+
+
 @dataclass(frozen=True, slots=True)
 class AppendOutcome:
-    """Of an append: first and next offsets per partition that got records. `skipped`: a replay (see `note`)."""
+    """First and next offsets of an append, per partition that got records. `skipped`: a replay (see `note`)."""
 
     version: int
     base: Mapping[int, int]
@@ -67,7 +70,7 @@ class AppendOutcome:
 
 
 def appended(commit: Commit | None, records: int) -> AppendOutcome:
-    """The outcome of `commit`; without files in it a replay, of which at most the run was recorded."""
+    """Return the outcome of `commit`; one without files is a replay, of which at most the run was recorded."""
     if commit is None or not commit.files:
         version = -1 if commit is None else commit.version
         return AppendOutcome(
@@ -82,63 +85,6 @@ def appended(commit: Commit | None, records: int) -> AppendOutcome:
     return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id)
 
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-def add_rows(counts: dict[int, tuple[int, int]], rows: Rows, partition: npt.NDArray[np.int32]) -> None:
-    """Add rows, which were given these partitions, to the counts."""
-    sizes = _sizes(rows.key, rows.n) + _sizes(rows.value, rows.n) + _header_sizes(rows.headers, rows.n)
-    place = np.where(_is_valid(rows.key, rows.n) | _is_valid(rows.partition, rows.n), partition, ANYWHERE)
-    # Counting is much faster than sorting; a sum of bytes in floats is exact below 2^53.
-    records = np.bincount(place - ANYWHERE)
-    nbytes = np.bincount(place - ANYWHERE, weights=sizes)
-    for at in np.flatnonzero(records).tolist():
-        number, count, size = at + ANYWHERE, int(records[at]), int(nbytes[at])
-        before = counts.get(number, (0, 0))
-        counts[number] = before[0] + count, before[1] + size
-
-
-def _is_valid(column: pa.Array | None, n: int) -> npt.NDArray[np.bool_]:
-    if column is None or column.null_count == n:
-        return np.zeros(n, np.bool_)
-    return valid_rows(column)
-
-
-def _sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
-    """int64[n]: bytes of each item, 0 for null."""
-    import pyarrow as pa
-
-    if column is None or n == 0 or column.null_count == n:
-        return np.zeros(n, np.int64)
-    kind = column.type
-    wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
-    if not wide and not pa.types.is_binary(kind) and not pa.types.is_string(kind):
-        return _sizes(column.cast(pa.large_binary()), n)
-    offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)
-    sizes = np.diff(offsets[column.offset : column.offset + n + 1]).astype(np.int64)
-    return np.where(_is_valid(column, n), sizes, 0) if column.null_count else sizes
-
-
-def _header_sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
-    """int64[n]: bytes of the keys and values of each row's headers."""
-    import pyarrow as pa
-
-    if column is None or pa.types.is_null(column.type) or column.null_count == n:
-        return np.zeros(n, np.int64)
-    wide = pa.types.is_large_list(column.type)
-    offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)[column.offset : column.offset + n + 1]
-    first = int(offsets[0])
-    items = column.values.slice(first, int(offsets[-1]) - first)
-    sizes = _sizes(items.field("key"), len(items)) + _sizes(items.field("value"), len(items))
-    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[offsets - first]
-    return np.diff(sums) * _is_valid(column, n)
-
-
-if TYPE_CHECKING:
-    pass
-
-
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 FILE_BYTES = 1 << 30
 MAX_BUFFER_BYTES = 1 << 30
@@ -147,7 +93,7 @@ MAX_BUFFER_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a task writes. Sizes in bytes.
+    """Options of a writing task. Sizes in bytes.
 
     `codec` holds where the topic's `compression.type` is `producer`; `level` None is the topic's `compression.*.level`
     (zstd: 1). `batch_bytes`: uncompressed record batch. `buffer_bytes`: Arrow data held before a flush
@@ -261,15 +207,17 @@ class AppendWriter:
             self._output = self._open()
         self._output.write(*encoded.buffers)
         self._output.end_slice(
-            partition=partition,
-            nbytes=encoded.nbytes,
-            offsets=encoded.offsets,
-            records=encoded.records,
-            min_ts=encoded.min_ts,
-            max_ts=encoded.max_ts,
-            crc=encoded.crc,
-            flags=int(_flags(encoded, self._encode)),
-            index=_index(encoded),
+            append_file.WrittenSlice(
+                partition=partition,
+                nbytes=encoded.nbytes,
+                offsets=encoded.offsets,
+                records=encoded.records,
+                min_ts=encoded.min_ts,
+                max_ts=encoded.max_ts,
+                crc=encoded.crc,
+                flags=int(_flags(encoded, self._encode)),
+                index=_index(encoded),
+            )
         )
 
     def _open(self) -> AppendOutput:

@@ -18,13 +18,13 @@ from sparklog.log.write.rows import ROW_COLUMNS
 
 
 class ArrowStream(Protocol):
-    """Whatever hands out a stream by Arrow's protocol: data frames of Polars and pandas, relations of DuckDB, scans."""
+    """Data with a stream by Arrow's protocol: data frames of Polars and pandas, relations of DuckDB, scans."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 class ArrowArray(Protocol):
-    """Whatever hands out one struct array by Arrow's protocol."""
+    """Data with one struct array by Arrow's protocol."""
 
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
 
@@ -36,7 +36,7 @@ ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem]
 def write_files(
     data: ArrowData, target: AppendTarget, env: Env, *, options: WriteOptions | None, writer: WriterKey | None
 ) -> list[FileSlices]:
-    """The files of these rows (columns: `rows.ROW_COLUMNS`); nothing is left of them if a row is refused."""
+    """Write files of these rows (columns: `rows.ROW_COLUMNS`); nothing is left of them if a row is refused."""
     seed = sticky_seed(writer.id, writer.batch) if writer is not None else env.random.getrandbits(63)
     sink = AppendWriter(target, options, env, seed)
     try:
@@ -49,7 +49,7 @@ def write_files(
 
 
 def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
-    """Record batches of tables, batches, Arrow streams and iterables of them.
+    """Yield record batches of tables, batches, Arrow streams and iterables of them.
 
     `BadRequest` for columns that no record has, and for what is not Arrow.
     """
@@ -83,7 +83,7 @@ def _batches_of(item: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _imported(item: Any) -> pa.RecordBatchReader | pa.RecordBatch:
-    """What another library holds, by Arrow's protocol and without a copy."""
+    """Take data of another library by Arrow's protocol, without a copy."""
     try:
         if hasattr(item, "__arrow_c_stream__"):
             return pa.RecordBatchReader.from_stream(item)

@@ -2,9 +2,9 @@
 
 The markers are Kafka's own, so scans, sealing, compaction and Kafka's tools need to know nothing new. An ABORT carries
 the epoch after the transaction's, as when Kafka's coordinator aborts one that has timed out. What that coordinator had
-decided stays decided: a transaction whose COMMIT had not reached this partition yet gets it, whoever ends it.
+decided stays decided: a transaction whose COMMIT had not reached this partition yet gets it.
 
-Who appends to an imported topic ends them first (`Topic.commit_append`), by ABORT: from then on Kafka's log and this
+An append to an imported topic ends them first (`Topic.commit_append`), by ABORT: from then on Kafka's log and this
 one differ, no broker can end them any more, and the new records would stay behind them, unseen, for good.
 """
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.errors import Conflict
+from sparklog.format.append_file import WrittenSlice
 from sparklog.format.control import end_txn_marker
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import append_path
@@ -34,9 +35,10 @@ TRIES = 10
 def end_kafka_transactions(
     log: CommitLog, *, producers: Collection[int] | None = None, commit: bool = False
 ) -> tuple[KafkaOpen, ...]:
-    """End the open transactions of these producer ids (None: all) in one commit: as they were decided, else by ABORT
-    markers or, with `commit`, by COMMIT markers; those that were ended. None are left open that were asked for, whoever
-    ended them.
+    """End the open transactions of these producer ids (None: all) in one commit. Return those that were ended.
+
+    They end as they were decided, else by ABORT markers or, with `commit`, by COMMIT markers. None of them is left
+    open, also where another process ended some.
     """
     for _ in range(TRIES):
         head = log.existing().head
@@ -47,7 +49,7 @@ def end_kafka_transactions(
         try:
             outcome = log.commit(EndKafkaIntent(head.topic_id, file, chosen), head)
         except Conflict:
-            # Somebody ended some of them, or the vacuum passed: what is left is seen anew.
+            # Some were ended, or the vacuum passed: what is left is seen anew.
             if log.existing().head.topic_id != head.topic_id:
                 raise
             continue
@@ -57,7 +59,7 @@ def end_kafka_transactions(
 
 @dataclass(frozen=True, slots=True)
 class EndKafkaIntent:
-    """Append the markers of these transactions, all of them or none: `Conflict` if somebody ended some meanwhile."""
+    """Append the markers of these transactions, all of them or none: `Conflict` if some were ended meanwhile."""
 
     topic_id: str
     file: FileSlices
@@ -71,7 +73,7 @@ class EndKafkaIntent:
         if not left:
             return Nothing("the transactions have ended", base.version)
         if len(left) < len(self.ended):
-            raise Conflict(f"some open transactions of topic '{topic}' were ended by somebody else: look again")
+            raise Conflict(f"some open transactions of topic '{topic}' were ended by another process: look again")
         check_floor(topic, (self.file,), base.floor)
         files = assign(topic, (self.file,), base)
         return Draft(APPEND, files=files, kafka_ended=tuple(each.ended for each in self.ended))
@@ -104,16 +106,17 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
             flags = SliceFlag.KAFKA_PRODUCERS | (SliceFlag.KAFKA_ABORTED if len(aborted) else SliceFlag.NONE)
             output.write(data)
             output.end_slice(
-                partition=partition,
-                nbytes=len(data),
-                offsets=len(own),
-                records=0,
-                min_ts=now_ms,
-                max_ts=now_ms,
-                crc=crc32c(data),
-                flags=int(flags),
-                index=None,
-                aborted=aborted if len(aborted) else None,
+                WrittenSlice(
+                    partition=partition,
+                    nbytes=len(data),
+                    offsets=len(own),
+                    records=0,
+                    min_ts=now_ms,
+                    max_ts=now_ms,
+                    crc=crc32c(data),
+                    flags=int(flags),
+                    aborted=aborted,
+                )
             )
         return output.close()
     except BaseException:
@@ -122,7 +125,7 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
 
 
 def _entries(own: Sequence[KafkaOpen], committed: Sequence[bool]) -> AbortedTransactions:
-    """What the ABORT markers take back; all markers lie at offsets from 0 in the slice."""
+    """Return the entries of the ABORT markers; all markers lie at offsets from 0 in the slice."""
     rows = np.flatnonzero(~np.array(committed, np.bool_))
     return AbortedTransactions(
         np.array([each.producer for each in own], np.int64)[rows],

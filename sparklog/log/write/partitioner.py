@@ -1,4 +1,4 @@
-"""Which partition each row goes to, a whole batch at a time, by Kafka's producer rules.
+"""Partitions of rows, a whole batch at a time, by the rules of Kafka's producer.
 
 An explicit partition wins; else the key decides (murmur2, an empty key is a key); a row without a key goes to the
 *sticky* partition, which changes each time about one record batch of such rows has gone to it. Sticky rows start at a
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.log.journal.arrow_numpy import fixed_values, valid_rows
+from sparklog.log.write.rows import sizes_of
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -77,12 +78,12 @@ class Partitioner:
         from sparklog.format.key_hash import partition_for_key
 
         if key is None or key.null_count == rows:
-            return self._sticky_rows(_lengths(value, rows))
+            return self._sticky_rows(sizes_of(value, rows))
         out: Int32s = partition_for_key(key, self._partitions)
         if key.null_count:
             keyless = ~valid_rows(key)
             out = np.array(out)
-            out[keyless] = self._sticky_rows(_lengths(value, rows)[keyless])
+            out[keyless] = self._sticky_rows(sizes_of(value, rows)[keyless])
         return out
 
     def _sticky_rows(self, lengths: Int64s) -> Int32s:
@@ -96,12 +97,3 @@ class Partitioner:
             moved, self._filled = divmod(int(ends[-1]), self._sticky_bytes)
             self._sticky = (self._sticky + moved) % self._partitions
         return out
-
-
-def _lengths(value: pa.Array | None, rows: int) -> Int64s:
-    """int64[rows]: bytes of each value, 0 for null, from the offsets alone."""
-    if value is None or pa.types.is_null(value.type):
-        return np.zeros(rows, np.int64)
-    wide = pa.types.is_large_binary(value.type) or pa.types.is_large_string(value.type)
-    offsets = np.frombuffer(value.buffers()[1], np.int64 if wide else np.int32)[value.offset : value.offset + rows + 1]
-    return np.diff(offsets).astype(np.int64)

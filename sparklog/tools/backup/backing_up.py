@@ -22,14 +22,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-import crc32c
-
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.groups.state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.entry_log import Entry, EntryKind
-from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_table_name, commit_key
-from sparklog.log.state.checkpoint import Checkpoint, TableRef, decode_checkpoint, encode_checkpoint, encode_table
+from sparklog.log.journal.names import checkpoint_key, commit_key
+from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, write_slice_table
 from sparklog.log.state.commit import Hold
 from sparklog.log.state.history import History
 from sparklog.log.state.intents import MaintainIntent
@@ -403,12 +401,7 @@ def write_checkpoint(store: Store, snapshot: Snapshot, unique: str) -> Copied:
         pass
     else:
         return Copied()
-    data, unsealed = encode_table(snapshot.slices)
-    name = checkpoint_table_name(snapshot.version, unique)
-    ref = TableRef(name, len(data), crc32c.crc32c(data), len(snapshot.slices), unsealed)
-    table_key = checkpoint_prefix(snapshot.topic) + name
-    if not store.create(table_key, data) and store.get(table_key) != data:
-        raise Unavailable(f"{table_key} was not written as it should; try again")
-    head = encode_checkpoint(Checkpoint(snapshot.head, ref))
+    table = write_slice_table(store, snapshot, unique)
+    head = encode_checkpoint(Checkpoint(snapshot.head, table))
     store.create(key, head)
-    return Copied(2, len(data) + len(head))
+    return Copied(2, table.size + len(head))

@@ -35,8 +35,8 @@ from sparklog.groups.state import GROUPS, GroupState, Pending
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
 from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
-from sparklog.log.journal.numbered_objects import SETTLE_MS
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable
 from sparklog.log.state.topic_state import EMPTY, Head
@@ -221,11 +221,10 @@ class _Cutter:
             return True
         if self.live is None:
             return False
-        begun, tries = self.live.now(), 0
-        while self.live.wait(begun, tries):
+        backoff = self.live.backoff()
+        while backoff.wait():
             if step():
                 return True
-            tries += 1
         return False
 
     def _begin(self) -> None:

@@ -20,7 +20,7 @@ from sparklog.format.append_file import decode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import file_key
-from sparklog.log.state.slice_table import Slices, positions
+from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.cloning import file_slices
 from sparklog.storage import LocalStore
@@ -90,8 +90,7 @@ class Copied:
 def data_file(topic: str, file: FileSlices, to: str | None = None) -> DataFile:
     """A file as a commit of `topic` names it; `to` is the key that it gets (the same)."""
     key = file_key(topic, file.path)
-    places = file.position or tuple(positions(file))
-    pieces = tuple(sorted(Piece(*item) for item in zip(places, file.nbytes, file.crc, file.base, strict=True)))
+    pieces = tuple(sorted(Piece(*item) for item in zip(file.starts, file.nbytes, file.crc, file.base, strict=True)))
     crc = file.index_crc[0] if file.index_crc else 0
     return DataFile(key, key if to is None else to, file.size, file.footer_length, pieces, crc)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from sparklog.errors import Corrupt
 from sparklog.format import checkpoint_files
-from sparklog.format.append_file import TAIL_BYTES, SliceEntry, decode_footer, footer_length
+from sparklog.format.append_file import TAIL_BYTES, WrittenSlice, decode_footer, footer_length
 from sparklog.log.journal.documents import checksum_holds
 from sparklog.tools.inspection.dump_index import Row
 from sparklog.tools.inspection.dump_source import Source
@@ -84,7 +84,7 @@ def table_rows(source: Source) -> Iterator[Row]:
             yield Row(text, {"type": "slice", **row})
 
 
-def slice_entries(source: Source) -> tuple[SliceEntry, ...]:
+def slice_entries(source: Source) -> tuple[WrittenSlice, ...]:
     """The slices of an append file, by its footer. `Corrupt` if that is damaged."""
     size = source.size()
     tail = source.read(max(0, size - TAIL_BYTES))
@@ -94,7 +94,7 @@ def slice_entries(source: Source) -> tuple[SliceEntry, ...]:
     return decode_footer(source.read(size - length), file_size=size, file=source.shown).slices
 
 
-def slice_row(source: Source, number: int, entry: SliceEntry) -> Row:
+def slice_row(source: Source, number: int, entry: WrittenSlice) -> Row:
     """A slice's line; its checksum is computed anew."""
     from crc32c import crc32c
 

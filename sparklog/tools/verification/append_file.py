@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.append_file import TAIL_BYTES, Footer, SliceEntry, build_index, decode_footer
+from sparklog.format.append_file import TAIL_BYTES, Footer, WrittenSlice, build_index, decode_footer
 from sparklog.format.batch_scan import scan_headers
+from sparklog.format.slice_columns import WRITTEN
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
@@ -35,7 +36,7 @@ def check_append_file(store: Store, file: DataFile, checked: Checked, progress: 
     """Check an append file whole; what is found and counted goes into `checked`. `CutOff` if it is too short."""
     footer = _footer(store, file, checked)
     claims = list(file.claims)
-    entries: dict[int, SliceEntry] = {}
+    entries: dict[int, WrittenSlice] = {}
     if footer is not None:
         entries = {entry.position: entry for entry in footer.slices}
         claims += _unnamed(footer, file)
@@ -90,17 +91,10 @@ def _unnamed(footer: Footer, file: DataFile) -> list[Claim]:
     named = {claim.position for claim in file.claims}
     return [
         Claim(
-            partition=entry.partition,
+            **{column: getattr(entry, name) for name, column in WRITTEN.items()},
             position=entry.position,
-            size=entry.nbytes,
             base=0,
-            end=entry.offsets,
             shift=0,
-            records=entry.records,
-            min_ts=entry.min_ts,
-            max_ts=entry.max_ts,
-            crc=entry.crc,
-            flags=entry.flags,
             append_time=-1,
             named=False,
         )
@@ -109,22 +103,19 @@ def _unnamed(footer: Footer, file: DataFile) -> list[Claim]:
     ]
 
 
-def _against_footer(key: str, claim: Claim, entry: SliceEntry | None) -> list[Finding]:
+def _against_footer(key: str, claim: Claim, entry: WrittenSlice | None) -> list[Finding]:
     """Commits and footer must say the same of a slice."""
     if entry is None:
         message = f"expected the footer to name the slice at byte {claim.position}, as the commit does"
         return [Finding(FOOTER, key, message, position=claim.position, offset=claim.base)]
-    pairs = {
-        "partition": (claim.partition, entry.partition),
-        "size": (claim.size, entry.nbytes),
-        "CRC-32C": (claim.crc, entry.crc),
-        "records": (claim.records, entry.records),
-        "end offset": (claim.end - claim.shift, entry.offsets),
-        "flags": (claim.flags, entry.flags),
-    }
-    if claim.append_time < 0:
-        pairs |= {"minTs": (claim.min_ts, entry.min_ts), "maxTs": (claim.max_ts, entry.max_ts)}
-    wrong = [f"{name} {said}, found {found}" for name, (said, found) in pairs.items() if said != found]
+    expected = {name: getattr(claim, column) for name, column in WRITTEN.items()} | {"offsets": claim.end - claim.shift}
+    if claim.append_time >= 0:
+        del expected["min_ts"], expected["max_ts"]
+    wrong = [
+        f"{_LABELS.get(name, name)} {value}, found {getattr(entry, name)}"
+        for name, value in expected.items()
+        if value != getattr(entry, name)
+    ]
     if not wrong:
         return []
     message = f"the footer should say of the slice what the commit says: {'; '.join(wrong)}"
@@ -150,7 +141,7 @@ def _check_run(
     store: Store,
     file: DataFile,
     run: Sequence[Claim],
-    entries: dict[int, SliceEntry],
+    entries: dict[int, WrittenSlice],
     checked: Checked,
     progress: Progress,
 ) -> Counts:
@@ -188,7 +179,9 @@ def _check_run(
     return counted
 
 
-def _check_slice(file: DataFile, claim: Claim, data: memoryview, entry: SliceEntry | None, checked: Checked) -> Counts:
+def _check_slice(
+    file: DataFile, claim: Claim, data: memoryview, entry: WrittenSlice | None, checked: Checked
+) -> Counts:
     """One slice in memory, of which something is wrong."""
     before = len(checked.findings)
     headers = scan_headers(data, whole=False)
@@ -206,7 +199,7 @@ def _check_slice(file: DataFile, claim: Claim, data: memoryview, entry: SliceEnt
 
 
 def _check_long_slice(
-    store: Store, file: DataFile, claim: Claim, entry: SliceEntry | None, checked: Checked, progress: Progress
+    store: Store, file: DataFile, claim: Claim, entry: WrittenSlice | None, checked: Checked, progress: Progress
 ) -> Counts:
     batches = Batches()
     counted = walk(store, file, claim, batches, checked, progress)
@@ -215,7 +208,7 @@ def _check_long_slice(
     return counted or Counts(slices=1)
 
 
-def _against_index(key: str, claim: Claim, entry: SliceEntry, batches: Batches) -> list[Finding]:
+def _against_index(key: str, claim: Claim, entry: WrittenSlice, batches: Batches) -> list[Finding]:
     """The footer's index and aborted transactions of one slice against its batches; positions from its start."""
     position, _, stamp = batches.columns()
     offset = np.concatenate(batches.offset) if batches.offset else np.empty(0, np.int64)
@@ -238,4 +231,5 @@ def _against_index(key: str, claim: Claim, entry: SliceEntry, batches: Batches) 
     return found
 
 
+_LABELS = {"nbytes": "size", "crc": "CRC-32C", "offsets": "end offset", "min_ts": "minTs", "max_ts": "maxTs"}
 _INDEX_COLUMNS = ("position", "offset", "max_ts")

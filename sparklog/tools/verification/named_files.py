@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import file_key
-from sparklog.log.state.slice_table import COLUMN_TYPES, Slices, SliceTable
+from sparklog.log.state.slice_table import Slices, SliceTable
 from sparklog.log.state.topic_state import Head
 from sparklog.tools.verification.batches import Claim
 from sparklog.tools.verification.reading import DataFile
 
-_CLAIM = (
-    *("partition", "position", "size", "base", "end", "shift", "records", "min_ts", "max_ts", "crc", "flags"),
-    "append_time",
-)
+_CLAIM = tuple(each.name for each in fields(Claim) if each.name in COLUMN_TYPES)
 
 
 @dataclass(slots=True)

@@ -170,7 +170,7 @@ def test_groups_are_committed_by_the_entries_that_are_named() -> None:
 def test_the_replay_rule_is_asked_on_every_base() -> None:
     state = committed(started(), 0, A1, key=WriterKey("t", 4), count=3)
     assert (state.batch, state.count) == (4, 3)
-    with pytest.raises(Conflict, match="batch 4 of 't' was committed by somebody else"):
+    with pytest.raises(Conflict, match="batch 4 of 't' was committed by another run"):
         decision.commit(state, 1, [A2], time_ms=9, key=WriterKey("t", 4), count=3)
     with pytest.raises(Conflict, match="transactional id 't' already has batch 4"):
         decision.commit(state, 1, [A2], time_ms=9, key=WriterKey("t", 3), count=3)

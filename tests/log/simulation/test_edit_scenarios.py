@@ -13,7 +13,8 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state import intents
 from sparklog.log.state.commit import COMPACT, MERGE, Edit, Resolved, Txn
 from sparklog.log.state.commit_log import Outcome
-from sparklog.log.state.intents import Input, MaintainIntent, Rewrite, RewriteIntent
+from sparklog.log.state.intents import MaintainIntent
+from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
@@ -175,7 +176,7 @@ class TestAdmin:
         one, two = world.process(), world.process()
         topic = two.topic()
         two.at("create:commit", lambda: one.topic().alter(configs={"retention.ms": "1000000"}))
-        with pytest.raises(Conflict, match=r"retention.ms .* changed by somebody else"):
+        with pytest.raises(Conflict, match=r"retention.ms .* changed by another process"):
             topic.alter(configs={"retention.ms": "2000000"})
         two.at("create:commit", lambda: one.topic().alter(configs={"segment.bytes": "1000000"}))
         topic.alter(configs={"retention.ms": "3000000"})
@@ -186,7 +187,7 @@ class TestAdmin:
         one, two, writer = world.process(), world.process(), world.process()
         topic, target = two.topic(), writer.target()
         two.at("create:commit", lambda: one.topic().alter(partitions=3))
-        with pytest.raises(Conflict, match=r"partitions .* changed by somebody else"):
+        with pytest.raises(Conflict, match=r"partitions .* changed by another process"):
             topic.alter(partitions=4)
         assert writer.append({1: 2}, target).base == {1: 0}
         assert world.log.state.log_end == (0, 2, 0)
@@ -299,8 +300,9 @@ class TestFeatures:
         assert older.topic().snapshot().head.log_end.tolist() == [1, 0], "reading goes on"
         before = len(list(world.store.list("t/_log/checkpoints/")))
         topic = older.topic()
+        topic.log.refresh()
         with pytest.raises(BadRequest, match="novel"):
-            topic.log.write_checkpoint(topic.log.refresh())
+            topic.log.write_checkpoint()
         assert len(list(world.store.list("t/_log/checkpoints/"))) == before
 
     def test_who_does_not_know_a_read_feature_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparklog.log.journal import numbered_objects
-from sparklog.log.state import commit_log, intents
+from sparklog.log.journal import journal, numbered_objects
+from sparklog.log.state import checkpoint, commit_log, intents, rewrites
 from sparklog.log.state.commit import Commit, Removal
 from sparklog.log.state.registry import Entry, Verdict, WriterKey
 from sparklog.log.state.topic_state import Head
@@ -30,7 +30,8 @@ def no_commit_id(patch: Patch) -> None:
         return replace(real(data, key, version), commit_id="somebody else's")
 
     patch.setattr(commit_log, "decode_commit", nobodys)
-    patch.setattr(commit_log, "peek_commit_id", lambda data: "somebody else's")
+    for module in (journal, numbered_objects):
+        patch.setattr(module, "peek_commit_id", lambda data: "somebody else's")
 
 
 def registry_on_first_attempt_only(patch: Patch) -> None:
@@ -38,9 +39,9 @@ def registry_on_first_attempt_only(patch: Patch) -> None:
     real = intents.decide
     known: dict[int, tuple[WriterKey, Verdict]] = {}
 
-    def once(entry: Entry | None, key: WriterKey, count: int, topic: str) -> Verdict:
+    def once(entry: Entry | None, key: WriterKey, count: int, topic: str, now_ms: int) -> Verdict:
         if id(key) not in known:
-            known[id(key)] = key, real(entry, key, count, topic)
+            known[id(key)] = key, real(entry, key, count, topic, now_ms)
         return known[id(key)][1]
 
     patch.setattr(intents, "decide", once)
@@ -53,7 +54,7 @@ def no_age_test_on_the_answer(patch: Patch) -> None:
 
 def no_age_test_for_readers(patch: Patch) -> None:
     """A reader that slept goes on probing the next number."""
-    patch.setattr(commit_log, "STALE_MS", FOREVER)
+    patch.setattr(journal, "STALE_MS", FOREVER)
 
 
 def no_topic_id(patch: Patch) -> None:
@@ -63,22 +64,27 @@ def no_topic_id(patch: Patch) -> None:
     def any_topic(topic: str, base: Head, topic_id: str) -> None:
         real(topic, base, base.topic_id)
 
-    patch.setattr(intents, "check_topic", any_topic)
+    for module in (intents, rewrites):
+        patch.setattr(module, "check_topic", any_topic)
 
 
 def no_upload_floor(patch: Patch) -> None:
     """Files that the vacuum may have deleted are let through."""
-    patch.setattr(intents, "check_floor", lambda topic, files, floor: None)
+    for module in (intents, rewrites):
+        patch.setattr(module, "check_floor", lambda topic, files, floor: None)
 
 
 def edits_always_stand(patch: Patch) -> None:
     """A rewrite is not compared with what came since it was planned: its outputs go in whatever is there."""
 
     def what_is_left(rewrite: Any, base: Head, table: Any) -> list[Any]:
-        one = [Removal(item.path, (rewrite.edit.partition,), (item.base,), (item.position,)) for item in rewrite.inputs]
-        return [removal for removal in one if table.find(removal)[0] >= 0]
+        def lies_there(item: Any) -> bool:
+            removal = Removal(item.path, (rewrite.edit.partition,), (item.base,), (item.position,))
+            return bool(table.find(removal)[0] >= 0)
 
-    patch.setattr(intents, "_standing", what_is_left)
+        return [item for item in rewrite.inputs if lies_there(item)]
+
+    patch.setattr(rewrites, "_standing", what_is_left)
 
 
 def offsets_not_assigned_again(patch: Patch) -> None:
@@ -100,8 +106,8 @@ def commit_time_is_the_clock(patch: Patch) -> None:
     """Commit time follows the writer's clock, also backwards."""
     real = intents.Draft.commit
 
-    def clock(self: intents.Draft, base: Head, commit_id: str, now_ms: int) -> Commit:
-        return replace(real(self, base, commit_id, now_ms), time_ms=now_ms)
+    def clock(self: intents.Draft, base: Head, commit_id: str, now_ms: int, store_ms: int) -> Commit:
+        return replace(real(self, base, commit_id, now_ms, store_ms), time_ms=now_ms, clock_ms=None)
 
     patch.setattr(intents.Draft, "commit", clock)
     patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
@@ -109,14 +115,14 @@ def commit_time_is_the_clock(patch: Patch) -> None:
 
 def head_of_another_version(patch: Patch) -> None:
     """A checkpoint's table lacks its newest slices."""
-    real = commit_log.encode_table
+    real = checkpoint.encode_table
 
     def short(table: Any) -> Any:
         table.all()
         cut = type(table)(table.version, tuple(part[: len(part) - 1] for part in table.parts()), *table.texts)
         return real(cut)
 
-    patch.setattr(commit_log, "encode_table", short)
+    patch.setattr(checkpoint, "encode_table", short)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.entry_log import Entry
 from sparklog.log.journal.names import commit_key, groups_prefix, transactions_prefix
-from sparklog.log.journal.numbered_objects import Answer, Numbered
+from sparklog.log.journal.numbered_objects import Answer, NumberedObjects
 from sparklog.log.journal.root_id import read_root_id
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.faulty import Decide, FaultKind, Seeded
@@ -242,6 +242,6 @@ def test_many_seeds(seeds: range) -> None:
 
 @pytest.mark.parametrize(("look", "unseen"), [("_check_root", None), ("_confirm", Answer.OURS)])
 def test_without_either_look_some_seed_fails(look: str, unseen: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Numbered, look, lambda *given, **named: unseen)
+    monkeypatch.setattr(NumberedObjects, look, lambda *given, **named: unseen)
     with pytest.raises(AssertionError, match="seed"):
         sweep(range(REPLACED_ROOTS.every_run))

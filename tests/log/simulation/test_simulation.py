@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from sparklog.log.state import commit_log
+from sparklog.log.journal import numbered_objects
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.log.simulation.workload import Run
@@ -55,7 +55,7 @@ def test_seeds_that_failed_once(seed: int) -> None:
 
 
 def test_a_failing_seed_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_log, "peek_commit_id", lambda data: 1 // 0)
+    monkeypatch.setattr(numbered_objects, "peek_commit_id", lambda data: 1 // 0)
     with pytest.raises(AssertionError) as caught:  # noqa: PT012
         for seed in range(20):
             check(seed)

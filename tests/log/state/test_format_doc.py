@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.groups.offsets import OFFSETS_JSON
 from sparklog.groups.state import GROUP_JSON, GROUP_OPS, PENDING_JSON
 from sparklog.log.decisions.decision import (
@@ -19,14 +20,14 @@ from sparklog.log.decisions.decision import (
     REASONS,
 )
 from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES, Document
-from sparklog.log.journal.entry_log import CHECKPOINT_BYTES, CHECKPOINT_ENTRIES
+from sparklog.log.journal.entry_log import CHECKPOINT_ENTRIES
+from sparklog.log.journal.journal import CHECKPOINT_BYTES
 from sparklog.log.journal.root_id import ROOT_JSON
 from sparklog.log.state.checkpoint import CHECKPOINT_JSON, COLUMN_NAMES, TABLE_REF_JSON
 from sparklog.log.state.commit import (
     COMMIT_JSON,
     EDIT_JSON,
-    FILE_FIELDS,
-    FILE_OPTIONAL_FIELDS,
+    FILE_JSON,
     HOLD_JSON,
     OPS,
     REMOVAL_JSON,
@@ -36,7 +37,7 @@ from sparklog.log.state.commit import (
 )
 from sparklog.log.state.kafka_source import KAFKA_ENDED_JSON, KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON
 from sparklog.log.state.registry import ENTRY_JSON
-from sparklog.log.state.slice_table import COLUMN_TYPES, STATUS_NAMES
+from sparklog.log.state.slice_table import STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON, PREPARE_JSON
 from sparklog.tools.backup.manifest import ENTRIES_JSON, LEFT_OUT_JSON, MANIFEST_JSON, REPOSITORY_JSON, TOPIC_JSON
@@ -73,7 +74,7 @@ def names(table: str) -> list[str]:
     [
         ("`_root.json`: member", ROOT_JSON),
         ("Commits: member", COMMIT_JSON),
-        ("A file in `files`: member", (*FILE_FIELDS, *FILE_OPTIONAL_FIELDS)),
+        ("A file in `files`: member", FILE_JSON),
         ("The other objects: in `writer`", WRITER_JSON),
         ("The other objects: in `remove`, per file", REMOVAL_JSON),
         ("The other objects: in `edits`", EDIT_JSON),

@@ -36,16 +36,14 @@ from sparklog.log.state.intents import (
     CreateIntent,
     DeleteIntent,
     Draft,
-    Input,
     Intent,
     LogStartIntent,
     MaintainIntent,
     Nothing,
-    Rewrite,
-    RewriteIntent,
 )
-from sparklog.log.state.invariants import Outputs, check_commit, check_state
+from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.rewrites import Input, Outputs, Rewrite, RewriteIntent
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import EMPTY, Head
 from tests.log.topics import Chain, file_of, output_of
@@ -402,7 +400,7 @@ def test_altering_the_same_config_at_once() -> None:
     draft(intent, chain, origin)
     chain.add(op=ALTER, configs={"retention.ms": "6"})
     with pytest.raises(
-        Conflict, match=r"config retention.ms of topic 't' was changed by somebody else.*expected 5, found 6"
+        Conflict, match=r"config retention.ms of topic 't' was changed by another process.*expected 5, found 6"
     ):
         draft(intent, chain, origin)
 

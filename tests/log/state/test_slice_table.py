@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt
+from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal import documents
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.checkpoint import (
@@ -37,7 +38,7 @@ from sparklog.log.state.commit import (
     Writer,
 )
 from sparklog.log.state.invariants import check_state
-from sparklog.log.state.slice_table import ABORTED, COLUMN_TYPES, COMMITTED, OPEN, PLAIN, SliceTable, Texts
+from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable, Texts
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
 from tests.log.topics import Chain, file_of, output_of

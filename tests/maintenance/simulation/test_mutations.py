@@ -10,10 +10,11 @@ import pytest
 
 from sparklog.compaction import cleaning, merge_work, sealing, segment_output
 from sparklog.errors import SparklogError
-from sparklog.log.read.read_plan import SourceSlice
+from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import COMPACT, Removal
-from sparklog.log.state.intents import Draft, RewriteIntent
+from sparklog.log.state.intents import Draft
+from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.retention import retain, vacuum, vacuum_plan
@@ -115,8 +116,8 @@ def open_slices_are_sealed(patch: Patch) -> None:
 
 def aborted_slices_are_sealed(patch: Patch) -> None:
     """Sealing and merging take aborted slices for others."""
-    patch.setattr(SourceSlice, "aborted", property(lambda self: False))
-    assert segment_output.SourceSlice is merge_work.SourceSlice is SourceSlice
+    patch.setattr(PlannedSlice, "aborted", property(lambda self: False))
+    assert segment_output.PlannedSlice is merge_work.PlannedSlice is PlannedSlice
 
 
 def tombstones_go_too_early(patch: Patch) -> None:

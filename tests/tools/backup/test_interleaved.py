@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.errors import Conflict, SparklogError
 from sparklog.groups import Groups
-from sparklog.log.journal.numbered_objects import SETTLE_MS
+from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.topic.root import Root
 from sparklog.storage.faulty import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.storage.memory import MemoryStore

@@ -16,7 +16,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
-from sparklog.log.write.append_writer import AppendTarget
+from sparklog.log.write.append_writer import AppendTarget, TopicFiles
 from sparklog.storage.faulty import Crash, Decide, FaultKind
 from sparklog.storage.store import Store
 from sparklog.transactions import publish, transactional
@@ -264,7 +264,7 @@ def driver(run: Run, decide: Decide, query: str, batches: int, pace_s: float) ->
                     written = []
                     for name in TOPICS:
                         target = root.topic(name).append_target(refresh=False)
-                        written.append((target, upload(actor, root, attempt, target)))
+                        written.append(TopicFiles(target, tuple(upload(actor, root, attempt, target))))
                     run.attempts.append(attempt)
                     key = WriterKey(query, batch, run_id, replay_mismatch="accept")
                     done = publish(root, query, written, key=key, timeout_ms=TIMEOUT_MS)

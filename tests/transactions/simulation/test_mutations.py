@@ -16,6 +16,7 @@ from sparklog.groups.state import GroupState
 from sparklog.log.decisions import atomic_bounds, decision, decision_log
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
+from sparklog.log.journal.env import Backoff
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.registry import Verdict
 from sparklog.log.topic import root_view
@@ -56,7 +57,13 @@ def forgotten_is_aborted(patch: Patch) -> None:
 
 def nobody_waits_for_what_is_hidden(patch: Patch) -> None:
     """Who reads several topics gives up where one is older than another one names."""
-    patch.setattr(decision_log.DecisionLogs, "wait", lambda self, begun, tries: tries < 50)
+
+    class Impatient(Backoff):
+        def wait(self) -> bool:
+            self.tries += 1
+            return self.tries <= 50
+
+    patch.setattr(decision_log.DecisionLogs, "backoff", lambda self: Impatient(self._root.env))
 
 
 def streams_do_not_wait(patch: Patch) -> None:

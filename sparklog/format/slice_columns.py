@@ -1,0 +1,117 @@
+"""Columns of a slice: one table behind footer, commit, checkpoint, plan, rewrite and verification.
+
+A slice is a run of record batches of one partition in one data file. `SLICE_COLUMNS` lists its columns in the order of
+a checkpoint's table. To add a column, add a row here and to docs/reference/format.md, and its attribute to the data
+classes that hold it (tests/format/test_slice_columns.py compares them with the table).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+UINT32_MAX = 2**32 - 1
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+class SetBy(Enum):
+    """The part of a write that sets a column."""
+
+    FILE = "the file, for all of its slices"
+    WRITER = "the task that writes the slice"
+    COMMIT = "the commit that names the slice; rewrites and imports say it explicitly"
+    TRANSACTION = "the transaction that holds the slice open, and its outcome"
+
+
+@dataclass(frozen=True, slots=True)
+class InCommit:
+    """A list of a file in a commit, one item per slice; `order` among the file's lists.
+
+    `attribute`: of the data classes that describe slices before they are in the table. Items lie in `[low, high]`;
+    `high` None: at most the file's size. An optional list may be left out.
+    """
+
+    order: int
+    name: str
+    attribute: str
+    low: int = 0
+    high: int | None = INT64_MAX
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InFooter:
+    """A field of a footer's slice table, with its numpy type; `order` among the fields."""
+
+    order: int
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceColumn:
+    """One column: name and numpy type in the slice table, name in a checkpoint, place in commits and footers.
+
+    `planned`: a plan carries it to the tasks that read or rewrite the slice.
+    """
+
+    name: str
+    type: str
+    checkpoint: str
+    set_by: SetBy
+    commit: InCommit | None = None
+    footer: InFooter | None = None
+    planned: bool = True
+
+
+FILE, WRITER, COMMIT, TRANSACTION = SetBy
+SLICE_COLUMNS = (
+    SliceColumn("file", "int32", "file", FILE, planned=False),
+    SliceColumn("file_size", "int64", "fileSize", FILE),
+    SliceColumn("footer_length", "int32", "footerLength", FILE),
+    SliceColumn("read_version", "int64", "readVersion", FILE, planned=False),
+    SliceColumn("position", "int64", "position", COMMIT, InCommit(10, "position", "position", 0, None, True)),
+    SliceColumn("size", "int64", "size", WRITER, InCommit(3, "bytes", "nbytes", 1, None), InFooter(3, ">i8")),
+    SliceColumn("partition", "int32", "partition", WRITER, InCommit(1, "partition", "partition"), InFooter(1, ">i4")),
+    SliceColumn("base", "int64", "base", COMMIT, InCommit(2, "base", "base")),
+    SliceColumn("end", "int64", "end", WRITER, InCommit(4, "offsets", "offsets", 1), InFooter(4, ">i8")),
+    SliceColumn("shift", "int64", "shift", COMMIT, InCommit(11, "shift", "shift", 0, INT64_MAX, True)),
+    SliceColumn("records", "int64", "records", WRITER, InCommit(5, "records", "records"), InFooter(5, ">i8")),
+    SliceColumn("min_ts", "int64", "minTs", WRITER, InCommit(6, "minTs", "min_ts", -1), InFooter(6, ">i8")),
+    SliceColumn("max_ts", "int64", "maxTs", WRITER, InCommit(7, "maxTs", "max_ts", -1), InFooter(7, ">i8")),
+    SliceColumn("crc", "uint32", "crc", WRITER, InCommit(8, "crc", "crc", 0, UINT32_MAX), InFooter(8, ">u4")),
+    SliceColumn("flags", "int32", "flags", WRITER, InCommit(9, "flags", "flags", 0, INT32_MAX), InFooter(2, ">u4")),
+    SliceColumn(
+        "append_time", "int64", "appendTime", COMMIT, InCommit(12, "appendTime", "append_time", -1, INT64_MAX, True)
+    ),
+    SliceColumn(
+        "leader_epoch", "int32", "leaderEpoch", COMMIT, InCommit(13, "leaderEpoch", "leader_epoch", -1, INT32_MAX, True)
+    ),
+    SliceColumn(
+        "index_crc",
+        "uint32",
+        "indexCrc",
+        COMMIT,
+        InCommit(14, "indexCrc", "index_crc", 0, UINT32_MAX, True),
+        planned=False,
+    ),
+    SliceColumn("status", "int8", "status", TRANSACTION),
+    SliceColumn("txn", "int32", "txn", TRANSACTION, planned=False),
+    SliceColumn("txn_n", "int64", "txnN", TRANSACTION, planned=False),
+    SliceColumn("prepare_version", "int64", "prepareVersion", TRANSACTION, planned=False),
+)
+COLUMN_TYPES = {column.name: column.type for column in SLICE_COLUMNS}
+"""Columns of the slice table, with their numpy types."""
+COMMIT_LISTS = tuple(sorted((each.commit for each in SLICE_COLUMNS if each.commit), key=lambda each: each.order))
+"""Lists of a file in a commit, in their order there."""
+_FOOTER = sorted(
+    (column.footer.order, column.commit.attribute, column.name, column.footer.type)
+    for column in SLICE_COLUMNS
+    if column.commit and column.footer
+)
+FOOTER_FIELDS = [(attribute, kind) for _, attribute, _, kind in _FOOTER]
+"""Fields of a footer's slice table and their types, in their order there."""
+WRITTEN = {attribute: name for _, attribute, name, _ in _FOOTER}
+"""Attributes of a `WrittenSlice` that a footer holds, with the columns that they become."""
+PLANNED = tuple(column.name for column in SLICE_COLUMNS if column.planned and column.name != "partition")
+"""Columns that a plan carries to tasks, beside the partition, which is the same for all of its slices."""

@@ -1,0 +1,401 @@
+"""The journal under topics, consumer groups and transactional ids: opening it, following it, adding to it.
+
+A journal is a chain of numbered entries (`numbered_objects`) and the state that they add up to. Each entry carries the
+CRC-32C of the one before. The protocol, in the order things happen:
+
+1. A step is judged on the newest state known and becomes entry `n + 1`, created if absent.
+2. "Already exists" or no answer: the entry under that number is read. Our commit id: it is ours, the answer was lost.
+   No entry: the same number again. Another entry: read forward to the first missing number, judge the step on that
+   state, create there. Wait a random time after the third loss.
+3. If more than an hour passed between the last sight of the newest entry and the answer, numbers may have been
+   collected and used again. The outcome is unknown: the journal is opened afresh and our commit id looked for.
+4. Acknowledged. A checkpoint is written if one is due; failing to does not fail the write.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import crc32c
+
+from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.log.journal.clock import ClockGuard
+from sparklog.log.journal.documents import peek_commit_id
+from sparklog.log.journal.env import Env, Moment, pause
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
+from sparklog.log.journal.numbered_objects import STALE_MS, Answer, NumberedObjects
+from sparklog.storage.store import Store
+
+CHECKPOINT_BYTES = 1 << 20
+"""A checkpoint is due after this many bytes of entries, however few they are."""
+WAIT_AFTER_LOSSES = 3
+OPEN_TRIES = 3
+_LOG = logging.getLogger("sparklog.log")
+
+
+class State(Protocol):
+    """The state after entry `number`, whose bytes have the CRC-32C `crc`; number -1: of an empty journal."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def crc(self) -> int | None: ...
+
+
+class Chained(Protocol):
+    """An entry as it was read: `crc` and `nbytes` of its bytes, `prev_crc` of those of the entry before."""
+
+    @property
+    def commit_id(self) -> str: ...
+    @property
+    def prev_crc(self) -> int | None: ...
+    @property
+    def crc(self) -> int | None: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+S = TypeVar("S", bound=State)
+E = TypeVar("E", bound=Chained)
+D = TypeVar("D")
+
+
+class RootAccess:
+    """A root as its journals see it: store, clocks, and the id with which it was opened, if that is known here."""
+
+    def __init__(self, store: Store, env: Env, root_id: str | None = None) -> None:
+        self.store = store
+        self.env = env
+        self.root_id = root_id
+        self.guard = ClockGuard(store, env)
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Generic[S]):
+    """A state that was the newest when it was seen.
+
+    * `seen`: both clocks before the request that showed it to be the newest
+    * `checkpoint`: number of the newest checkpoint known by then, -1 without one
+    * `tail_bytes`: bytes of the entries since
+    """
+
+    state: S
+    seen: Moment
+    checkpoint: int = -1
+    tail_bytes: int = 0
+
+
+class Journal(ABC, Generic[S, E, D]):
+    """A journal with the newest state this process knows. Threads may share it.
+
+    `S` is the state, `E` an entry, `D` the draft of an entry, which gets its number and chain here. A kind of journal
+    says how entries are read (`_decode`) and written (`_encode`), how they change the state (`_applied`), and what a
+    checkpoint is. `title` and `noun` are for messages: "topic 'orders'", "commit".
+    """
+
+    noun = "entry"
+
+    def __init__(self, root: RootAccess, prefix: str, title: str) -> None:
+        self.store = root.store
+        self.env = root.env
+        self.prefix = prefix
+        self.title = title
+        self._guard = root.guard
+        self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
+        self._known: Known[S] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.prefix!r}, {self.store.location!r})"
+
+    # -- a kind of journal
+
+    @abstractmethod
+    def _empty(self) -> S:
+        """Return the state without entries."""
+
+    @abstractmethod
+    def _decode(self, data: bytes, key: str, number: int) -> E:
+        """Read the entry `number`; `Corrupt` naming `key` if it is damaged or another one."""
+
+    @abstractmethod
+    def _encode(self, draft: D, state: S, commit_id: str) -> bytes:
+        """Return the bytes of the entry that `draft` becomes after `state`."""
+
+    @abstractmethod
+    def _applied(self, state: S, entries: Sequence[E]) -> S:
+        """Return the state after the next entries; `Corrupt` if they do not follow it."""
+
+    def _check(self, state: S, entry: E) -> None:
+        """Raise if an entry, about to be written after `state`, breaks an invariant."""
+
+    @property
+    @abstractmethod
+    def _entries_per_checkpoint(self) -> int:
+        """Return after how many entries a checkpoint is due."""
+
+    @abstractmethod
+    def _decode_checkpoint(self, data: bytes, key: str, number: int) -> S:
+        """Read the state in a checkpoint; `Corrupt` naming `key` if it is damaged or another one."""
+
+    @abstractmethod
+    def _write_checkpoint(self, known: Known[S]) -> Known[S]:
+        """Write a checkpoint of a state that is known; the same with its checkpoint."""
+
+    # -- following
+
+    def key(self, number: int) -> str:
+        """Return the key of an entry."""
+        return self._numbered.key(number)
+
+    def known(self) -> S | None:
+        """Return the newest state this process has seen, however old; None before the first. Never a request."""
+        return None if self._known is None else self._known.state
+
+    def current(self) -> S:
+        """Return the newest state known, without a request where it is younger than an hour."""
+        return self._current().state
+
+    def refresh(self) -> S:
+        """Return the newest state: one request, which meets no entry when nothing changed."""
+        return self._refreshed(self._known)[0].state
+
+    def make_durable(self) -> None:
+        """Make durable what was read here, before an object that rests on it is written elsewhere."""
+        self._numbered.make_durable()
+
+    def _current(self) -> Known[S]:
+        known = self._known
+        return self._open()[0] if known is None or self._is_stale(known.seen) else known
+
+    def _refreshed(self, known: Known[S] | None) -> tuple[Known[S], list[E]]:
+        """Read on from a state, or open afresh; also the entries read."""
+        return self._open() if known is None or self._is_stale(known.seen) else self._forward(known)
+
+    def _is_stale(self, seen: Moment) -> bool:
+        return self.env.now().elapsed_ms(seen) > STALE_MS
+
+    def _publish(self, newer: Known[S]) -> Known[S]:
+        known = self._known
+        if known is None or newer.state.number >= known.state.number or self._is_stale(known.seen):
+            self._known = newer
+        return newer
+
+    def _forward(self, known: Known[S], read: Sequence[bytes] = ()) -> tuple[Known[S], list[E]]:
+        """Read on from a state (`read`: the next entries already read); one too old by then is opened afresh."""
+        seen = self.env.now()
+        first = known.state.number + 1
+        data = [*read, *self._numbered.read_forward(first + len(read))]
+        if self._is_stale(known.seen):
+            return self._open()
+        if not data:
+            return self._publish(Known(known.state, seen, known.checkpoint, known.tail_bytes)), []
+        entries = self._decode_all(data, first)
+        return self._publish(self._extended(known, entries, seen)), entries
+
+    def _extended(self, known: Known[S], entries: Sequence[E], seen: Moment) -> Known[S]:
+        try:
+            state = self._applied(known.state, entries)
+        except Corrupt as error:
+            raise error if error.file else Corrupt(error.message, file=f"{self.prefix}/_log") from None
+        return Known(state, seen, known.checkpoint, known.tail_bytes + sum(entry.nbytes for entry in entries))
+
+    def _decode_all(self, objects: Sequence[bytes], first: int) -> list[E]:
+        entries = []
+        for number, data in enumerate(objects, first):
+            key = self.key(number)
+            try:
+                entries.append(self._decode(data, key, number))
+            except Corrupt:
+                # A connection that broke off, a bit that flipped on the way: read again before calling it damaged.
+                entries.append(self._decode(self.store.get(key), key, number))
+        return entries
+
+    # -- opening
+
+    def _open(self, below: int | None = None) -> tuple[Known[S], list[E]]:
+        """Open afresh: one listing, one checkpoint, the entries after it (also given).
+
+        `below`: only older checkpoints.
+        """
+        for tries in range(OPEN_TRIES):
+            seen = self.env.now()
+            numbers = self.checkpoints()
+            base = Known(self._empty(), seen)
+            for number in reversed(numbers):
+                state = self.read_checkpoint(number) if below is None or number < below else None
+                if state is not None:
+                    base = Known(state, seen, number)
+                    break
+            start = base.state.number + 1
+            entries = self._decode_all(self._numbered.read_forward(start, ahead=True), start)
+            known = self._extended(base, entries, seen)
+            newest = known.state.number
+            missing = bool(numbers) and newest < numbers[-1]
+            # An entry that was seen once is never taken back, whatever a cache shows.
+            backward = self._known is not None and newest < self._known.state.number
+            if not missing and not backward and not self._is_stale(seen):
+                return self._publish(known), entries
+            # A directory cache may hide for a while what exists: look again before calling it lost.
+            self.env.sleep(pause(self.env.random, tries))
+        if missing:
+            raise Corrupt(
+                f"{self.noun} {newest + 1} of {self.title} is missing, and no checkpoint up to version "
+                f"{numbers[-1]} can be read; restore it",
+                file=self.key(newest + 1),
+            )
+        if backward:
+            raise Unavailable(
+                f"{self.title} shows {self.noun} {newest}, newer ones were seen before; try again later (after a "
+                "restore: open the root again)"
+            )
+        raise Unavailable(f"opening {self.title} takes longer than an hour; try again later")
+
+    def checkpoints(self) -> list[int]:
+        """Return the numbers of the checkpoints, in order: one listing."""
+        numbers = (checkpoint_version(info.key) for info in self.store.list(checkpoint_prefix(self.prefix)))
+        return sorted(number for number in numbers if number is not None)
+
+    def read_checkpoint(self, number: int) -> S | None:
+        """Return the state in a checkpoint; None if it is damaged or gone: the one before will do."""
+        key = checkpoint_key(self.prefix, number)
+        try:
+            return self._decode_checkpoint(self.store.get(key), key, number)
+        except (Corrupt, NotFound) as error:
+            _LOG.warning("passing over checkpoint %s of %s: %s", number, self.title, error)
+            return None
+
+    # -- writing
+
+    def _write(
+        self,
+        step: Callable[[S], D | None],
+        *,
+        load: Callable[[Known[S]], Known[S]] | None = None,
+        repeatable: bool = False,
+    ) -> tuple[E | None, Known[S]]:
+        """Create the entry that `step` drafts from the newest state; the entry as it was written, and the state.
+
+        * `step`: returns None if there is nothing to write; called again on the newest state after every lost race
+        * `load`: loads what `step` needs of a state
+        * `repeatable`: after an entry has landed, its step returns None
+
+        Raises what `step` raises on the newest state, and `Unavailable` if the outcome stays unknown.
+        """
+        self._guard.check()
+        commit_id = self.env.new_id()
+        known, is_newest, tries = self._current(), False, 0
+        while True:
+            known = known if load is None else load(known)
+            try:
+                draft = step(known.state)
+            except SparklogError:
+                if is_newest:
+                    raise
+                # Judged on the newest state known here; see whether the newest state says the same.
+                known, is_newest = self._refreshed(known)[0], True
+                continue
+            is_newest = True
+            if draft is None:
+                return None, known
+            tries += 1
+            number = known.state.number + 1
+            data = self._encode(draft, known.state, commit_id)
+            # Read back before it is written: what no reader would take must never lie in the journal.
+            entry = self._decode(data, self.key(number), number)
+            self._check(known.state, entry)
+            written, known = self._attempt(known, entry, data, repeatable)
+            if written is None and tries >= WAIT_AFTER_LOSSES:
+                self.env.sleep(pause(self.env.random, tries - WAIT_AFTER_LOSSES))
+                known, entries = self._refreshed(known)
+                # A request made before a stall may land as late as this.
+                written = _with_id(commit_id, entries)
+            if written is not None:
+                return written, self._checkpointed_if_due(known)
+
+    def _attempt(self, known: Known[S], entry: E, data: bytes, repeatable: bool) -> tuple[E | None, Known[S]]:
+        """Try the next number: the entry as it stands in the journal, or None; and the newest state."""
+        seen = self.env.now()
+        number = known.state.number + 1
+        title = f"commit {entry.commit_id} to {self.title}"
+        try:
+            answer, stored = self._numbered.create(number, data, entry.commit_id, known.seen, entry.prev_crc)
+        except Unavailable as error:
+            raise Unavailable(f"{title}: {error}") from error
+        if answer is Answer.STALLED or stored is None:
+            try:
+                return self._trace(entry, number, repeatable)
+            except (Corrupt, Unavailable) as error:
+                raise Unavailable(
+                    f"{title} stalled for over an hour and its outcome is unknown: {error}; look before you write again"
+                ) from error
+        if answer is Answer.OURS:
+            # An earlier attempt at this number, drawn up before a stall, may have landed late: what was stored counts.
+            written = entry if stored == data else self._decode_all([stored], number)[0]
+            return written, self._publish(self._extended(known, (written,), seen))
+        known, entries = self._forward(known, [stored])
+        return _with_id(entry.commit_id, entries), known
+
+    def _trace(self, entry: E, number: int, repeatable: bool) -> tuple[E | None, Known[S]]:
+        """Open afresh after a stall, and look whether our entry is in the journal."""
+        known, entries = self._open()
+        written = _with_id(entry.commit_id, entries)
+        if written is not None or number > known.checkpoint:
+            return written, known
+        try:
+            return self._in_chain(entry, number), known
+        except NotFound as error:
+            if repeatable:
+                # Tried again it changes nothing if it has landed: the state itself knows.
+                return None, known
+            raise Unavailable(f"{error} is no longer kept") from None
+
+    def _in_chain(self, entry: E, number: int) -> E | None:
+        """Return our entry if the chain of CRCs, walked back from the first checkpoint after it, has it.
+
+        The object under its number proves little: ours may have been collected, and a stalled writer's put there
+        since. `NotFound` if a link is gone.
+        """
+        states = (self.read_checkpoint(copied) for copied in self.checkpoints() if copied >= number)
+        state = next((state for state in states if state is not None), None)
+        if state is None:
+            raise NotFound(self.key(number))
+        link = state.crc
+        for later in range(state.number, number, -1):
+            data = self._numbered.read(later)
+            if data is None or crc32c.crc32c(data) != link:
+                raise NotFound(self.key(later))
+            link = self._decode_all([data], later)[0].prev_crc
+        if link == entry.crc:
+            return entry
+        data = self._numbered.read(number)
+        # Drawn up before another stall, ours may have landed with other bytes.
+        if data is not None and crc32c.crc32c(data) == link and peek_commit_id(data) == entry.commit_id:
+            return self._decode_all([data], number)[0]
+        return None
+
+    # -- checkpoints
+
+    def write_checkpoint(self) -> None:
+        """Write a checkpoint of the newest state known."""
+        self._write_checkpoint(self._current())
+
+    def _is_checkpoint_due(self, known: Known[S]) -> bool:
+        entries = known.state.number - known.checkpoint
+        return entries >= self._entries_per_checkpoint or known.tail_bytes >= CHECKPOINT_BYTES
+
+    def _checkpointed_if_due(self, known: Known[S]) -> Known[S]:
+        if not self._is_checkpoint_due(known):
+            return known
+        try:
+            return self._write_checkpoint(known)
+        except (SparklogError, OSError) as error:
+            _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, known.state.number, error)
+            return known
+
+
+def _with_id(commit_id: str, entries: Sequence[E]) -> E | None:
+    return next((entry for entry in entries if entry.commit_id == commit_id), None)

@@ -1,0 +1,40 @@
+"""The table of slice columns, and the data classes that hold columns by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from sparklog.format.append_file import SLICE_BYTES, SLICE_DTYPE, WrittenSlice
+from sparklog.format.slice_columns import COMMIT_LISTS, PLANNED, SLICE_COLUMNS, WRITTEN, SetBy
+from sparklog.log.read.read_plan import PlannedSlice
+from sparklog.log.state.slices import FileSlices
+
+
+def names(kind: type) -> set[str]:
+    return {each.name for each in fields(kind)}
+
+
+def test_data_classes_hold_the_columns() -> None:
+    assert names(WrittenSlice) == {*WRITTEN, "index", "aborted", "position"}
+    lists = {each.attribute for each in COMMIT_LISTS}
+    assert names(FileSlices) == {"path", "size", "footer_length", "counts", *lists}
+    optional = {each.attribute for each in COMMIT_LISTS if each.optional}
+    assert {each.name for each in fields(FileSlices) if each.default == ()} == {"base", *optional}
+    assert [each.name for each in fields(PlannedSlice)][5:] == list(PLANNED)
+
+
+def test_a_writer_sets_just_the_columns_of_the_footer() -> None:
+    assert {each.name for each in SLICE_COLUMNS if each.set_by is SetBy.WRITER} == set(WRITTEN.values())
+    assert SLICE_BYTES == 56
+    assert SLICE_DTYPE.names == (
+        *("partition", "flags", "nbytes", "offsets", "records", "min_ts", "max_ts", "crc", "entries"),
+    )
+
+
+def test_columns_are_in_the_order_of_the_formats() -> None:
+    """Bytes on disk depend on it; docs/reference/format.md lists the same."""
+    assert [each.name for each in COMMIT_LISTS] == [
+        *("partition", "base", "bytes", "offsets", "records", "minTs", "maxTs", "crc", "flags"),
+        *("position", "shift", "appendTime", "leaderEpoch", "indexCrc"),
+    ]
+    assert len({each.checkpoint for each in SLICE_COLUMNS}) == len(SLICE_COLUMNS) == 22
