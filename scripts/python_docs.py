@@ -40,8 +40,8 @@ from sparklog import WriteOptions, WriterKey
 HEADS = {
     "python.md": f"""# Python: topics, transactions, consumer groups
 
-Everything a user holds or calls is in `sparklog`; each name has types and a docstring. What works on whole roots, and the errors, are on
-[the second page](python-maintenance.md).
+Everything a user holds or calls is in `sparklog`; each name has types and a docstring. Functions over whole roots, and
+the errors, are on [the second page](python-maintenance.md).
 {MADE}
 
 {IMPORTS}""",

@@ -85,7 +85,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, ri
 
 
 if TYPE_CHECKING:
-    from sparklog.tools.backup.backing_up import Progress
+    from sparklog.tools.backup.copying import Progress
 
 
 EVERY_SECONDS = 5.0

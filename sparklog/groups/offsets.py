@@ -19,15 +19,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
-from sparklog.log.journal.documents import INT64_MAX, Fields
-from sparklog.log.state.commit import MAX_PARTITIONS
+from sparklog.log.journal.documents import INT32_MAX, INT64_MAX, TEXT, Document, Fields, Kind, Member, wholes
+from sparklog.log.journal.names import MAX_PARTITIONS
 
-OFFSETS_FIELDS = ("topic", "topicId", "partition", "offset", "timeMs", "leaderEpoch", "metadata")
 NO_EPOCH = -1
 MAX_INT = 2**31 - 1
 """Generations, leader epochs and timeouts are 32 bit in Kafka."""
 
+T = TypeVar("T")
 Row = tuple[int, int, int, str]
 """Offset, time in ms, leader epoch, metadata of one partition."""
 
@@ -143,54 +144,49 @@ def without(base: Sequence[TopicOffsets], gone: Mapping[tuple[str, str], Collect
 # -- JSON
 
 
-def offsets_document(item: TopicOffsets) -> dict[str, object]:
-    """One topic as a JSON object."""
-    return {
-        "topic": item.topic,
-        "topicId": item.topic_id,
-        "partition": item.partition,
-        "offset": item.offset,
-        "timeMs": _packed(item.time_ms),
-        "leaderEpoch": _packed(item.leader_epoch),
-        "metadata": _packed(item.metadata),
-    }
-
-
 def _packed(values: tuple[object, ...]) -> tuple[object, ...]:
+    """One value where all are the same."""
     return values[:1] if values.count(values[0]) == len(values) else values
 
 
-def decode_offsets(doc: Fields) -> tuple[TopicOffsets, ...]:
-    """Member `offsets` of an object; `Corrupt` unless topics and partitions are in order, each once."""
-    found = tuple(_offsets(item) for item in doc.objects("offsets"))
-    places = [item.place for item in found]
-    if places != sorted(set(places)):
-        raise doc.bad("offsets", "in the order of topics, each once")
-    return found
+def _unpacked(item: Fields, name: str, values: tuple[T, ...], what: str) -> tuple[T, ...]:
+    n = len(item.document["partition"])
+    if len(values) not in (1, n):
+        raise item.bad(name, f"a list of 1 or {n} {what}")
+    return values if len(values) == n else values * n
 
 
-def _offsets(item: Fields) -> TopicOffsets:
-    item.only(frozenset(OFFSETS_FIELDS))
-    partition = item.integers("partition", None, 0, MAX_PARTITIONS - 1)
-    n = len(partition)
-    if not n or any(left >= right for left, right in pairwise(partition)):
-        raise item.bad("partition", "partitions in order, each once")
-    metadata = item.texts("metadata")
-    if len(metadata) not in (1, n):
-        raise item.bad("metadata", f"a list of 1 or {n} texts")
-    return TopicOffsets(
-        item.text("topic"),
-        item.text("topicId"),
-        partition,
-        item.integers("offset", n, 0),
-        _unpacked(item, "timeMs", n, 0, INT64_MAX),
-        _unpacked(item, "leaderEpoch", n, NO_EPOCH, MAX_INT),
-        metadata if len(metadata) == n else metadata * n,
+def _packed_wholes(low: int, high: int) -> Kind:
+    return Kind(
+        lambda item, name: _unpacked(item, name, item.integers(name, None, low, high), "whole numbers"), _packed
     )
 
 
-def _unpacked(item: Fields, name: str, n: int, low: int, high: int) -> tuple[int, ...]:
-    values = item.integers(name, None, low, high)
-    if len(values) not in (1, n):
-        raise item.bad(name, f"a list of 1 or {n} whole numbers")
-    return values if len(values) == n else values * n
+def _check_partitions(item: Fields, offsets: TopicOffsets) -> None:
+    if not offsets.partition or any(left >= right for left, right in pairwise(offsets.partition)):
+        raise item.bad("partition", "partitions in order, each once")
+
+
+OFFSETS_JSON = Document(
+    TopicOffsets,
+    Member("topic", TEXT),
+    Member("topicId", TEXT),
+    Member("partition", wholes(0, MAX_PARTITIONS - 1)),
+    Member("offset", wholes(0, like="partition")),
+    Member("timeMs", _packed_wholes(0, INT64_MAX)),
+    Member("leaderEpoch", _packed_wholes(NO_EPOCH, INT32_MAX)),
+    Member("metadata", Kind(lambda item, name: _unpacked(item, name, item.texts(name), "texts"), _packed)),
+    check=_check_partitions,
+)
+
+
+def _in_order(item: Fields, name: str) -> tuple[TopicOffsets, ...]:
+    offsets = tuple(map(OFFSETS_JSON.from_json, item.objects(name)))
+    places = [each.place for each in offsets]
+    if places != sorted(set(places)):
+        raise item.bad(name, "in the order of topics, each once")
+    return offsets
+
+
+OFFSETS_BY_TOPIC = Kind(_in_order, lambda offsets: list(map(OFFSETS_JSON.to_json, offsets)))
+"""A list of objects in the order of topics, each topic once."""

@@ -32,16 +32,25 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Fenced
 from sparklog.groups.offsets import (
     MAX_INT,
+    OFFSETS_BY_TOPIC,
     GroupMetadata,
     TopicOffsets,
-    decode_offsets,
     merged,
-    offsets_document,
     topic_offsets,
     without,
 )
-from sparklog.log.journal.documents import Fields
-from sparklog.log.journal.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
+from sparklog.log.journal.documents import (
+    BOOLEAN,
+    TEXT,
+    Document,
+    Fields,
+    Member,
+    StoredDocument,
+    objects_of,
+    one_of,
+    whole,
+)
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, decode_entry
 from sparklog.log.journal.names import GROUPS_FOLDER, MAX_VERSION, groups_prefix
 
 JOIN = "join"
@@ -56,12 +65,6 @@ DELETE = "delete"
 RESTORE = "restore"
 EXPIRE = "expire"
 GROUP_OPS = (JOIN, HEARTBEAT, LEAVE, COMMIT, PREPARE, RESOLVE, ALTER, DELETE_OFFSETS, DELETE, RESTORE, EXPIRE)
-
-GROUP_FIELDS = (
-    *ENTRY_FIELDS,
-    *("op", "generation", "instance", "sessionTimeoutMs", "active", "touched", "deleted", "offsets", "pending", "crc"),
-)
-PENDING_FIELDS = ("id", "n", "number", "timeoutMs", "generation", "offsets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,67 +281,50 @@ def _by_others(state: GroupState) -> GroupState:
 # -- bytes
 
 
+PENDING_JSON = Document(
+    Pending,
+    Member("id", TEXT, "txn"),
+    Member("n", whole(0, MAX_VERSION)),
+    Member("number", whole(0)),
+    Member("timeoutMs", whole(1, MAX_INT)),
+    Member("generation", whole(0, MAX_INT), nullable=True),
+    Member("offsets", OFFSETS_BY_TOPIC),
+)
+
+
+def _check_numbers(item: Fields, entry: GroupState) -> None:
+    for name in ("active", "touched"):
+        if item.document.get(name) is not None:
+            item.integer(name, 0, entry.number)
+    if any(each.number > entry.number for each in entry.pending):
+        raise item.bad("pending", f"of entries up to {entry.number}")
+
+
+GROUP_JSON = StoredDocument(
+    "entry",
+    GroupState,
+    *ENTRY_MEMBERS,
+    Member("op", one_of(*GROUP_OPS)),
+    Member("generation", whole(0, MAX_INT)),
+    Member("instance", TEXT, nullable=True),
+    Member("sessionTimeoutMs", whole(1, MAX_INT), nullable=True),
+    Member("active", whole(0), nullable=True),
+    Member("touched", whole(0), nullable=True),
+    Member("deleted", BOOLEAN),
+    Member("offsets", OFFSETS_BY_TOPIC),
+    Member("pending", objects_of(PENDING_JSON)),
+    check=_check_numbers,
+)
+
+
 def encode_group(entry: GroupState) -> bytes:
     """The bytes of an entry."""
-    return encode_entry(
-        entry,
-        {
-            "op": entry.op,
-            "generation": entry.generation,
-            "instance": entry.instance,
-            "sessionTimeoutMs": entry.session_timeout_ms,
-            "active": entry.active,
-            "touched": entry.touched,
-            "deleted": entry.deleted,
-            "offsets": [offsets_document(item) for item in entry.offsets],
-            "pending": [
-                {
-                    "id": item.txn,
-                    "n": item.n,
-                    "number": item.number,
-                    "timeoutMs": item.timeout_ms,
-                    "generation": item.generation,
-                    "offsets": [offsets_document(each) for each in item.offsets],
-                }
-                for item in entry.pending
-            ],
-        },
-    )
+    return GROUP_JSON.encode(entry)
 
 
 def decode_group(data: bytes, key: str, number: int) -> GroupState:
-    """The entry in `data`, which lay under `key` as `number`.
-
-    `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if it is damaged or is another entry.
-    """
-    doc, stamp = decode_entry(data, key, number, GROUP_FIELDS)
-    op = doc.text("op")
-    if op not in GROUP_OPS:
-        raise doc.bad("op", "one of " + ", ".join(GROUP_OPS))
-    return GroupState(
-        **stamp,
-        op=op,
-        generation=doc.integer("generation", 0, MAX_INT),
-        instance=doc.optional_text("instance"),
-        session_timeout_ms=doc.optional("sessionTimeoutMs", 1, MAX_INT),
-        active=doc.optional("active", 0, number),
-        touched=doc.optional("touched", 0, number),
-        deleted=doc.boolean("deleted"),
-        offsets=decode_offsets(doc),
-        pending=tuple(_pending(item, number) for item in doc.objects("pending")),
-    )
-
-
-def _pending(item: Fields, number: int) -> Pending:
-    item.only(frozenset(PENDING_FIELDS))
-    return Pending(
-        item.text("id"),
-        item.integer("n", 0, MAX_VERSION),
-        item.integer("number", 0, number),
-        item.integer("timeoutMs", 1, MAX_INT),
-        item.optional("generation", 0, MAX_INT),
-        decode_offsets(item),
-    )
+    """See `decode_entry`."""
+    return decode_entry(GROUP_JSON, data, key, number)
 
 
 GROUPS = EntryKind(

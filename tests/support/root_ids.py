@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from sparklog.log.journal import documents as json_fields
-from sparklog.log.journal.documents import FORMAT
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import ROOT_KEY
+from sparklog.log.journal.root_id import ROOT_JSON, RootId
 from sparklog.storage.store import Store
 
 
 def replace_root_id(store: Store, env: Env) -> None:
     """Give the root another id; its files stay."""
     store.delete(ROOT_KEY)
-    document = {"format": FORMAT, "readFeatures": [], "rootId": env.new_id(), "createdMs": env.wall_ms()}
-    assert store.create(ROOT_KEY, json_fields.encode(document))
+    assert store.create(ROOT_KEY, ROOT_JSON.encode(RootId(env.new_id(), env.wall_ms())))

@@ -51,14 +51,14 @@ def backup(
     from sparklog.cli.places import open_folder, root_to_copy
     from sparklog.kafka.in_place.location import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
+    from sparklog.tools.backup.entries import shown_left_out
     from sparklog.tools.backup.pruning import prune as drop
-    from sparklog.tools.backup.pruning import shown_left_out
-    from sparklog.tools.backup.repository import Place
+    from sparklog.tools.backup.repository import Repository
 
     refuse_inside(to)
     target = open_folder(to)
     if list_:
-        _show(Place.open(target).manifests(), as_json)
+        _show(Repository.open(target).manifests(), as_json)
         return
     keep_ms = None if keep_days is None else keep_days * DAY_MS
     if prune:

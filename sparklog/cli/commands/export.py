@@ -53,7 +53,7 @@ def _partitions(text: str | None) -> list[int] | None:
     """`0,2-4` -> [0, 2, 3, 4]."""
     if text is None:
         return None
-    from sparklog.log.state.commit import MAX_PARTITIONS
+    from sparklog.log.journal.names import MAX_PARTITIONS
 
     found: list[int] = []
     for part in text.split(","):

@@ -51,7 +51,7 @@ def restore(
 ) -> None:
     from sparklog.cli.places import open_folder
     from sparklog.kafka.in_place.location import refuse_inside
-    from sparklog.tools.backup.pruning import shown_left_out
+    from sparklog.tools.backup.entries import shown_left_out
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as make
 

@@ -162,7 +162,9 @@ def document(found: TransactionDescription) -> dict[str, object]:
 
 
 def _kafka(held: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
-    return [{"topic": each.topic, **each.open.to_json()} for each in held]
+    from sparklog.log.state.kafka_source import KAFKA_OPEN_JSON
+
+    return [{"topic": each.topic, **KAFKA_OPEN_JSON.to_json(each.open)} for each in held]
 
 
 def _known(found: KafkaOpen) -> tuple[str, str, str]:

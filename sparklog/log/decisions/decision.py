@@ -28,10 +28,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, Fenced
-from sparklog.log.journal.documents import Fields
-from sparklog.log.journal.entry_log import ENTRY_FIELDS, Entry, EntryKind, decode_entry, encode_entry
+from sparklog.log.journal.documents import (
+    TEXT,
+    TEXTS,
+    Document,
+    Fields,
+    Member,
+    StoredDocument,
+    objects_of,
+    one_of,
+    whole,
+)
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, decode_entry
 from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER, transactions_prefix
-from sparklog.log.state.commit import Resolved, decode_content, epoch_and_content
+from sparklog.log.state.commit import CONTENT_JSON, Resolved
 from sparklog.log.state.registry import Entry as RegistryEntry
 from sparklog.log.state.registry import WriterKey, decide, earlier_runs, is_superseded, next_epoch
 from sparklog.log.state.slices import Content
@@ -49,30 +59,6 @@ BY_TIMEOUT = "timeout"
 BY_OPERATOR = "operator"
 BY_NEWER_GENERATION = "generation"
 REASONS = (BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION)
-
-DECISION_FIELDS = (
-    *ENTRY_FIELDS,
-    *(
-        "op",
-        "n",
-        "reason",
-        "newest",
-        "run",
-        "earlierRuns",
-        "batch",
-        "count",
-        "prepared",
-        "preparedGroups",
-        "commits",
-        "epoch",
-        "bytes",
-        "layout",
-        "crc",
-    ),
-)
-PREPARED_FIELDS = ("part", "topic", "topicId", "version", "commitId")
-PREPARED_GROUP_FIELDS = ("part", "group", "number")
-COMMITTED_FIELDS = ("n", "timeMs", "prepares", "groups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,105 +290,64 @@ def fenced(state: Decisions, run: str) -> Fenced:
 # -- bytes
 
 
+PREPARED_JSON = Document(
+    Prepared,
+    Member("part", TEXT, nullable=True),
+    Member("topic", TEXT),
+    Member("topicId", TEXT),
+    Member("version", whole(0, MAX_VERSION)),
+    Member("commitId", TEXT),
+)
+PREPARED_GROUP_JSON = Document(
+    PreparedGroup,
+    Member("part", TEXT, nullable=True),
+    Member("group", TEXT),
+    Member("number", whole(0, MAX_VERSION)),
+)
+COMMITTED_JSON = Document(
+    Committed,
+    Member("n", whole(0, MAX_VERSION)),
+    Member("timeMs", whole(0)),
+    Member("prepares", objects_of(PREPARED_JSON)),
+    Member("groups", objects_of(PREPARED_GROUP_JSON)),
+)
+
+
+def _check_order(item: Fields, entry: Decisions) -> None:
+    numbers = [each.n for each in entry.commits]
+    if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > entry.newest):
+        raise item.bad("commits", f"in the order of their numbers, none above {entry.newest}")
+
+
+DECISION_JSON = StoredDocument(
+    "entry",
+    Decisions,
+    *ENTRY_MEMBERS,
+    Member("op", one_of(*DECISION_OPS)),
+    Member("n", whole(0, MAX_VERSION), nullable=True),
+    Member("reason", one_of(*REASONS, nullable=True), nullable=True),
+    Member("newest", whole(-1, MAX_VERSION)),
+    Member("run", TEXT, nullable=True),
+    Member("earlierRuns", TEXTS),
+    Member("batch", whole(0), nullable=True),
+    Member("count", whole(0)),
+    Member("prepared", objects_of(PREPARED_JSON)),
+    Member("preparedGroups", objects_of(PREPARED_GROUP_JSON)),
+    Member("commits", objects_of(COMMITTED_JSON)),
+    Member("epoch", whole(0), optional=True),
+    inline={"content": CONTENT_JSON},
+    check=_check_order,
+)
+
+
 def encode_decisions(entry: Decisions) -> bytes:
     """The bytes of an entry."""
-    return encode_entry(
-        entry,
-        {
-            "op": entry.op,
-            "n": entry.n,
-            "reason": entry.reason,
-            "newest": entry.newest,
-            "run": entry.run,
-            "earlierRuns": list(entry.earlier_runs),
-            "batch": entry.batch,
-            "count": entry.count,
-            "prepared": [_prepared_document(item) for item in entry.prepared],
-            "preparedGroups": [_group_document(item) for item in entry.prepared_groups],
-            "commits": [_committed_document(item) for item in entry.commits],
-            **epoch_and_content(entry.epoch, entry.content),
-        },
-    )
-
-
-def _prepared_document(item: Prepared) -> dict[str, object]:
-    return {
-        "part": item.part,
-        "topic": item.topic,
-        "topicId": item.topic_id,
-        "version": item.version,
-        "commitId": item.commit_id,
-    }
-
-
-def _group_document(item: PreparedGroup) -> dict[str, object]:
-    return {"part": item.part, "group": item.group, "number": item.number}
-
-
-def _committed_document(item: Committed) -> dict[str, object]:
-    prepares = [_prepared_document(prepare) for prepare in item.prepares]
-    groups = [_group_document(group) for group in item.groups]
-    return {"n": item.n, "timeMs": item.time_ms, "prepares": prepares, "groups": groups}
+    return DECISION_JSON.encode(entry)
 
 
 def decode_decisions(data: bytes, key: str, number: int) -> Decisions:
-    """The entry in `data`, which lay under `key` as `number`.
-
-    `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if it is damaged or is another entry.
-    """
-    doc, stamp = decode_entry(data, key, number, DECISION_FIELDS)
-    op, reason = doc.text("op"), doc.optional_text("reason")
-    if op not in DECISION_OPS:
-        raise doc.bad("op", "one of " + ", ".join(DECISION_OPS))
-    if reason is not None and reason not in REASONS:
-        raise doc.bad("reason", "null or one of " + ", ".join(REASONS))
-    newest = doc.integer("newest", -1, MAX_VERSION)
-    commits = tuple(_committed(item) for item in doc.objects("commits"))
-    numbers = [item.n for item in commits]
-    if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > newest):
-        raise doc.bad("commits", f"in the order of their numbers, none above {newest}")
-    return Decisions(
-        **stamp,
-        op=op,
-        n=doc.optional("n", 0, MAX_VERSION),
-        reason=reason,
-        newest=newest,
-        run=doc.optional_text("run"),
-        earlier_runs=doc.texts("earlierRuns"),
-        batch=doc.optional("batch", 0),
-        count=doc.integer("count", 0),
-        prepared=tuple(_prepared(item) for item in doc.objects("prepared")),
-        prepared_groups=tuple(_prepared_group(item) for item in doc.objects("preparedGroups")),
-        commits=commits,
-        epoch=doc.optional("epoch", 0),
-        content=decode_content(doc),
-    )
-
-
-def _prepared(item: Fields) -> Prepared:
-    item.only(frozenset(PREPARED_FIELDS))
-    return Prepared(
-        item.text("topic"),
-        item.text("topicId"),
-        item.integer("version", 0, MAX_VERSION),
-        item.text("commitId"),
-        item.optional_text("part"),
-    )
-
-
-def _committed(item: Fields) -> Committed:
-    item.only(frozenset(COMMITTED_FIELDS))
-    return Committed(
-        item.integer("n", 0, MAX_VERSION),
-        item.integer("timeMs", 0),
-        tuple(_prepared(prepare) for prepare in item.objects("prepares")),
-        tuple(_prepared_group(group) for group in item.objects("groups")),
-    )
-
-
-def _prepared_group(item: Fields) -> PreparedGroup:
-    item.only(frozenset(PREPARED_GROUP_FIELDS))
-    return PreparedGroup(item.text("group"), item.integer("number", 0, MAX_VERSION), item.optional_text("part"))
+    """See `decode_entry`."""
+    return decode_entry(DECISION_JSON, data, key, number)
 
 
 DECISIONS = EntryKind(

@@ -1,17 +1,22 @@
-"""JSON objects of the log: canonical bytes that end in their own CRC-32C, and strict typed access to their fields.
+"""JSON objects of the log: one table of members each, canonical bytes that end in their own CRC-32C, strict reading.
 
     {"format":1,...,"crc":305419896}\\n
 
 `crc` is the CRC-32C of the bytes before `,"crc":`. It tells a damaged object at once, also the newest commit, which no
-successor's `prevCrc` covers yet. Bytes are canonical (fixed field order, no spaces, ASCII), so equal values are equal
-bytes.
+successor's `prevCrc` covers yet. Bytes are canonical (fixed order of members, no spaces, ASCII), so equal values are
+equal bytes.
+
+A `Document` is the table of one JSON object: its members in their order, each with its kind and range. It makes the
+object of a data class and the data class of an object. `StoredDocument` is an object with bytes of its own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import crc32c
 
@@ -26,6 +31,11 @@ KNOWN_WRITE_FEATURES: frozenset[str] = frozenset()
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 MAX_TEXT = 4096
+INT32_MAX = 2**31 - 1
+UINT32_MAX = 2**32 - 1
+T = TypeVar("T")
+_LEFT_OUT: tuple[object, ...] = (None, (), {}, [])
+"""Values of optional members that are not written."""
 _TRAILER = b',"crc":'
 _TRAILER_BYTES = len(_TRAILER) + len("4294967295}\n")
 
@@ -64,9 +74,7 @@ def decode(data: bytes, key: str, what: str) -> Fields:
 
 
 def checksum_holds(data: bytes) -> bool:
-    """Whether an object's bytes end in their own CRC-32C. All of them count, the last newline too: the next commit's
-    prevCrc covers them.
-    """
+    """True if an object's bytes, the last newline included, end in their own CRC-32C."""
     cut = data.rfind(_TRAILER)
     return cut >= 0 and data[cut:] == b"%s%d}\n" % (_TRAILER, crc32c.crc32c(data[:cut]))
 
@@ -83,8 +91,8 @@ class Fields:
 
     def bad(self, name: str, expected: str) -> Corrupt:
         """The error for one member."""
-        found = repr(self.document.get(name))[:60]
-        return Corrupt(f"{self.what}: {name} should be {expected}, found {found}; restore it", file=self.key)
+        value = repr(self.document.get(name))[:60]
+        return Corrupt(f"{self.what}: {name} should be {expected}, found {value}; restore it", file=self.key)
 
     def only(self, names: frozenset[str]) -> None:
         """Refuse members that are not known: they may mean something, and dropping them could lose it."""
@@ -103,9 +111,6 @@ class Fields:
             raise self.bad(name, f"a whole number from {low} to {high}")
         return value
 
-    def optional(self, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int | None:
-        return None if self.document.get(name) is None else self.integer(name, low, high)
-
     def boolean(self, name: str) -> bool:
         value = self.document.get(name)
         if type(value) is not bool:
@@ -117,9 +122,6 @@ class Fields:
         if not isinstance(value, str) or len(value) > MAX_TEXT:
             raise self.bad(name, f"text of at most {MAX_TEXT} characters")
         return value
-
-    def optional_text(self, name: str) -> str | None:
-        return None if self.document.get(name) is None else self.text(name)
 
     def texts(self, name: str) -> tuple[str, ...]:
         values = self.document.get(name)
@@ -164,18 +166,221 @@ class Fields:
             raise self.bad(name, f"an object of whole numbers of at least {low}")
         return values
 
-    def numbers_by_partition(self, name: str, high: int) -> dict[int, int]:
-        """`{"3": number}` with partitions below `high`; absent is empty."""
-        values = self.numbers_by_text(name)
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The type of a member: `read(item, name)` checks and returns it, `write` makes JSON of it (None: as it is)."""
+
+    read: Callable[[Fields, str], Any]
+    write: Callable[[Any], object] | None = None
+
+
+TEXT = Kind(Fields.text)
+TEXTS = Kind(Fields.texts, list)
+BOOLEAN = Kind(Fields.boolean)
+
+
+def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> Kind:
+    """A whole number."""
+    return Kind(lambda item, name: item.integer(name, low, high))
+
+
+def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None = None) -> Kind:
+    """A list of whole numbers, as long as the list that member `like` is. `high` None: `check` knows the limit."""
+    most = INT64_MAX if high is None else high
+
+    def read(item: Fields, name: str) -> tuple[int, ...]:
+        return item.integers(name, None if like is None else len(item.document[like]), low, most)
+
+    return Kind(read)
+
+
+def one_of(*values: str, nullable: bool = False) -> Kind:
+    """One of these texts; `nullable`: of a member that may be null."""
+
+    def read(item: Fields, name: str) -> str:
+        value = item.text(name)
+        if value not in values:
+            raise item.bad(name, f"{'null or ' if nullable else ''}one of {', '.join(values)}")
+        return value
+
+    return Kind(read)
+
+
+def numbers_by_text(low: int = 0) -> Kind:
+    """`{"text": number}`; absent is empty."""
+    return Kind(lambda item, name: item.numbers_by_text(name, low), lambda values: dict(sorted(values.items())))
+
+
+def numbers_by_partition(high: int) -> Kind:
+    """`{"3": number}` with partitions below `high`; absent is empty."""
+
+    def read(item: Fields, name: str) -> dict[int, int]:
+        values = item.numbers_by_text(name)
         if any(not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < high) for key in values):
-            raise self.bad(name, f"an object whose keys are partitions below {high}")
+            raise item.bad(name, f"an object whose keys are partitions below {high}")
         return {int(key): value for key, value in values.items()}
 
+    return Kind(read, lambda values: {str(partition): value for partition, value in sorted(values.items())})
 
-def by_text(values: Mapping[int, int] | Sequence[tuple[int, int]]) -> dict[str, int]:
-    """Partition numbers as the keys of a JSON object, in order."""
-    pairs = values.items() if isinstance(values, Mapping) else values
-    return {str(key): value for key, value in sorted(pairs)}
+
+def texts_by_text(nullable: bool = False) -> Kind:
+    """`{"text": "text"}`, or null where that may be."""
+
+    def read(item: Fields, name: str) -> dict[str, str | None]:
+        values = item.mapping(name)
+        if not all(isinstance(value, str) or (nullable and value is None) for value in values.values()):
+            raise item.bad(name, "an object of texts" + (" or nulls" if nullable else ""))
+        return values
+
+    return Kind(read, lambda values: dict(sorted(values.items())))
+
+
+def object_of(table: Document[Any]) -> Kind:
+    """A JSON object."""
+    return Kind(lambda item, name: table.from_json(item.object(name)), table.to_json)
+
+
+def objects_of(table: Document[Any]) -> Kind:
+    """A list of JSON objects; absent is empty."""
+    return Kind(
+        lambda item, name: tuple(map(table.from_json, item.objects(name))),
+        lambda values: list(map(table.to_json, values)),
+    )
+
+
+def objects_by_text(table: Document[Any], nullable: bool = False) -> Kind:
+    """`{"text": object}`, or null where that may be; absent is empty."""
+
+    def read(item: Fields, name: str) -> dict[str, Any]:
+        members = Fields(item.mapping(name), item.key, f"{item.what}: {name}")
+        return {
+            each: None if nullable and value is None else table.from_json(members.object(each))
+            for each, value in members.document.items()
+        }
+
+    def write(values: Mapping[str, Any]) -> dict[str, object]:
+        return {each: None if value is None else table.to_json(value) for each, value in sorted(values.items())}
+
+    return Kind(read, write)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a JSON object; `attribute` is that of the data class, by default the name in snake case.
+
+    `nullable`: None is written as null. `optional`: left out where it is None or empty, and then at its default.
+    """
+
+    name: str
+    kind: Kind
+    attribute: str = ""
+    nullable: bool = False
+    optional: bool = False
+
+
+class Document(Generic[T]):
+    """The table of a JSON object: its members in the order in which they are written.
+
+    Args:
+        make: the data class, called with the attributes by name
+        inline: attributes that are objects, whose members come last, all or (None) none of them
+        parts: an object's attributes in the order of `members`, where they are not simply attributes
+        check: reads members again whose range depends on others
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., T],
+        *members: Member,
+        inline: Mapping[str, Document[Any]] | None = None,
+        parts: Callable[[T], Iterable[Any]] | None = None,
+        check: Callable[[Fields, T], object] | None = None,
+    ) -> None:
+        attributes = [member.attribute or _snake_case(member.name) for member in members]
+        self._make = make
+        self._parts = parts or (lambda value: [getattr(value, name) for name in attributes])
+        self._check = check
+        self._inline = tuple((inline or {}).items())
+        # Plain tuples: an append and each look of a reader go through these.
+        self._writers = [(member.name, member.kind.write, member.optional) for member in members]
+        self._readers = [
+            (attribute, member.name, member.kind.read, member.nullable, member.optional)
+            for attribute, member in zip(attributes, members, strict=True)
+        ]
+        self.names = tuple(member.name for member in members)
+        self.names += tuple(name for _, table in self._inline for name in table.names)
+        self._known = frozenset(self.names)
+
+    def to_json(self, value: T) -> dict[str, Any]:
+        """The JSON object of a value."""
+        document: dict[str, Any] = {}
+        for (name, write, optional), each in zip(self._writers, self._parts(value), strict=True):
+            if not (optional and each in _LEFT_OUT):
+                document[name] = each if write is None or each is None else write(each)
+        for attribute, table in self._inline:
+            each = getattr(value, attribute)
+            if each is not None:
+                document.update(table.to_json(each))
+        return document
+
+    def from_json(self, item: Fields, **known: Any) -> T:
+        """The value of a JSON object, with attributes that are `known` otherwise.
+
+        `Corrupt` if a member is missing, of another type, out of its range, or not in the table.
+        """
+        item.only(self._known)
+        value = self._make(**known, **self._values(item))
+        if self._check is not None:
+            self._check(item, value)
+        return value
+
+    def _values(self, item: Fields) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        document = item.document
+        for attribute, name, read, nullable, optional in self._readers:
+            if optional and name not in document:
+                continue
+            values[attribute] = None if nullable and document.get(name) is None else read(item, name)
+        for attribute, table in self._inline:
+            if not document.keys().isdisjoint(table.names):
+                values[attribute] = table._make(**table._values(item))
+        return values
+
+
+class StoredDocument(Document[T]):
+    """The table of a JSON object that is stored by itself: between its format version and its CRC.
+
+    Read features are written as none where they are not among the members.
+    """
+
+    def __init__(self, what: str, make: Callable[..., T], *members: Member, **options: Any) -> None:
+        super().__init__(make, *members, **options)
+        self.what = what
+        self._first: dict[str, object] = {"format": FORMAT}
+        if "readFeatures" not in self.names:
+            self._first["readFeatures"] = []
+        self.names = (*self._first, *self.names, "crc")
+        self._known = frozenset(self.names)
+
+    def encode(self, value: T) -> bytes:
+        """The bytes of a value."""
+        return encode({**self._first, **self.to_json(value)})
+
+    def fields(self, data: bytes, key: str) -> Fields:
+        """The members of the object in `data`, CRC and format version checked; see `decode`."""
+        return decode(data, key, self.what)
+
+    def decode(self, data: bytes, key: str) -> T:
+        """The value in `data`, which lay under `key`.
+
+        `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if it is damaged.
+        """
+        return self.from_json(self.fields(data, key))
+
+
+def _snake_case(name: str) -> str:
+    return re.sub("[A-Z]", lambda capital: "_" + capital[0].lower(), name)
 
 
 def peek_commit_id(data: bytes) -> str | None:
@@ -184,5 +389,5 @@ def peek_commit_id(data: bytes) -> str | None:
         document = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    found = document.get("commitId") if isinstance(document, dict) else None
-    return found if isinstance(found, str) else None
+    commit_id = document.get("commitId") if isinstance(document, dict) else None
+    return commit_id if isinstance(commit_id, str) else None

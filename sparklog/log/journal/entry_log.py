@@ -23,23 +23,38 @@ The members that every entry begins with, and the last one:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypedDict, TypeVar
+from typing import Generic, TypeVar
 
 import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.clock import next_times
-from sparklog.log.journal.documents import FORMAT, KNOWN_WRITE_FEATURES, Fields
+from sparklog.log.journal.documents import (
+    KNOWN_WRITE_FEATURES,
+    TEXT,
+    TEXTS,
+    UINT32_MAX,
+    Member,
+    StoredDocument,
+    whole,
+)
 from sparklog.log.journal.journal import Journal, Known, RootAccess
 from sparklog.log.journal.names import checkpoint_key
 
-ENTRY_FIELDS = (
-    *("format", "readFeatures", "writeFeatures", "number", "id", "commitId", "prevCrc", "timeMs"),
-    *("clockMs", "clockSince"),
+ENTRY_MEMBERS = (
+    Member("readFeatures", TEXTS),
+    Member("writeFeatures", TEXTS),
+    Member("number", whole(0)),
+    Member("id", TEXT),
+    Member("commitId", TEXT),
+    Member("prevCrc", whole(0, UINT32_MAX), nullable=True),
+    Member("timeMs", whole(0)),
+    Member("clockMs", whole(0), optional=True),
+    Member("clockSince", whole(0), optional=True),
 )
+"""The members that every entry begins with."""
 CHECKPOINT_ENTRIES = 64
 
 
@@ -63,22 +78,6 @@ class Entry:
     def made_ms(self) -> int:
         """Time when it was made, in ms."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
-
-
-class Stamp(TypedDict):
-    """The members of `Entry`, as they were read."""
-
-    id: str
-    number: int
-    commit_id: str
-    prev_crc: int | None
-    time_ms: int
-    read_features: tuple[str, ...]
-    write_features: tuple[str, ...]
-    clock_ms: int | None
-    clock_since: int | None
-    crc: int
-    nbytes: int
 
 
 E = TypeVar("E", bound=Entry)
@@ -107,46 +106,15 @@ class EntryKind(Generic[E]):
         return f"{self.owner} '{id_}'"
 
 
-def encode_entry(entry: Entry, body: Mapping[str, object]) -> bytes:
-    """The bytes of an entry that is about `body`."""
-    stamp = {
-        "format": FORMAT,
-        "readFeatures": list(entry.read_features),
-        "writeFeatures": list(entry.write_features),
-        "number": entry.number,
-        "id": entry.id,
-        "commitId": entry.commit_id,
-        "prevCrc": entry.prev_crc,
-        "timeMs": entry.time_ms,
-        **({} if entry.clock_ms is None else {"clockMs": entry.clock_ms}),
-        **({} if entry.clock_since is None else {"clockSince": entry.clock_since}),
-    }
-    return json_fields.encode({**stamp, **body})
-
-
-def decode_entry(data: bytes, key: str, number: int, names: tuple[str, ...]) -> tuple[Fields, Stamp]:
-    """All members of the entry in `data`, which lay under `key` as `number` and may have just `names`; and its stamp.
+def decode_entry(table: StoredDocument[E], data: bytes, key: str, number: int) -> E:
+    """The entry in `data`, which lay under `key` as `number`.
 
     `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if it is damaged or is another entry.
     """
-    doc = json_fields.decode(data, key, "entry")
-    doc.only(frozenset(names))
-    found = doc.integer("number", 0)
-    if found != number:
-        raise Corrupt(f"entry {number} should lie here, found entry {found}; restore it", file=key)
-    return doc, Stamp(
-        id=doc.text("id"),
-        number=found,
-        commit_id=doc.text("commitId"),
-        prev_crc=doc.optional("prevCrc", 0, 2**32 - 1),
-        time_ms=doc.integer("timeMs", 0),
-        read_features=doc.texts("readFeatures"),
-        write_features=doc.texts("writeFeatures"),
-        clock_ms=doc.optional("clockMs", 0),
-        clock_since=doc.optional("clockSince", 0),
-        crc=crc32c.crc32c(data),
-        nbytes=len(data),
-    )
+    item = table.fields(data, key)
+    if (stored := item.integer("number", 0)) != number:
+        raise Corrupt(f"entry {number} should lie here, found entry {stored}; restore it", file=key)
+    return table.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
 
 
 class EntryLog(Journal[E, E, E]):

@@ -36,6 +36,7 @@ MAX_ID = 1024
 MAX_ID_FOLDER = 200
 MAX_TOPIC_NAME = 249
 MAX_VERSION = 2**63 - 1
+MAX_PARTITIONS = 100_000
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]")

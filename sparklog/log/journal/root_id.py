@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal import documents as json_fields
-from sparklog.log.journal.documents import FORMAT
+from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import LOG_FOLDER, PLACE_KEY, RESTORE_KEY, ROOT_KEY
 from sparklog.storage import LocalStore
@@ -71,7 +71,16 @@ def _remedy(store: Store, folder: str) -> str:
     return f"give an empty or new folder, such as {os.path.join(folder, 'sparklog')}"
 
 
-ROOT_FIELDS = ("format", "readFeatures", "rootId", "createdMs", "crc")
+@dataclass(frozen=True, slots=True)
+class RootId:
+    """The id of a root, and when it was created."""
+
+    root_id: str
+    created_ms: int
+
+
+ROOT_MEMBERS = (Member("rootId", TEXT), Member("createdMs", whole(0)))
+ROOT_JSON = StoredDocument("root", RootId, *ROOT_MEMBERS)
 
 
 def read_root_id(store: Store) -> str:
@@ -82,7 +91,7 @@ def read_root_id(store: Store) -> str:
         raise NotFound(
             f"{store.location} is no sparklog root: it has no {ROOT_KEY}; create one or check the path"
         ) from None
-    return json_fields.decode(data, ROOT_KEY, "root").text("rootId")
+    return ROOT_JSON.decode(data, ROOT_KEY).root_id
 
 
 def create_root_id(store: Store, env: Env) -> str:
@@ -99,7 +108,6 @@ def create_root_id(store: Store, env: Env) -> str:
     refuse_foreign(store)
     ensure_probed(store)
     root_id = env.new_id()
-    document = {"format": FORMAT, "readFeatures": [], "rootId": root_id, "createdMs": env.wall_ms()}
-    if store.create(ROOT_KEY, json_fields.encode(document)):
+    if store.create(ROOT_KEY, ROOT_JSON.encode(RootId(root_id, env.wall_ms()))):
         return root_id
     return read_root_id(store)

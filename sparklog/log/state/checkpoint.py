@@ -10,7 +10,7 @@ one before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import crc32c
@@ -19,19 +19,26 @@ import numpy.typing as npt
 
 from sparklog.errors import Corrupt, Unavailable
 from sparklog.format.slice_columns import COLUMN_TYPES, SLICE_COLUMNS
-from sparklog.log.journal import documents as json_fields
-from sparklog.log.journal.documents import FORMAT
+from sparklog.log.journal.documents import (
+    TEXTS,
+    UINT32_MAX,
+    Document,
+    Fields,
+    Kind,
+    Member,
+    StoredDocument,
+    object_of,
+    whole,
+)
 from sparklog.log.journal.names import checkpoint_prefix, checkpoint_table_name, is_checkpoint_table_name
 from sparklog.log.state.slice_table import Slices, SliceTable, Texts
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import HEAD_JSON, Head
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CHECKPOINT_FIELDS = ("format", "readFeatures", "writeFeatures", "head", "table", "crc")
-TABLE_REF_FIELDS = ("name", "size", "crc", "rows", "unsealed")
 COLUMN_NAMES = {column.name: column.checkpoint for column in SLICE_COLUMNS}
 """Columns of the table's file, by the name they have in memory; `file` and `txn` are dictionaries of text."""
 
@@ -46,9 +53,6 @@ class TableRef:
     rows: int
     unsealed: int
 
-    def to_json(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in TABLE_REF_FIELDS}
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -58,40 +62,53 @@ class Checkpoint:
     table: TableRef
 
 
+def _table_name(item: Fields, name: str) -> str:
+    value = item.text(name)
+    if not is_checkpoint_table_name(value):
+        raise item.bad(name, "the name of a slice table")
+    return value
+
+
+TABLE_REF_JSON = Document(
+    TableRef,
+    Member("name", Kind(_table_name)),
+    Member("size", whole(0)),
+    Member("crc", whole(0, UINT32_MAX)),
+    Member("rows", whole(0)),
+    Member("unsealed", whole(0)),
+)
+
+
+def _with_features(
+    read_features: tuple[str, ...], write_features: tuple[str, ...], head: Head, table: TableRef
+) -> Checkpoint:
+    return Checkpoint(replace(head, read_features=read_features, write_features=write_features), table)
+
+
+CHECKPOINT_JSON = StoredDocument(
+    "checkpoint",
+    _with_features,
+    Member("readFeatures", TEXTS),
+    Member("writeFeatures", TEXTS),
+    Member("head", object_of(HEAD_JSON)),
+    Member("table", object_of(TABLE_REF_JSON)),
+    parts=lambda each: (each.head.read_features, each.head.write_features, each.head, each.table),
+)
+
+
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     """Bytes of `<version>.json`."""
-    head = checkpoint.head
-    return json_fields.encode(
-        {
-            "format": FORMAT,
-            "readFeatures": list(head.read_features),
-            "writeFeatures": list(head.write_features),
-            "head": head.to_json(),
-            "table": checkpoint.table.to_json(),
-        }
-    )
+    return CHECKPOINT_JSON.encode(checkpoint)
 
 
 def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
     """From bytes. `BadRequest` if it needs a newer sparklog, `Corrupt` if it is damaged or another version."""
-    doc = json_fields.decode(data, key, "checkpoint")
-    doc.only(frozenset(CHECKPOINT_FIELDS))
-    head = Head.from_json(doc.object("head"), doc.texts("readFeatures"), doc.texts("writeFeatures"))
-    if head.version != version:
-        raise Corrupt(f"checkpoint {version} should lie here, found version {head.version}; delete it", file=key)
-    item = doc.object("table")
-    item.only(frozenset(TABLE_REF_FIELDS))
-    name = item.text("name")
-    if not is_checkpoint_table_name(name):
-        raise item.bad("name", "the name of a slice table")
-    ref = TableRef(
-        name,
-        item.integer("size", 0),
-        item.integer("crc", 0, 2**32 - 1),
-        item.integer("rows", 0),
-        item.integer("unsealed", 0),
-    )
-    return Checkpoint(head, ref)
+    checkpoint = CHECKPOINT_JSON.decode(data, key)
+    if checkpoint.head.version != version:
+        raise Corrupt(
+            f"checkpoint {version} should lie here, found version {checkpoint.head.version}; delete it", file=key
+        )
+    return checkpoint
 
 
 def write_slice_table(store: Store, snapshot: Snapshot, unique: str) -> TableRef:
@@ -145,8 +162,8 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
     except (pa.ArrowException, OSError) as error:
         raise Corrupt(f"slice table is not an Arrow file ({error}); delete it", file=key) from None
     if batch is None or batch.schema.names != list(COLUMN_NAMES.values()) or batch.num_rows != ref.rows:
-        found = "no batch" if batch is None else f"{batch.num_rows} rows of {', '.join(batch.schema.names)[:80]}"
-        raise Corrupt(f"slice table should have {ref.rows} rows of sparklog's columns, found {found}", file=key)
+        contents = "no batch" if batch is None else f"{batch.num_rows} rows of {', '.join(batch.schema.names)[:80]}"
+        raise Corrupt(f"slice table should have {ref.rows} rows of sparklog's columns, found {contents}", file=key)
     columns: dict[str, npt.NDArray[Any]] = {}
     texts = {}
     for name, dtype in COLUMN_TYPES.items():

@@ -209,10 +209,10 @@ class History:
 
 
 def _commits(found: Iterator[ObjectInfo]) -> CommitFiles:
-    rows = []
-    for info in found:
-        digits, dot, suffix = info.key.rsplit("/", 1)[-1].partition(".")
-        if suffix == "json" and dot and len(digits) == 20 and digits.isdigit():
-            rows.append((int(digits), info.size, info.modified_ms))
+    rows = [
+        (version, info.size, info.modified_ms)
+        for info in found
+        if (version := checkpoint_version(info.key)) is not None
+    ]
     columns = np.array(rows, np.int64).reshape(len(rows), 3)
     return CommitFiles(columns[:, 0], columns[:, 1], columns[:, 2])

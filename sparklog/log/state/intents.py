@@ -26,7 +26,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.journal.clock import next_times
 from sparklog.log.journal.documents import INT64_MAX, KNOWN_WRITE_FEATURES
-from sparklog.log.journal.names import path_read_version
+from sparklog.log.journal.names import MAX_PARTITIONS, path_read_version
 from sparklog.log.state.commit import (
     ALTER,
     APPEND,
@@ -34,7 +34,6 @@ from sparklog.log.state.commit import (
     DELETE,
     DELETE_RECORDS,
     MAINTAIN,
-    MAX_PARTITIONS,
     TAKEOVER,
     Changes,
     Commit,

@@ -1,44 +1,16 @@
-"""Where an imported topic comes from and how far it was taken: what the next import of it goes on from.
+"""Kafka's part of the state of an imported topic: how far each partition was taken, and which transactions are open.
 
-The topic's state keeps it. An import that goes on must know that the log it finds is the one it had begun, and that
-nothing was written here since: by Kafka's topic id, by the last batch that was taken, and by the log end. It is kept as
-long as the topic is, however old; a batch that somebody appends ends the succession, not this memory.
+docs/reference/format-commits.md says what the members mean.
 
-| member      | meaning                                                                                       |
-|-------------|-----------------------------------------------------------------------------------------------|
-| topicId     | the topic's id in Kafka, by `partition.metadata`; empty where there is none (before Kafka 2.8) |
-| partition   | partitions that were taken, one entry each; as in the next four                               |
-| end         | where the log ended here after it: what lies at or above it has not been taken                |
-| last        | last offset of the last batch that was taken; -1: there was none                              |
-| crc         | the checksum in that batch's header                                                           |
-| epoch       | its leader epoch, -1: it has none                                                             |
+**KafkaSource.** The next import of a topic must know that the log it meets is the one it had begun, and that nothing
+was written here since. It knows both by Kafka's topic id, by the last batch that was taken, and by the log end. The
+topic's state keeps them as long as the topic is.
 
-Transactions of Kafka's that an import found open: no marker ends them in the log.
-
-The topic's state keeps them, so that its last stable offset stands where Kafka's stood, for readers, for sealing and
-for compaction, without a look into any file. Their records stay out of sight of `read_committed` readers, and all that
-lies behind them, until a commit ends them: it appends the marker that Kafka would have written (see
-`sparklog.log.write.kafka_end`). Retention that passes all that Kafka wrote forgets them, as it forgets open slices.
-
-| member      | meaning                                                                  |
-|-------------|--------------------------------------------------------------------------|
-| partition   |                                                                          |
-| producer    | the producer id                                                          |
-| epoch       | its epoch in its last batch                                              |
-| first       | offset of its first batch                                                |
-| end         | offset behind the last that Kafka wrote: nothing of it lies there        |
-
-A producer has at most one open transaction in a partition. What Kafka's coordinator knew of it, by
-`__transaction_state`, is left out where it is not known:
-
-| member          | meaning                                                                                    |
-|-----------------|--------------------------------------------------------------------------------------------|
-| transactionalId | whose transaction it is                                                                    |
-| timeoutMs       | `transaction.timeout.ms` of that producer                                                  |
-| startMs         | when it began, ms since the epoch                                                          |
-| decided         | `commit` or `abort`: the coordinator has decided, its marker is not in this partition yet  |
-
-A decided one ends as it was decided, whoever ends it.
+**KafkaOpen.** Transactions that no marker ends in the log of Kafka. The topic's state keeps them, so that its last
+stable offset stands where Kafka's stood, for readers, for sealing and for compaction, without a look into any file.
+`read_committed` readers see neither their records nor what lies behind them, until a commit appends the marker that
+Kafka would have written (see `sparklog.log.write.kafka_end`). Retention that passes all that Kafka wrote of a
+transaction forgets it, as it forgets open slices. A producer has at most one open transaction in a partition.
 """
 
 from __future__ import annotations
@@ -49,14 +21,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.log.journal.documents import Fields
+from sparklog.log.journal.documents import INT32_MAX, TEXT, UINT32_MAX, Document, Member, one_of, whole, wholes
+from sparklog.log.journal.names import MAX_PARTITIONS
 
-KAFKA_SOURCE_FIELDS = ("topicId", "partition", "end", "last", "crc", "epoch")
+COMMIT, ABORT = DECISIONS = ("commit", "abort")
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedEnd:
-    """How far one partition was taken; fields as in the module's table."""
+    """End of an imported partition: the log end here; last offset, checksum and leader epoch of its last batch."""
 
     end: int
     last: int = -1
@@ -75,42 +48,36 @@ class KafkaSource:
         """Both, the newer one's ends over these; an id that was not known at first may come later."""
         return KafkaSource(newer.topic_id or self.topic_id, {**self.ends, **newer.ends})
 
-    def to_json(self) -> dict[str, object]:
-        ends = sorted(self.ends.items())
-        return {
-            "topicId": self.topic_id,
-            "partition": [partition for partition, _ in ends],
-            "end": [each.end for _, each in ends],
-            "last": [each.last for _, each in ends],
-            "crc": [each.crc for _, each in ends],
-            "epoch": [each.epoch for _, each in ends],
-        }
 
-    @classmethod
-    def from_json(cls, item: Fields, partitions: int) -> KafkaSource:
-        """`Corrupt` if a member is missing or out of range."""
-        item.only(frozenset(KAFKA_SOURCE_FIELDS))
-        partition = item.integers("partition", None, 0, partitions - 1)
-        n = len(partition)
-        columns = (
-            item.integers("end", n, 0),
-            item.integers("last", n, -1),
-            item.integers("crc", n, 0, 2**32 - 1),
-            item.integers("epoch", n, -1, 2**31 - 1),
-        )
-        ends = {number: ImportedEnd(*row) for number, *row in zip(partition, *columns, strict=True)}
-        return cls(item.text("topicId"), ends)
+def _columns_of(source: KafkaSource) -> tuple[object, ...]:
+    """The topic's id, the partitions, and a column for each field of `ImportedEnd`."""
+    rows = [(partition, end.end, end.last, end.crc, end.epoch) for partition, end in sorted(source.ends.items())]
+    return source.topic_id, *(zip(*rows, strict=True) if rows else [()] * 5)
 
 
-KAFKA_OPEN_FIELDS = ("partition", "producer", "epoch", "first", "end")
-KAFKA_OPEN_OPTIONAL_FIELDS = ("transactionalId", "timeoutMs", "startMs", "decided")
-COMMIT, ABORT = DECISIONS = ("commit", "abort")
-KAFKA_ENDED_FIELDS = ("partition", "producer")
+def _of_columns(topic_id: str, partition: Sequence[int], **columns: Sequence[int]) -> KafkaSource:
+    rows = zip(*columns.values(), strict=True)
+    return KafkaSource(topic_id, {number: ImportedEnd(*row) for number, row in zip(partition, rows, strict=True)})
+
+
+KAFKA_SOURCE_JSON = Document(
+    _of_columns,
+    Member("topicId", TEXT),
+    Member("partition", wholes(0, MAX_PARTITIONS - 1)),
+    Member("end", wholes(0, like="partition")),
+    Member("last", wholes(-1, like="partition")),
+    Member("crc", wholes(0, UINT32_MAX, like="partition")),
+    Member("epoch", wholes(-1, INT32_MAX, like="partition")),
+    parts=_columns_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaOpen:
-    """One open transaction of one producer in one partition; fields as in the module's tables."""
+    """One open transaction of one producer in one partition; the last four as far as Kafka's coordinator knew them.
+
+    `decided` (`commit` or `abort`): the marker is missing in this partition, and the transaction can only end so.
+    """
 
     partition: int
     producer: int
@@ -130,34 +97,6 @@ class KafkaOpen:
             f"{self.first}{decided}"
         )
 
-    def to_json(self) -> dict[str, object]:
-        known = (self.transactional_id, self.timeout_ms, self.start_ms, self.decided)
-        optional = zip(KAFKA_OPEN_OPTIONAL_FIELDS, known, strict=True)
-        return {
-            **{name: getattr(self, name) for name in KAFKA_OPEN_FIELDS},
-            **{name: value for name, value in optional if value is not None},
-        }
-
-    @classmethod
-    def from_json(cls, item: Fields, partitions: int) -> KafkaOpen:
-        """`Corrupt` if a member is missing or out of range."""
-        item.only(frozenset(KAFKA_OPEN_FIELDS + KAFKA_OPEN_OPTIONAL_FIELDS))
-        first = item.integer("first", 0)
-        decided = item.optional_text("decided")
-        if decided not in (None, *DECISIONS):
-            raise item.bad("decided", f"one of {', '.join(DECISIONS)}")
-        return cls(
-            item.integer("partition", 0, partitions - 1),
-            item.integer("producer", 0),
-            item.integer("epoch", 0, 2**15 - 1),
-            first,
-            item.integer("end", first + 1),
-            item.optional_text("transactionalId"),
-            item.optional("timeoutMs", 0),
-            item.optional("startMs", 0),
-            decided,
-        )
-
     @property
     def ended(self) -> KafkaEnded:
         """As the commit names it whose marker ends it."""
@@ -171,14 +110,21 @@ class KafkaEnded:
     partition: int
     producer: int
 
-    def to_json(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in KAFKA_ENDED_FIELDS}
 
-    @classmethod
-    def from_json(cls, item: Fields, partitions: int) -> KafkaEnded:
-        """`Corrupt` if a member is missing or out of range."""
-        item.only(frozenset(KAFKA_ENDED_FIELDS))
-        return cls(item.integer("partition", 0, partitions - 1), item.integer("producer", 0))
+KAFKA_OPEN_JSON = Document(
+    KafkaOpen,
+    Member("partition", whole(0, MAX_PARTITIONS - 1)),
+    Member("producer", whole(0)),
+    Member("epoch", whole(0, 2**15 - 1)),
+    Member("first", whole(0)),
+    Member("end", whole(1)),
+    Member("transactionalId", TEXT, optional=True),
+    Member("timeoutMs", whole(0), optional=True),
+    Member("startMs", whole(0), optional=True),
+    Member("decided", one_of(*DECISIONS), optional=True),
+    check=lambda item, each: item.integer("end", each.first + 1),
+)
+KAFKA_ENDED_JSON = Document(KafkaEnded, Member("partition", whole(0, MAX_PARTITIONS - 1)), Member("producer", whole(0)))
 
 
 def forgotten(open_: Sequence[KafkaOpen], log_start: npt.NDArray[np.int64]) -> tuple[KafkaOpen, ...]:

@@ -30,14 +30,13 @@ from typing import Literal, Protocol
 
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.journal.clock import MAX_AHEAD_MS
-from sparklog.log.journal.documents import Fields
-from sparklog.log.state.commit import Writer, decode_content, epoch_and_content
+from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, whole
+from sparklog.log.state.commit import CONTENT_JSON, Writer
 from sparklog.log.state.slices import Content
 
 EARLIER_RUNS = 4
 STREAM = "stream"
 TXN = "txn"
-REGISTRY_FIELDS = ("batch", "count", "version", "timeMs", "run", "earlierRuns", "epoch", "bytes", "layout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +102,18 @@ class Entry:
     epoch: int | None = None
     content: Content | None = None
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "batch": self.batch,
-            "count": self.count,
-            "version": self.version,
-            "timeMs": self.time_ms,
-            "run": self.run,
-            "earlierRuns": list(self.earlier_runs),
-            **epoch_and_content(self.epoch, self.content),
-        }
 
-    @classmethod
-    def from_json(cls, item: Fields) -> Entry:
-        item.only(frozenset(REGISTRY_FIELDS))
-        return cls(
-            item.integer("batch", 0),
-            item.integer("count", 0),
-            item.integer("version", 0),
-            item.integer("timeMs", 0),
-            item.optional_text("run"),
-            item.texts("earlierRuns"),
-            item.optional("epoch", 0),
-            decode_content(item),
-        )
+ENTRY_JSON = Document(
+    Entry,
+    Member("batch", whole(0)),
+    Member("count", whole(0)),
+    Member("version", whole(0)),
+    Member("timeMs", whole(0)),
+    Member("run", TEXT, nullable=True),
+    Member("earlierRuns", TEXTS),
+    Member("epoch", whole(0), optional=True),
+    inline={"content": CONTENT_JSON},
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,53 +15,43 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt
-from sparklog.log.journal.documents import Fields, by_text
+from sparklog.log.journal.documents import (
+    BOOLEAN,
+    TEXT,
+    UINT32_MAX,
+    Document,
+    Fields,
+    Kind,
+    Member,
+    numbers_by_partition,
+    numbers_by_text,
+    object_of,
+    objects_by_text,
+    objects_of,
+    texts_by_text,
+    whole,
+    wholes,
+)
+from sparklog.log.journal.names import MAX_PARTITIONS
 from sparklog.log.state.commit import (
     CREATE,
     DELETE,
     FILLING,
+    HOLD_JSON,
     MAINTAIN,
-    MAX_PARTITIONS,
+    TXN_JSON,
     Commit,
     Hold,
     Resolved,
     Txn,
-    decode_hold,
-    decode_txn,
-    hold_document,
-    txn_document,
 )
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.kafka_source import KafkaOpen, KafkaSource, forgotten
-from sparklog.log.state.registry import Entry, advance
+from sparklog.log.state.kafka_source import KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON, KafkaOpen, KafkaSource, forgotten
+from sparklog.log.state.registry import ENTRY_JSON, Entry, advance
 
 Offsets = npt.NDArray[np.int64]
 NO_PARTITIONS: Offsets = np.zeros(0, np.int64)
 NO_PARTITIONS.setflags(write=False)
-
-HEAD_FIELDS = [
-    "version",
-    "crc",
-    "timeMs",
-    "topicId",
-    "deleted",
-    "leaderEpoch",
-    "configs",
-    "logStart",
-    "logEnd",
-    "cleanedThrough",
-    "earlierPartitions",
-    "open",
-    "kafkaOpen",
-    "kafkaSource",
-    "registry",
-    "siblings",
-    "holds",
-    "floor",
-    "clockMs",
-    "clockSince",
-]
-OPEN_FIELDS = ("txn", "version", "commitId", "timeMs", "first", "end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,83 +182,69 @@ class Head:
                 f"({'deleted' if self.deleted else 'existing'}, id {self.topic_id or 'none'})"
             )
 
-    def to_json(self) -> dict[str, object]:
-        """As a checkpoint stores it: equal heads give equal objects."""
-        kafka_open = [each.to_json() for each in self.kafka_open]
-        return {
-            "version": self.version,
-            "crc": self.crc,
-            "timeMs": self.time_ms,
-            "topicId": self.topic_id,
-            "deleted": self.deleted,
-            "leaderEpoch": self.leader_epoch,
-            "configs": dict(sorted(self.configs.explicit.items())),
-            "logStart": self.log_start.tolist(),
-            "logEnd": self.log_end.tolist(),
-            "cleanedThrough": self.cleaned_through.tolist(),
-            **({"earlierPartitions": list(self.earlier_partitions)} if self.earlier_partitions else {}),
-            "open": [_prepare_document(prepare) for prepare in self.open],
-            **({"kafkaOpen": kafka_open} if kafka_open else {}),
-            **({"kafkaSource": self.kafka_source.to_json()} if self.kafka_source else {}),
-            "registry": {name: entry.to_json() for name, entry in sorted(self.registry.items())},
-            "siblings": dict(sorted(self.siblings.items())),
-            "holds": {name: hold_document(hold) for name, hold in sorted(self.holds.items())},
-            "floor": self.floor,
-            **({} if self.clock_ms is None else {"clockMs": self.clock_ms}),
-            **({} if self.clock_since is None else {"clockSince": self.clock_since}),
-        }
-
-    @classmethod
-    def from_json(cls, item: Fields, read_features: tuple[str, ...], write_features: tuple[str, ...]) -> Head:
-        """From a checkpoint; `Corrupt` if a member is missing or of a wrong type."""
-        item.only(frozenset(HEAD_FIELDS))
-        log_end = item.integers("logEnd", None, 0)
-        if len(log_end) > MAX_PARTITIONS:
-            raise item.bad("logEnd", f"at most {MAX_PARTITIONS} partitions")
-        configs = item.mapping("configs")
-        if not all(isinstance(value, str) for value in configs.values()):
-            raise item.bad("configs", "an object of texts")
-        return cls(
-            version=item.integer("version", 0),
-            crc=item.integer("crc", 0, 2**32 - 1),
-            time_ms=item.integer("timeMs", 0),
-            topic_id=item.text("topicId"),
-            deleted=item.boolean("deleted"),
-            leader_epoch=item.integer("leaderEpoch", 0),
-            configs=TopicConfigs(configs),
-            log_start=_frozen(np.array(item.integers("logStart", len(log_end), 0), np.int64)),
-            log_end=_frozen(np.array(log_end, np.int64)),
-            cleaned_through=_frozen(np.array(item.integers("cleanedThrough", len(log_end), 0), np.int64)),
-            earlier_partitions=(
-                item.integers("earlierPartitions", None, 1, MAX_PARTITIONS) if item.has("earlierPartitions") else ()
-            ),
-            open=tuple(_prepare(entry, len(log_end)) for entry in item.objects("open")),
-            kafka_open=tuple(KafkaOpen.from_json(entry, len(log_end)) for entry in item.objects("kafkaOpen")),
-            kafka_source=(
-                KafkaSource.from_json(item.object("kafkaSource"), len(log_end)) if item.has("kafkaSource") else None
-            ),
-            registry={name: Entry.from_json(item.object("registry").object(name)) for name in item.mapping("registry")},
-            siblings=item.numbers_by_text("siblings"),
-            holds={
-                name: hold
-                for name, value in item.mapping("holds").items()
-                if (hold := decode_hold(item, name, value)) is not None
-            },
-            floor=item.integer("floor", 0),
-            clock_ms=item.optional("clockMs", 0),
-            clock_since=item.optional("clockSince", 0),
-            read_features=read_features,
-            write_features=write_features,
-        )
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Head):
             return NotImplemented
         features = (self.read_features, self.write_features) == (other.read_features, other.write_features)
-        return features and self.to_json() == other.to_json()
+        return features and HEAD_JSON.to_json(self) == HEAD_JSON.to_json(other)
 
     __hash__ = None  # type: ignore[assignment]
 
+
+def _check_partitions(item: Fields, head: Head) -> None:
+    """`Corrupt` unless all that is per partition is of the partitions that the topic has."""
+    n = head.partitions
+    if n > MAX_PARTITIONS:
+        raise item.bad("logEnd", f"at most {MAX_PARTITIONS} partitions")
+    for name, offsets in (("logStart", head.log_start), ("cleanedThrough", head.cleaned_through)):
+        if len(offsets) != n:
+            raise item.bad(name, f"a list of {n} whole numbers")
+    named = [partition for prepare in head.open for partition in (*prepare.first, *prepare.end)]
+    named += [each.partition for each in head.kafka_open]
+    named += head.kafka_source.ends if head.kafka_source else ()
+    if named and max(named) >= n:
+        raise item.bad("logEnd", f"a list of more than {max(named)} log ends, as others name that partition")
+
+
+OFFSETS = Kind(lambda item, name: _frozen(np.array(item.integers(name, None, 0), np.int64)), np.ndarray.tolist)
+PREPARE_JSON = Document(
+    Prepare,
+    Member("txn", object_of(TXN_JSON)),
+    Member("version", whole(0)),
+    Member("commitId", TEXT),
+    Member("timeMs", whole(0)),
+    Member("first", numbers_by_partition(MAX_PARTITIONS)),
+    Member("end", numbers_by_partition(MAX_PARTITIONS)),
+)
+_CONFIGS = texts_by_text()
+HEAD_JSON = Document(
+    Head,
+    Member("version", whole(0)),
+    Member("crc", whole(0, UINT32_MAX)),
+    Member("timeMs", whole(0)),
+    Member("topicId", TEXT),
+    Member("deleted", BOOLEAN),
+    Member("leaderEpoch", whole(0)),
+    Member(
+        "configs",
+        Kind(lambda *item: TopicConfigs(_CONFIGS.read(*item)), lambda configs: dict(sorted(configs.explicit.items()))),
+    ),
+    Member("logStart", OFFSETS),
+    Member("logEnd", OFFSETS),
+    Member("cleanedThrough", OFFSETS),
+    Member("earlierPartitions", wholes(1, MAX_PARTITIONS), optional=True),
+    Member("open", objects_of(PREPARE_JSON)),
+    Member("kafkaOpen", objects_of(KAFKA_OPEN_JSON), optional=True),
+    Member("kafkaSource", object_of(KAFKA_SOURCE_JSON), optional=True),
+    Member("registry", objects_by_text(ENTRY_JSON)),
+    Member("siblings", numbers_by_text()),
+    Member("holds", objects_by_text(HOLD_JSON)),
+    Member("floor", whole(0)),
+    Member("clockMs", whole(0), optional=True),
+    Member("clockSince", whole(0), optional=True),
+    check=_check_partitions,
+)
+"""The head as a checkpoint stores it, without its features: equal heads give equal objects."""
 
 EMPTY = Head()
 """The head of a log that has no commits."""
@@ -428,26 +404,3 @@ def _frozen(values: Offsets) -> Offsets:
 
 def _union(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
     return left if not right else tuple(sorted({*left, *right}))
-
-
-def _prepare_document(prepare: Prepare) -> dict[str, object]:
-    return {
-        "txn": txn_document(prepare.txn),
-        "version": prepare.version,
-        "commitId": prepare.commit_id,
-        "timeMs": prepare.time_ms,
-        "first": by_text(prepare.first),
-        "end": by_text(prepare.end),
-    }
-
-
-def _prepare(item: Fields, partitions: int) -> Prepare:
-    item.only(frozenset(OPEN_FIELDS))
-    return Prepare(
-        decode_txn(item.object("txn")),
-        item.integer("version", 0),
-        item.text("commitId"),
-        item.integer("timeMs", 0),
-        item.numbers_by_partition("first", partitions),
-        item.numbers_by_partition("end", partitions),
-    )

@@ -16,9 +16,9 @@ from sparklog.log.decisions.decision_log import DecisionLogs
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.journal import RootAccess
-from sparklog.log.journal.names import check_topic_name, is_topic_name, nearest
+from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, is_topic_name, nearest
 from sparklog.log.journal.root_id import create_root_id, read_root_id
-from sparklog.log.state.commit import MAX_PARTITIONS, Commit, Resolved
+from sparklog.log.state.commit import Commit, Resolved
 from sparklog.log.state.commit_log import Resolver
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.intents import CreateIntent, DeleteIntent, Intent

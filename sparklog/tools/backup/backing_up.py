@@ -1,7 +1,7 @@
-"""`backup`: what a root holds, in another place, from which it can be made anew as it was at the backup or before.
+"""`backup`: copy a root into a repository, from which it can be restored as it was at the backup or before.
 
-1. Show the run in the place, so that no prune takes away what is found there.
-2. Take a cut of all topics, decisions and groups, and the next number (see `numbering`); then hold the version of each
+1. Mark the run in the repository, so that no prune deletes what it relies on.
+2. Take a cut of all topics, decisions and groups, and the next number (see `repository`); then hold the version of each
    topic, so that the vacuum keeps what it names. A version that fell below the upload floor meanwhile is refused: take
    a new cut.
 3. Copy the entries of decisions and groups, then data files, then commits and a checkpoint of each topic's cut. What
@@ -16,13 +16,11 @@ then on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
-
-import crc32c
 
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.groups.state import GROUPS
@@ -38,33 +36,33 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.consistent_cut import Cut, cut_now, writers_in
-from sparklog.tools.backup.copying import AT_ONCE, Copied, DataFile, copy_all, data_files, listed
-from sparklog.tools.backup.entries import EntryChain
+from sparklog.tools.backup.copying import (
+    AT_ONCE,
+    Copied,
+    CopyOptions,
+    DataFile,
+    Progress,
+    copy_all,
+    data_files,
+    listed,
+    silent,
+)
+from sparklog.tools.backup.entries import DamagedLogs, EntryChain
 from sparklog.tools.backup.history import Named, files_named, oldest_base, start_at
-from sparklog.tools.backup.manifest import EntriesBackup, LeftOut, Manifest, TopicBackup, encode_manifest
-from sparklog.tools.backup.pruning import Unread
-from sparklog.tools.backup.repository import BACKUP, Mark, Place, backup_key, begun_key, newest_number, take_number
+from sparklog.tools.backup.manifest import MANIFEST_JSON, EntriesBackup, LeftOut, Manifest, TopicBackup
+from sparklog.tools.backup.repository import BACKUP, Mark, Repository, backup_key, begun_key, newest_number, take_number
 
 E = TypeVar("E", bound=Entry)
 
 
 HOLD_MS = 86_400_000
-LOOK_MS = 60_000
-"""How often a run looks after its holds and its mark."""
 CUTS = 5
 RETRIES = 5
-
-Progress = Callable[[int, int, int, int], None]
-"""Files done, files there are, bytes done, bytes there are."""
-
-
-def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
-    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a backup would do: `topics` to their versions, files and bytes that are not there yet, logs left out."""
+    """A backup that is not made: versions of `topics`, files and bytes to copy, damaged logs that would be left out."""
 
     topics: Mapping[str, int]
     decisions: int
@@ -112,7 +110,7 @@ class Holds:
         topic.log.commit(MaintainIntent(head.topic_id, holds={self.name: hold}))
 
     def release(self) -> None:
-        """Let go; where that fails they end by themselves."""
+        """Release the holds; where that fails they end by themselves."""
         for name in self.versions:
             try:
                 topic = self.root.topic_handle(name)
@@ -122,14 +120,14 @@ class Holds:
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
-    """What `back_up` would copy now. Changes nothing."""
+    """Plan what `back_up` would copy now. Changes nothing."""
     cut = cut_now(root, topics)
     named: list[DataFile] = []
     for name, head in cut.topics.items():
         snapshot = History(root.store, name).at(head.version)
         named += data_files(name, snapshot.slices.all())
-    there = listed(target, {file.key.split("/", 1)[0] for file in named})
-    missing = [file for file in named if file.to not in there]
+    present = listed(target, {file.key.split("/", 1)[0] for file in named})
+    missing = [file for file in named if file.to not in present]
     versions = {name: head.version for name, head in sorted(cut.topics.items()) if head.exists}
     nbytes = sum(file.size for file in missing)
     return Plan(versions, len(cut.decisions), len(cut.groups), len(missing), nbytes, cut.left_out)
@@ -144,17 +142,19 @@ def back_up(
     at_once: int = AT_ONCE,
     progress: Progress = silent,
 ) -> Manifest:
-    """Back a root up into a place (made if there is none); what the new backup says of itself.
+    """Back a root up into a repository (made if there is none). Returns the manifest of the new backup.
 
     `topics`: only these (None: all, and deleted ones whose data is still there); damaged logs of ids and groups that
     have nothing to do with these are left out, as the manifest says. `link`: hard links where both are on
-    one disk, which protects from deletion and not from damage. Raises `Corrupt` naming the place of damaged bytes,
-    then no backup is made of anything; `Conflict` while a prune is at work; `BadRequest` for a place of something else.
+    one disk, which protects from deletion and not from damage. Raises `Corrupt` naming the file and position of
+    damaged bytes, then there is no backup; `Conflict` while a prune is at work; `BadRequest` if another root's backups
+    or anything else lies in `target`.
     """
-    place = Place.make(target, root.id, root.env)
+    repository = Repository.open_or_create(target, root.id, root.env)
+    options = CopyOptions(link, at_once, progress, root.env)
     for left in reversed(range(RETRIES)):
-        with Mark(place, root.env, BACKUP) as mark:
-            run = _Run(root, place, mark, link, at_once, progress)
+        with Mark(repository, root.env, BACKUP) as mark:
+            run = _Run(root, repository, mark, options)
             try:
                 return run.make(topics)
             except NotFound:
@@ -169,43 +169,40 @@ def back_up(
 class _Run:
     """One attempt at a backup."""
 
-    def __init__(self, root: Root, place: Place, mark: Mark, link: bool, at_once: int, progress: Progress) -> None:
+    def __init__(self, root: Root, repository: Repository, mark: Mark, options: CopyOptions) -> None:
         self.root = root
-        self.place = place
+        self.repository = repository
         self.mark = mark
-        self.link = link
-        self.at_once = at_once
-        self.progress = progress
+        self.options = options
         self.id = root.env.new_id()
         self.holds = Holds(root, f"backup:{self.id}")
         self.copied = Copied()
-        self.looked_ms = root.env.boot_ms()
-        self.unread = Unread(root.store)
+        self.damaged = DamagedLogs(root.store)
         self.started_ms = 0
         self.number = 0
         self.undecided = False
 
     def release(self) -> None:
-        """Let go of the holds, and of the number where it is known what became of it."""
+        """Release the holds, and the number if it is known whether the backup was published."""
         self.holds.release()
         if self.number and not self.undecided:
             with suppress(SparklogError, OSError):
-                self.place.store.delete(begun_key(self.number))
+                self.repository.store.delete(begun_key(self.number))
             self.number = 0
 
     def make(self, topics: Collection[str] | None) -> Manifest:
-        before = self.place.manifests()
+        before = self.repository.manifests()
         cut = self._held_cut(topics)
-        self.unread = Unread(self.root.store, strict=topics is None)
+        self.damaged = DamagedLogs(self.root.store, strict=topics is None)
         # Entries first: those of groups may be gone when files have been copied for days, and nothing holds them.
         decisions = self._all_entries(DECISIONS, cut.decisions, before)
         groups = self._all_entries(GROUPS, cut.groups, before)
-        found = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
-        missing = self._copy_files(found)
-        items = tuple(self._topic(name, named, missing) for name, named in found.items())
-        if self.unread.damage:
-            writers = {each for named in found.values() for each in writers_in(named.last.slices)}
-            self.unread.check({item.topic: item.topic_id for item in items}, writers, cut.groups.values())
+        topic_files = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
+        missing = self._copy_files(topic_files)
+        items = tuple(self._topic(name, named, missing) for name, named in topic_files.items())
+        if self.damaged.damage:
+            writers = {each for named in topic_files.values() for each in writers_in(named.last.slices)}
+            self.damaged.check({item.topic: item.topic_id for item in items}, writers, cut.groups.values())
         self.mark.check()
         return self._publish(
             Manifest(
@@ -220,13 +217,13 @@ class _Run:
                 decisions,
                 groups,
                 None if topics is None else tuple(sorted(set(topics))),
-                tuple(sorted({*cut.left_out, *self.unread.left_out()}, key=lambda item: item.folder)),
+                tuple(sorted({*cut.left_out, *self.damaged.left_out()}, key=lambda item: item.folder)),
             )
         )
 
     def _held_cut(self, topics: Collection[str] | None) -> Cut:
         for left in reversed(range(CUTS)):
-            newest = newest_number(self.place.store)
+            newest = newest_number(self.repository.store)
             self.started_ms = self.root.env.wall_ms()
             try:
                 cut = cut_now(self.root, topics)
@@ -242,12 +239,13 @@ class _Run:
         raise AssertionError("unreachable")
 
     def _take_number(self, number: int) -> None:
-        if not take_number(self.place.store, number, self.id):
-            raise Conflict(f"other backups into {self.place.store.location} are begun all the time; try again later")
+        if not take_number(self.repository.store, number, self.id):
+            location = self.repository.store.location
+            raise Conflict(f"other backups into {location} are begun all the time; try again later")
         self.number = number
 
     def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
-        """What the versions since the last backup of the topic name."""
+        """Return the files that the versions since the topic's last backup name."""
         history = History(self.root.store, name)
         last = next((item for each in reversed(before) if (item := each.topic(name)) is not None), None)
         if last is not None and last.version > head.version:
@@ -256,7 +254,7 @@ class _Run:
                 "the log that was backed up"
             )
         base = oldest_base(history, head.version)
-        kept = None if last is None else History(self.place.store, name)
+        kept = None if last is None else History(self.repository.store, name)
         if (
             last is not None
             and kept is not None
@@ -274,30 +272,16 @@ class _Run:
             raise Corrupt(f"version {head.version} of topic '{name}' is not what its log leads to: run verify")
         return named
 
-    def _copy_files(self, found: Mapping[str, Named]) -> set[str]:
+    def _copy_files(self, topic_files: Mapping[str, Named]) -> set[str]:
         """Copy what all these versions name; keys of files of older versions that are gone."""
         files: dict[str, DataFile] = {}
         needed: set[str] = set()
-        for named in found.values():
+        for named in topic_files.values():
             needed |= {file.key for file in named.of_last()}
             for key, file in named.files.items():
                 known = files.get(key)
                 if known is None or len(known.pieces) < len(file.pieces):
                     files[key] = file
-        there = listed(self.place.store, {key.split("/", 1)[0] for key in files})
-        new = [file for file in files.values() if file.to not in there or file.footer == 0]
-        missing_bytes = sum(file.size for file in new if file.to not in there)
-        done = [0, 0]
-
-        def tick(copied: Copied) -> None:
-            done[0] += 1
-            done[1] += copied.nbytes + copied.linked
-            self.progress(done[0], len(new), done[1], missing_bytes)
-            if self.root.env.boot_ms() - self.looked_ms > LOOK_MS:
-                self.looked_ms = self.root.env.boot_ms()
-                self.holds.renew()
-                self.mark.check()
-
         missing: set[str] = set()
 
         def lost(file: DataFile) -> None:
@@ -305,23 +289,18 @@ class _Run:
                 raise NotFound(f"{file.key} is missing, and the newest version names it: run verify")
             missing.add(file.key)
 
+        def look() -> None:
+            self.holds.renew()
+            self.mark.check()
+
         # What the cut names first: it is held, and the rest is not.
-        new.sort(key=lambda file: file.key not in needed)
-        self.copied += copy_all(
-            self.root.store,
-            self.place.store,
-            new,
-            there,
-            link=self.link,
-            at_once=self.at_once,
-            tick=tick,
-            lost=lost,
-        )
+        in_order = sorted(files.values(), key=lambda file: file.key not in needed)
+        self.copied += copy_all(self.root.store, self.repository.store, in_order, self.options, look, lost)
         return missing
 
     def _topic(self, name: str, named: Named, missing: set[str]) -> TopicBackup:
         """Copy the log of a topic, commits first."""
-        store = self.place.store
+        store = self.repository.store
         for version in range(named.base.version + 1, named.last.version + 1):
             self._put(commit_key(name, version), self.root.store.get(commit_key(name, version)))
         for snapshot in (named.base, named.last):
@@ -345,8 +324,8 @@ class _Run:
     def _all_entries(
         self, kind: EntryKind[E], states: Mapping[str, E], before: Sequence[Manifest]
     ) -> tuple[EntriesBackup, ...]:
-        found = (self._entries(kind, state, before) for _, state in sorted(states.items()))
-        return tuple(item for item in found if item is not None)
+        copied = (self._entries(kind, state, before) for _, state in sorted(states.items()))
+        return tuple(item for item in copied if item is not None)
 
     def _entries(self, kind: EntryKind[E], state: E, before: Sequence[Manifest]) -> EntriesBackup | None:
         """Copy the entries of an id since its last backup, as far as they are there; None: damaged, and left out."""
@@ -364,52 +343,53 @@ class _Run:
         link: int | None = None
         since_ms = 0
         for number in range(first, state.number + 1):
-            data = self.unread.read(kind, state.id, partial(_entry_data, chain, number, link))
-            if data is None:
+            stored = self.damaged.read(kind, state.id, partial(_read_entry, chain, number, link))
+            if stored is None:
                 return None
+            data, entry = stored
             if number == first and kept > (0 if last is None else last.number):
-                since_ms = kind.decode(data, commit_key(chain.prefix, number), number).made_ms
-            link = crc32c.crc32c(data)
+                since_ms = entry.made_ms
+            link = entry.crc
             self._put(commit_key(chain.prefix, number), data)
         return EntriesBackup(state.id, first, state.number, since_ms)
 
     def _put(self, key: str, data: bytes) -> None:
         """Create a small object; what lies there already must be the same."""
-        if self.place.store.create(key, data):
+        if self.repository.store.create(key, data):
             self.copied += Copied(1, len(data))
             return
         for _ in range(2):
             try:
-                if self.place.store.get(key) == data:
+                if self.repository.store.get(key) == data:
                     return
             except NotFound:
                 continue
-        raise Corrupt(f"{self.place.store.location} holds something else under this key; delete it there", file=key)
+        location = self.repository.store.location
+        raise Corrupt(f"{location} holds something else under this key; delete it there", file=key)
 
     def _publish(self, manifest: Manifest) -> Manifest:
         """Create the manifest. `Conflict` if a prune has decided meanwhile that there is no such backup."""
-        key, data = backup_key(manifest.number), encode_manifest(manifest)
+        key, data = backup_key(manifest.number), MANIFEST_JSON.encode(manifest)
         # Until there is an answer: it may lie there, or come to lie there later.
         self.undecided = True
-        published = self.place.store.create(key, data) or self.place.store.get(key) == data
+        published = self.repository.store.create(key, data) or self.repository.store.get(key) == data
         self.undecided = False
         if not published:
             raise Conflict(
-                f"this run stood still for too long in {self.place.store.location}, and a prune has given backup "
+                f"this run stood still for too long in {self.repository.store.location}, and a prune has given backup "
                 f"{manifest.number} up; run it again"
             )
         return manifest
 
 
-def _entry_data(chain: EntryChain[E], number: int, link: int | None) -> bytes:
-    """The bytes of an entry; `link`: CRC-32C of the entry before, None: the first that is copied."""
-    data = chain.data(number)
-    if data is None:
+def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[bytes, E]:
+    """An entry and its bytes; `link`: CRC-32C of the entry before, None: the first that is copied."""
+    stored = chain.read(number)
+    if stored is None:
         raise NotFound(f"entry {number} of {chain.kind.title(chain.id)} is no longer kept")
-    key = commit_key(chain.prefix, number)
-    if link is not None and chain.kind.decode(data, key, number).prev_crc != link:
-        raise Corrupt(f"entry {number} does not follow the one before", file=key)
-    return data
+    if link is not None and stored[1].prev_crc != link:
+        raise Corrupt(f"entry {number} does not follow the one before", file=commit_key(chain.prefix, number))
+    return stored
 
 
 def write_checkpoint(store: Store, snapshot: Snapshot, unique: str) -> Copied:

@@ -1,23 +1,24 @@
-"""A cut: versions of topics and entries of decisions and group offsets that fit together.
+"""A consistent cut: versions of topics and entries of decisions and group offsets that fit together.
 
-What is read at one moment and the next does not: a COMMIT names prepares of topics that were read before these were
-made, a group has read further than its topic. So logs are read in an order that leaves little to put right, and each is
+States that are read one after the other do not fit. A COMMIT names prepares of topics that were read before these were
+made; a group has read further than its topic. So logs are read in an order that leaves little to put right. Each is
 then read on, entry by entry, as far as another one asks for and no further:
 
-| what says so                                          | what must be there                                      |
+| an object says                                        | so the cut must have                                    |
 |-------------------------------------------------------|---------------------------------------------------------|
 | a topic names versions of its siblings                | these versions                                          |
-| a commit to a topic recorded what became of a (id, n) | the decision of n                                       |
+| a commit to a topic recorded the outcome of a (id, n) | the decision of n                                       |
 | a COMMIT, or a prepare that a job recorded            | the versions of topics and entries of groups it names   |
-| decided and forgotten: all that it names recorded it  | of topics and groups where it is open, the record       |
+| a decided transaction is forgotten: all recorded it   | the record, in topics and groups where it is open       |
 | an offset of a group                                  | the version at which the topic ends there or beyond     |
 
-All that can be asked for was made before the one who asks, so this comes to an end however busy writers are, and what
-it ends with is the least such cut above the one it began with. In a live root a cache of names may hide it for a while:
-then it is waited for. Order of reading: decisions, groups, topics, decisions
-again. Every entry of the decisions between the two is heard, for the newest says nothing of a COMMIT that all topics
-have recorded meanwhile, and a topic that was read before its prepare does not either. For the same reason all is heard
-that is younger than caches last: what was read later may be the older state there.
+An object asks only for older ones. So this ends however busy writers are, and with the least such cut above the states
+that were read first. In a live root a cache of names may hide an object for a while; then it is waited for.
+
+Logs are read in this order: decisions, groups, topics, decisions again. All entries of the decisions between the two
+count. The newest one does not name a COMMIT that all topics have recorded meanwhile, and neither does a topic that was
+read before its prepare. For the same reason all entries count that are younger than caches last: a later read may show
+an older state there.
 """
 
 from __future__ import annotations
@@ -41,9 +42,8 @@ from sparklog.log.state.slice_table import COMMITTED, SliceTable
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.entries import EntryChain
+from sparklog.tools.backup.entries import DamagedLogs, EntryChain
 from sparklog.tools.backup.manifest import LeftOut
-from sparklog.tools.backup.pruning import Unread
 
 Transaction = tuple[str, int]
 E = TypeVar("E", bound=Entry)
@@ -65,19 +65,33 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Entries of one id that are there to choose from: `first` to `last`."""
+    """The entries of one id that exist: `first` to `last`."""
 
     first: int
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The logs that a cut of earlier states is made of, by name or id.
+
+    `topics`: a state that is known, and the version wanted. `committed`: transactions that the known states have
+    recorded as committed.
+    """
+
+    topics: Mapping[str, tuple[Head, int]]
+    decisions: Mapping[str, Span]
+    groups: Mapping[str, Span]
+    committed: Collection[Transaction]
+
+
 @dataclass
 class _Cutter:
-    """States, what is asked of them, and reading on until nothing is."""
+    """States that were read, what they require of each other, and reading on until nothing is required."""
 
     store: Store
     chosen: Collection[str] | None
-    unread: Unread
+    damaged: DamagedLogs
     heads: dict[str, Head] = field(default_factory=dict)
     decisions: dict[str, Decisions] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)
@@ -87,42 +101,42 @@ class _Cutter:
     undecided: set[Transaction] = field(default_factory=set)
     """Looked for to the end of their logs."""
     ended: set[object] = field(default_factory=set)
-    """What was looked for to the end of its log: aborted, or not of a topic that is there."""
+    """Looked for to the end of their logs: aborted, or of a topic that is not there."""
     writers: set[str] = field(default_factory=set)
     """Transactional ids that the topics name."""
     live: DecisionLogs | None = None
-    """Of a live root, where a cache may hide what exists; None: of a place, where nothing comes any more."""
+    """Decisions of a live root, where a cache may hide what exists; None in a repository, where nothing is added."""
     moved: bool = False
 
-    # -- hearing what is asked
+    # -- what the states read so far require
 
-    def hear_commit(self, commit: Commit) -> None:
+    def note_commit(self, commit: Commit) -> None:
         self.decided |= {(item.id, item.n) for item in commit.resolved}
         self.writers |= {item.id for item in commit.resolved}
 
-    def hear_decisions(self, state: Decisions) -> None:
+    def note_decisions(self, state: Decisions) -> None:
         prepares = [*state.prepared, *(item for each in state.commits for item in each.prepares)]
         for item in prepares:
-            self.ask_version(item.topic, item.version)
+            self.require_version(item.topic, item.version)
         for group in [*state.prepared_groups, *(item for each in state.commits for item in each.groups)]:
-            if not self.lost(GROUPS, group.group):
+            if not self.is_damaged(GROUPS, group.group):
                 self.entries[group.group] = max(group.number, self.entries.get(group.group, -1))
 
-    def hear_offsets(self, state: GroupState) -> None:
-        """The next state of a group, or the first that is heard of it: what is pending no more is decided."""
+    def note_offsets(self, state: GroupState) -> None:
+        """Take in the next state of a group, or its first: transactions that are pending no more are decided."""
         known = self.groups.get(state.id)
         if known is not None:
             waiting = {(item.txn, item.n) for item in known.pending}
             self.decided |= waiting - {(item.txn, item.n) for item in state.pending}
         self.groups[state.id] = state
 
-    def ask_version(self, topic: str, version: int) -> None:
+    def require_version(self, topic: str, version: int) -> None:
         if self.chosen is None or topic in self.chosen:
             self.versions[topic] = max(version, self.versions.get(topic, -1))
 
-    def lost(self, kind: EntryKind[E], id_: str) -> bool:
-        """Whether this log is damaged, and so left out."""
-        return kind.prefix(id_) in self.unread.damage
+    def is_damaged(self, kind: EntryKind[E], id_: str) -> bool:
+        """True if this log is damaged, and so left out."""
+        return kind.prefix(id_) in self.damaged.damage
 
     # -- reading on
 
@@ -135,41 +149,41 @@ class _Cutter:
         except NotFound:
             return False
         self.heads[topic] = head.apply(commit)
-        self.hear_commit(commit)
+        self.note_commit(commit)
         self.moved = True
         return True
 
     def next_decisions(self, transactional_id: str) -> bool:
-        if self.lost(DECISIONS, transactional_id):
+        if self.is_damaged(DECISIONS, transactional_id):
             return False
         state = self.decisions.get(transactional_id, Decisions(transactional_id))
-        found = EntryChain(self.store, DECISIONS, transactional_id).next(state)
-        if found is None:
+        entry = EntryChain(self.store, DECISIONS, transactional_id).next(state)
+        if entry is None:
             return False
-        self.decisions[transactional_id] = found
-        self.hear_decisions(found)
+        self.decisions[transactional_id] = entry
+        self.note_decisions(entry)
         self.moved = True
         return True
 
     def next_offsets(self, group: str) -> bool:
         state = self.groups.get(group, GroupState(group))
-        found = EntryChain(self.store, GROUPS, group).next(state)
-        if found is None:
+        entry = EntryChain(self.store, GROUPS, group).next(state)
+        if entry is None:
             return False
-        self.hear_offsets(found)
+        self.note_offsets(entry)
         self.moved = True
         return True
 
     # -- one round of each rule
 
     def settle(self) -> Cut:
-        """Read on until nothing is asked for. `Unavailable` if something is that is not there."""
+        """Read on until nothing is required. `Unavailable` if something that is required does not exist."""
         self.moved = True
         while self.moved:
             self.moved = False
             for head in list(self.heads.values()):
                 for other, version in head.siblings.items():
-                    self.ask_version(other, version)
+                    self.require_version(other, version)
             for topic, version in list(self.versions.items()):
                 while self._at(topic) < version:
                     self._step(topic, self.next_commit)
@@ -183,13 +197,13 @@ class _Cutter:
         return self.cut()
 
     def cut(self) -> Cut:
-        """As it is now. Raises the damage of a log that was left out, if it may concern the topics."""
+        """Return the present state. Raises the damage of a log that was left out, if it may concern the topics."""
         for head in self.heads.values():
             self.writers |= {transactional_id for transactional_id, _ in open_transactions(head)}
-        if not self.unread.strict:
+        if not self.damaged.strict:
             topics = {name: head.topic_id for name, head in self.heads.items()}
-            self.unread.check(topics, self.writers, self.groups.values())
-        return Cut(dict(self.heads), dict(self.decisions), dict(self.groups), self.unread.left_out())
+            self.damaged.check(topics, self.writers, self.groups.values())
+        return Cut(dict(self.heads), dict(self.decisions), dict(self.groups), self.damaged.left_out())
 
     def _at(self, topic: str) -> int:
         return self.heads.get(topic, EMPTY).version
@@ -202,7 +216,7 @@ class _Cutter:
             raise Unavailable(f"a transaction names what '{name}' does not show; try again later")
 
     def _awaited(self, step: Callable[[], bool]) -> bool:
-        """Take a step on; False if what it needs is not there, in a live root after longer than caches last."""
+        """Read the next object of a log; False if there is none, in a live root after longer than caches last."""
         if step():
             return True
         if self.live is None:
@@ -214,18 +228,18 @@ class _Cutter:
         return False
 
     def _begin(self) -> None:
-        """What is open was begun once all before it had been decided."""
+        """Ask for the decisions before each open transaction: it was begun after them."""
         if self.live is not None:
             opened = {each for head in self.heads.values() for each in open_transactions(head)}
             opened |= {(item.txn, item.n) for state in self.groups.values() for item in state.pending}
             self.decided |= {(transactional_id, n - 1) for transactional_id, n in opened if n > 0}
 
     def _decide(self) -> None:
-        """What was recorded is decided. A prepare that a later one overtook in its group need not be."""
+        """Read decisions on to what was recorded. A prepare that a later one of its group overtook may be undecided."""
         for transactional_id, n in sorted(self.decided - self.undecided):
             step = partial(self.next_decisions, transactional_id)
             while not self.decisions.get(transactional_id, Decisions(transactional_id)).decided(n):
-                if not (step() if self.lost(DECISIONS, transactional_id) else self._awaited(step)):
+                if not (step() if self.is_damaged(DECISIONS, transactional_id) else self._awaited(step)):
                     self.undecided.add((transactional_id, n))
                     break
 
@@ -273,29 +287,34 @@ class _Cutter:
                 self._record_in_group(group, item)
 
     def _record_in_topic(self, topic: str, transaction: Transaction) -> None:
+        def is_open() -> bool:
+            return transaction in open_transactions(self.heads[topic])
+
         def is_named(state: Decisions) -> bool:
             return bool(state.resolved(topic, self.heads[topic].topic_id, transaction[1]).committed)
 
-        while (
-            (topic, transaction) not in self.ended
-            and transaction in open_transactions(self.heads[topic])
-            and self._forgotten(transaction)
-        ):
-            if not self._reads_record(transaction, partial(self.next_commit, topic), is_named):
-                self.ended.add((topic, transaction))
+        self._read_record((topic, transaction), transaction, is_open, partial(self.next_commit, topic), is_named)
 
     def _record_in_group(self, group: str, item: Pending) -> None:
-        key, transaction = (group, item.txn, item.number), (item.txn, item.n)
+        def is_open() -> bool:
+            return any(each.number == item.number for each in self.groups[group].pending)
 
         def is_named(state: Decisions) -> bool:
             return state.commits_group(item.n, group, item.number)
 
-        while (
-            key not in self.ended
-            and any(each.number == item.number for each in self.groups[group].pending)
-            and self._forgotten(transaction)
-        ):
-            if not self._reads_record(transaction, partial(self.next_offsets, group), is_named):
+        key, transaction = (group, item.txn, item.number), (item.txn, item.n)
+        self._read_record(key, transaction, is_open, partial(self.next_offsets, group), is_named)
+
+    def _read_record(
+        self,
+        key: object,
+        transaction: Transaction,
+        is_open: Callable[[], bool],
+        step: Callable[[], bool],
+        is_named: Callable[[Decisions], bool],
+    ) -> None:
+        while key not in self.ended and is_open() and self._forgotten(transaction):
+            if not self._reads_record(transaction, step, is_named):
                 self.ended.add(key)
 
     def _reach(self) -> None:
@@ -311,13 +330,13 @@ class _Cutter:
         key = (topic, topic_id, partition, offset)
         if key in self.ended or _ends_at(self.heads.get(topic, EMPTY), topic_id, partition) >= offset:
             return
-        # Looked for in what may come, and gone on to only where it is found: anybody may commit any offset.
-        ahead = _Cutter(self.store, self.chosen, self.unread, heads=dict(self.heads))
+        # Any offset may be committed, also one that the topic never reaches: look ahead before reading on.
+        ahead = _Cutter(self.store, self.chosen, self.damaged, heads=dict(self.heads))
         while _ends_at(ahead.heads.get(topic, EMPTY), topic_id, partition) < offset:
             if not ahead.next_commit(topic):
                 self.ended.add(key)
                 return
-        self.ask_version(topic, ahead._at(topic))
+        self.require_version(topic, ahead._at(topic))
         self.moved = True
 
 
@@ -335,33 +354,33 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     chosen topic never was one; `Corrupt` if a log is damaged; `Unavailable`: try again.
     """
     store = root.store
-    unread = Unread(store, strict=chosen is None)
+    damaged = DamagedLogs(store, strict=chosen is None)
     since_ms = store.now_ms() - SETTLE_MS
     before: dict[str, Decisions] = {}
-    for name in unread.ids(DECISIONS):
-        state = unread.read(DECISIONS, name, partial(_before, EntryChain(store, DECISIONS, name), since_ms))
+    for name in damaged.ids(DECISIONS):
+        state = damaged.read(DECISIONS, name, partial(_before, EntryChain(store, DECISIONS, name), since_ms))
         if state is not None:
             before[name] = state
-    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), unread, live=root.decisions)
-    for name in unread.ids(GROUPS):
-        states = unread.read(GROUPS, name, partial(_recent, EntryChain(store, GROUPS, name), since_ms))
+    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), damaged, live=root.decisions)
+    for name in damaged.ids(GROUPS):
+        states = damaged.read(GROUPS, name, partial(_recent, EntryChain(store, GROUPS, name), since_ms))
         for group in states or ():
-            cutter.hear_offsets(group)
+            cutter.note_offsets(group)
     folders = (name for name in store.list_folders("") if is_topic_name(name))
     for name in folders if chosen is None else chosen:
         head = root.topic_handle(name).log.refresh().head
         if head.version >= 0:
             cutter.heads[name] = head
             for commit in _recent_commits(store, name, head.version, since_ms):
-                cutter.hear_commit(commit)
+                cutter.note_commit(commit)
         elif chosen is not None:
             root.topic(name)
-    for name in sorted({*before, *unread.ids(DECISIONS)}):
+    for name in sorted({*before, *damaged.ids(DECISIONS)}):
         chain = EntryChain(store, DECISIONS, name)
-        for state in unread.read(DECISIONS, name, partial(_since, chain, before.get(name))) or ():
-            cutter.hear_decisions(state)
+        for state in damaged.read(DECISIONS, name, partial(_since, chain, before.get(name))) or ():
+            cutter.note_decisions(state)
             cutter.decisions[name] = state
-    if unread.damage:
+    if damaged.damage:
         for name in cutter.heads:
             cutter.writers |= writers_in(root.topic_handle(name).snapshot(refresh=False).slices)
     return cutter.settle()
@@ -416,49 +435,39 @@ def writers_in(table: SliceTable) -> set[str]:
     return {rows.txn_ids[code] for code in np.unique(rows.txn).tolist() if code >= 0}
 
 
-def cut_between(
-    store: Store,
-    topics: Mapping[str, tuple[Head, int]],
-    decisions: Mapping[str, Span],
-    groups: Mapping[str, Span],
-    time_ms: int,
-    *,
-    unread: Unread,
-    committed: Collection[Transaction] = (),
-    exact: bool = False,
-) -> Cut:
-    """The least cut at or above these versions of topics and what ids and groups had written by a time.
+def cut_between(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLogs, *, exact: bool) -> Cut:
+    """The least cut at or above the versions of topics and what ids and groups had written by a time.
 
-    `topics`: a state that is known, and the version wanted. `committed`: what the known states have recorded. With
-    `exact` topics stay at just these versions, and decisions that name newer ones do not count; groups may be beyond.
+    With `exact` topics stay at just these versions, and decisions that name newer ones do not count; groups may be
+    beyond.
     """
-    cutter = _Cutter(store, frozenset(topics), unread)
-    cutter.decided |= set(committed)
-    cutter.writers |= {transactional_id for transactional_id, _ in committed}
-    for name, (head, version) in topics.items():
+    cutter = _Cutter(store, frozenset(bounds.topics), damaged)
+    cutter.decided |= set(bounds.committed)
+    cutter.writers |= {transactional_id for transactional_id, _ in bounds.committed}
+    for name, (head, version) in bounds.topics.items():
         cutter.heads[name] = head
         while cutter.heads[name].version < version:
             if not cutter.next_commit(name):
                 raise NotFound(f"version {version} of topic '{name}' is no longer kept")
-    for name, span in groups.items():
+    for name, span in bounds.groups.items():
         of_group = EntryChain(store, GROUPS, name)
-        state = unread.read(GROUPS, name, partial(_state_by, of_group, span, time_ms))
+        state = damaged.read(GROUPS, name, partial(_state_by, of_group, span, time_ms))
         if state is not None and state.number >= 0:
             cutter.groups[name] = state
-    for name, span in decisions.items():
+    for name, span in bounds.decisions.items():
         chain = EntryChain(store, DECISIONS, name)
-        for found in unread.read(DECISIONS, name, partial(_states_by, chain, span, time_ms)) or ():
-            if exact and _names_newer(cutter, found):
+        for later in damaged.read(DECISIONS, name, partial(_states_by, chain, span, time_ms)) or ():
+            if exact and _names_newer(cutter, later):
                 break
-            cutter.decisions[name] = found
-            cutter.hear_decisions(found)
+            cutter.decisions[name] = later
+            cutter.note_decisions(later)
     return _still(cutter) if exact else cutter.settle()
 
 
 def _by(chain: EntryChain[E], span: Span, time_ms: int) -> int:
     """The newest entry by a time; the first that is kept, where what was before it is not; -1: there was none."""
-    found = chain.number_at(time_ms, span.first, span.last)
-    return max(found, span.first) if span.first > 0 else found
+    number = chain.number_at(time_ms, span.first, span.last)
+    return max(number, span.first) if span.first > 0 else number
 
 
 def _state_by(chain: EntryChain[E], span: Span, time_ms: int) -> E | None:

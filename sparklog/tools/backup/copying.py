@@ -8,7 +8,7 @@ and nothing of the file is left at the other end.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +18,7 @@ import crc32c
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format.append_file import decode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.slices import FileSlices
@@ -28,6 +29,26 @@ from sparklog.storage.store import Store
 CHUNK = 4 << 20
 AT_ONCE = 4
 """Files copied at once: more wait for the same disk."""
+
+
+Progress = Callable[[int, int, int, int], None]
+"""Files done, files in all, bytes done, bytes in all."""
+LOOK_MS = 60_000
+"""How often a run that copies looks after its holds and its mark."""
+
+
+def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
+    """Show no progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """Options of a run that copies: hard links where both are on one disk, files at once, progress."""
+
+    link: bool = False
+    at_once: int = AT_ONCE
+    progress: Progress = silent
+    env: Env = SYSTEM
 
 
 class Piece(NamedTuple):
@@ -56,7 +77,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What was copied of a file: objects and bytes; `linked`: bytes that became second names instead."""
+    """Objects and bytes that were copied; `linked`: bytes of files that became hard links instead."""
 
     objects: int = 0
     nbytes: int = 0
@@ -82,25 +103,28 @@ def data_files(topic: str, rows: Slices) -> list[DataFile]:
 def copy_all(
     source: Store,
     target: Store,
-    files: Sequence[DataFile],
-    there: Mapping[str, int],
-    *,
-    link: bool = False,
-    at_once: int = AT_ONCE,
-    tick: Callable[[Copied], None] = lambda done: None,
+    files: Iterable[DataFile],
+    options: CopyOptions,
+    look: Callable[[], None],
     lost: Callable[[DataFile], None] | None = None,
 ) -> Copied:
-    """Copy what is not there yet. `there`: keys at the other end, with their sizes; `tick` is called after each file.
+    """Copy the files that the target does not have, in their order; `look` is called every minute.
 
     `lost` takes the files that are missing, where that is no error. Raises `Corrupt` for damage, after all others have
     been copied, `NotFound` for a missing file.
     """
+    given = list(files)
+    known = listed(target, {file.to.split("/", 1)[0] for file in given})
+    # A segment without its index files is copied again: a run may have died between the two.
+    new = [file for file in given if file.to not in known or file.footer == 0]
+    missing_bytes = sum(file.size for file in new if file.to not in known)
+    looked_ms = options.env.boot_ms()
     total = Copied()
     damage: list[Corrupt] = []
 
     def one(file: DataFile) -> Copied | Corrupt | None:
         try:
-            return _copy(source, target, file, there, link)
+            return _copy(source, target, file, known, options.link)
         except NotFound:
             if lost is None:
                 raise
@@ -108,14 +132,17 @@ def copy_all(
         except Corrupt as error:
             return error
 
-    for file, done in zip(files, _spread(one, files, at_once), strict=True):
-        if isinstance(done, Copied):
-            total += done
-            tick(done)
-        elif done is None and lost is not None:
+    for files_done, (file, copied) in enumerate(zip(new, _spread(one, new, options.at_once), strict=True), 1):
+        if isinstance(copied, Copied):
+            total += copied
+            options.progress(files_done, len(new), total.nbytes + total.linked, missing_bytes)
+            if options.env.boot_ms() - looked_ms > LOOK_MS:
+                looked_ms = options.env.boot_ms()
+                look()
+        elif copied is None and lost is not None:
             lost(file)
-        elif isinstance(done, Corrupt):
-            damage.append(done)
+        elif isinstance(copied, Corrupt):
+            damage.append(copied)
     if damage:
         first = damage[0]
         more = f" ({len(damage) - 1} more files are damaged)" if len(damage) > 1 else ""
@@ -137,14 +164,14 @@ def _spread(
             raise
 
 
-def _copy(source: Store, target: Store, file: DataFile, there: Mapping[str, int], link: bool) -> Copied:
+def _copy(source: Store, target: Store, file: DataFile, present: Mapping[str, int], link: bool) -> Copied:
     done = Copied()
     if file.footer == 0:
-        done += _copy_indexes(source, target, file, there)
-    if file.to in there:
-        if there[file.to] != file.size:
+        done += _copy_indexes(source, target, file, present)
+    if file.to in present:
+        if present[file.to] != file.size:
             raise Corrupt(
-                f"{target.location} holds {there[file.to]} bytes of it, expected {file.size}: delete it there",
+                f"{target.location} holds {present[file.to]} bytes of it, expected {file.size}: delete it there",
                 file=file.to,
             )
         return done
@@ -171,8 +198,8 @@ def _copy_data(source: Store, target: Store, file: DataFile, link: bool) -> Copi
         writer.close()
     except Unavailable:
         writer.discard()
-        found = target.stat(file.to)
-        if found is None or found.size != file.size:
+        info = target.stat(file.to)
+        if info is None or info.size != file.size:
             raise
         # Another run has copied it meanwhile, or our own answer was lost.
         return Copied()
@@ -183,7 +210,7 @@ def _copy_data(source: Store, target: Store, file: DataFile, link: bool) -> Copi
 
 
 def _linked(source: Store, target: Store, file: DataFile) -> bool:
-    """Whether the file is there now under a second name; not from one disk to another."""
+    """Make a hard link of the file. False if that is not possible, as from one disk to another."""
     if not isinstance(source, LocalStore) or not isinstance(target, LocalStore):
         return False
     path = os.path.join(source.location, file.key)
@@ -231,16 +258,16 @@ def _checked(source: Store, file: DataFile) -> Iterator[bytes]:
         decode_footer(b"".join(footer), file_size=file.size, file=file.key)
 
 
-def _copy_indexes(source: Store, target: Store, file: DataFile, there: Mapping[str, int]) -> Copied:
+def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping[str, int]) -> Copied:
     """The files beside a segment, before the segment."""
     names = [f"{file.to.removesuffix('log')}{suffix}" for suffix in SUFFIXES]
-    if file.to in there and all(name in there for name in names[:2]):
+    if file.to in present and all(name in present for name in names[:2]):
         return Copied()
     for again in (True, False):
-        found = [_beside(source, f"{file.key.removesuffix('log')}{suffix}") for suffix in SUFFIXES]
-        if not file.index_crc or index_crc(*(data or b"" for data in found)) == file.index_crc:
+        contents = [_beside(source, f"{file.key.removesuffix('log')}{suffix}") for suffix in SUFFIXES]
+        if not file.index_crc or index_crc(*(data or b"" for data in contents)) == file.index_crc:
             break
-        if None in found[:2]:
+        if None in contents[:2]:
             raise NotFound(f"the index files beside {file.key} are missing")
         if not again:
             raise Corrupt(
@@ -248,8 +275,8 @@ def _copy_indexes(source: Store, target: Store, file: DataFile, there: Mapping[s
                 file=file.key,
             )
     done = Copied()
-    for name, data in zip(names, found, strict=True):
-        if data is not None and name not in there and target.create(name, data):
+    for name, data in zip(names, contents, strict=True):
+        if data is not None and name not in present and target.create(name, data):
             done += Copied(1, len(data))
     return done
 
@@ -263,9 +290,9 @@ def _beside(source: Store, key: str) -> bytes | None:
 
 def listed(store: Store, owners: Collection[str]) -> dict[str, int]:
     """Data files of these topics in a store, by key, with their sizes."""
-    found = {}
+    sizes = {}
     for owner in sorted(owners):
         for folder in ("append", "sealed"):
             for info in store.list(f"{owner}/{folder}/"):
-                found[info.key] = info.size
-    return found
+                sizes[info.key] = info.size
+    return sizes

@@ -1,4 +1,4 @@
-"""What the versions of a topic name, from one to another: which files, and from which version on no longer."""
+"""Files that the versions of a topic name, from one version to another, and when the last version named each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparklog.tools.backup.copying import DataFile, data_file, data_files
 
 @dataclass
 class Named:
-    """Of versions `base.version` to `last.version`: every file that one of them names, by key.
+    """Files that one of the versions `base.version` to `last.version` names, by key.
 
     `unnamed` is the first version that no longer names a file; `times` the commit time of each version.
     """
@@ -51,9 +51,13 @@ def oldest_base(history: History, version: int) -> int:
     """The oldest version from which all states up to `version` can be rebuilt; -1: all there ever were."""
     if history.commits.has(0, version):
         return -1
-    for found in sorted(history.checkpoints):
-        if found <= version and history.commits.has(found + 1, version) and history.sound(found) is not None:
-            return found
+    for checkpoint in sorted(history.checkpoints):
+        if (
+            checkpoint <= version
+            and history.commits.has(checkpoint + 1, version)
+            and history.sound(checkpoint) is not None
+        ):
+            return checkpoint
     raise NotFound(
         f"version {version} of topic '{history.topic}' cannot be rebuilt: no sound checkpoint at or below it has all "
         "commits between; run verify"
@@ -63,28 +67,28 @@ def oldest_base(history: History, version: int) -> int:
 def files_named(history: History, base: Snapshot, version: int) -> Named:
     """Walk the log from `base` to `version`. `NotFound` if a commit is gone, `Corrupt` if one does not follow."""
     topic = history.topic
-    found = Named(base, base, {file.key: file for file in data_files(topic, base.slices.all())})
-    found.times[base.version] = base.head.made_ms
+    named = Named(base, base, {file.key: file for file in data_files(topic, base.slices.all())})
+    named.times[base.version] = base.head.made_ms
     head, table, paths = base.head, base.slices, base.slices.paths()
     for after, commit in history.walk(base.head, version):
         head, table = after, table.apply(commit, after)
-        found.times[head.version] = head.made_ms
+        named.times[head.version] = head.made_ms
         for file in commit.files:
             made = data_file(topic, file)
-            known = found.files.get(made.key)
+            known = named.files.get(made.key)
             # A rewrite names a file again with the slices that it keeps: what was said before counts as well.
             if known is None or len(known.pieces) < len(made.pieces):
-                found.files[made.key] = made
-            found.unnamed.pop(made.key, None)
+                named.files[made.key] = made
+            named.unnamed.pop(made.key, None)
         if commit.remove or commit.log_starts or commit.op in ("create", "delete"):
             now = table.paths()
             for path in paths - now:
-                found.unnamed[file_key(topic, path)] = head.version
+                named.unnamed[file_key(topic, path)] = head.version
             paths = now
         else:
             paths |= {file.path for file in commit.files}
-    found.last = Snapshot(topic, history.store, head, table)
+    named.last = Snapshot(topic, history.store, head, table)
     # Named and gone within one commit: it holds nothing that a version shows.
-    for key in set(found.files) - {file_key(topic, path) for path in paths} - set(found.unnamed):
-        found.unnamed[key] = head.version
-    return found
+    for key in set(named.files) - {file_key(topic, path) for path in paths} - set(named.unnamed):
+        named.unnamed[key] = head.version
+    return named

@@ -1,48 +1,6 @@
-"""What a backup says of itself: a numbered object that makes it one, and the object that makes a place one of backups.
+"""The manifest of a backup, created last, and the object that makes a folder a repository of backups.
 
-`_backup.json` (created once):
-
-| member       | meaning                                                                  |
-|--------------|--------------------------------------------------------------------------|
-| format       | 1                                                                        |
-| readFeatures | features a reader must know                                              |
-| rootId       | of the root whose backups lie here: those of another one are refused     |
-| createdMs    | when, ms since the epoch                                                 |
-
-`_backups/<number>.json`, created last of all objects of a backup:
-
-| member       | meaning                                                                              |
-|--------------|--------------------------------------------------------------------------------------|
-| format, readFeatures | as above                                                                     |
-| number       | the number in its name, from 1                                                       |
-| id           | random: of the run that made it                                                      |
-| rootId       | as above                                                                             |
-| startedMs    | before the cut was taken: whatever was acknowledged before is in it                  |
-| completedMs  | when all of it lay here                                                              |
-| objects, bytes | what this run has copied                                                           |
-| topics       | see below                                                                            |
-| decisions    | transactional ids: [{id, first, number, sinceMs}]                                    |
-| groups       | consumer groups: the same                                                            |
-| only         | the topics that were asked for; null: all, and so all ids and groups                 |
-| leftOut      | [{folder, id, damage}]: logs of ids and groups that were left out, and why           |
-
-A topic of `topics`:
-
-| member    | meaning                                                                                              |
-|-----------|------------------------------------------------------------------------------------------------------|
-| topic     | its name                                                                                             |
-| topicId   | its id                                                                                               |
-| version   | the cut: a checkpoint of this version lies in the backup                                             |
-| crc       | CRC-32C of that version's commit: the source's log must go on from it                                |
-| timeMs    | time of that commit                                                                                  |
-| deleted   | the topic was deleted by then                                                                        |
-| base      | a checkpoint of this version lies here as well, and all commits after it; -1: the beginning          |
-| since     | every version from here to `version` can be restored: all files that they name were still there      |
-| sinceMs   | time of that version's commit                                                                        |
-| bytes     | of the files that `version` names                                                                    |
-
-`first` of an id: entries from here to `number` lie in the backup. `sinceMs`: time of entry `first`, if there were some
-before it that no backup has any more; else 0.
+docs/reference/format-backups.md says what the members mean.
 """
 
 from __future__ import annotations
@@ -50,25 +8,27 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sparklog.errors import Corrupt
-from sparklog.log.journal import documents as json_fields
-from sparklog.log.journal.documents import FORMAT, Fields
-
-PLACE_FIELDS = ("format", "readFeatures", "rootId", "createdMs", "crc")
-MANIFEST_FIELDS = (
-    *("format", "readFeatures", "number", "id", "rootId", "startedMs", "completedMs", "objects", "bytes"),
-    *("topics", "decisions", "groups", "only", "leftOut", "crc"),
+from sparklog.log.journal.documents import (
+    BOOLEAN,
+    TEXT,
+    TEXTS,
+    UINT32_MAX,
+    Document,
+    Fields,
+    Member,
+    StoredDocument,
+    objects_of,
+    whole,
 )
-TOPIC_FIELDS = (
-    *("topic", "topicId", "version", "crc", "timeMs", "deleted", "base", "since", "sinceMs", "bytes"),
-)  # fmt: skip
-ENTRIES_FIELDS = ("id", "first", "number", "sinceMs")
-LEFT_OUT_FIELDS = ("folder", "id", "damage")
+from sparklog.log.journal.root_id import ROOT_MEMBERS, RootId
 
 
 @dataclass(frozen=True, slots=True)
 class TopicBackup:
-    """One topic in a backup; see the module."""
+    """One topic in a backup: a checkpoint of `version` and one of `base` (-1: none), and the commits between.
+
+    Every version from `since` to `version` can be restored: all files that they name were there.
+    """
 
     topic: str
     topic_id: str
@@ -83,13 +43,13 @@ class TopicBackup:
 
     @property
     def from_its_beginning(self) -> bool:
-        """Whether there is no version that cannot be restored."""
+        """True if every version can be restored."""
         return self.base < 0 and self.since <= 0
 
 
 @dataclass(frozen=True, slots=True)
 class EntriesBackup:
-    """The entries `first` to `number` of one id; `since_ms`: see the module."""
+    """Entries `first` to `number` of an id; `since_ms`: time of the first if older ones are in no backup, else 0."""
 
     id: str
     first: int
@@ -108,7 +68,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One backup; see the module."""
+    """One backup. `objects`, `nbytes`: copied by its run; `only`: the topics that were asked for, None: all."""
 
     number: int
     id: str
@@ -124,7 +84,7 @@ class Manifest:
     left_out: tuple[LeftOut, ...] = ()
 
     def covers(self, topics: Collection[str] | None) -> bool:
-        """Whether it has these topics; None: all that the root had."""
+        """True if it has these topics; None: all that the root had."""
         return self.only is None if topics is None else all(self.topic(name) is not None for name in topics)
 
     def topic(self, name: str) -> TopicBackup | None:
@@ -143,99 +103,50 @@ class Manifest:
         return max([0, *(item.since_ms for item in self.topics if not item.from_its_beginning), *entries])
 
 
-def encode_manifest(found: Manifest) -> bytes:
-    """The bytes of a manifest."""
-    return json_fields.encode(
-        {
-            "format": FORMAT,
-            "readFeatures": [],
-            "number": found.number,
-            "id": found.id,
-            "rootId": found.root_id,
-            "startedMs": found.started_ms,
-            "completedMs": found.completed_ms,
-            "objects": found.objects,
-            "bytes": found.nbytes,
-            "topics": [
-                {
-                    "topic": item.topic,
-                    "topicId": item.topic_id,
-                    "version": item.version,
-                    "crc": item.crc,
-                    "timeMs": item.time_ms,
-                    "deleted": item.deleted,
-                    "base": item.base,
-                    "since": item.since,
-                    "sinceMs": item.since_ms,
-                    "bytes": item.nbytes,
-                }
-                for item in found.topics
-            ],
-            "decisions": [_entries_document(item) for item in found.decisions],
-            "groups": [_entries_document(item) for item in found.groups],
-            "only": None if found.only is None else list(found.only),
-            "leftOut": left_out_document(found.left_out),
-        }
-    )
+REPOSITORY_JSON = StoredDocument("place of backups", RootId, *ROOT_MEMBERS)
 
 
-def _entries_document(item: EntriesBackup) -> dict[str, object]:
-    return {"id": item.id, "first": item.first, "number": item.number, "sinceMs": item.since_ms}
+def _check_versions(item: Fields, topic: TopicBackup) -> None:
+    item.integer("base", -1, topic.version)
+    item.integer("since", 0, topic.version)
 
 
-def left_out_document(items: Collection[LeftOut]) -> list[dict[str, str]]:
-    """What was left out, as JSON."""
-    return [{"folder": item.folder, "id": item.id, "damage": item.damage} for item in items]
-
-
-def decode_left_out(doc: Fields) -> tuple[LeftOut, ...]:
-    """From the member `leftOut` of an object."""
-    items = doc.objects("leftOut")
-    for item in items:
-        item.only(frozenset(LEFT_OUT_FIELDS))
-    return tuple(LeftOut(item.text("folder"), item.text("id"), item.text("damage")) for item in items)
-
-
-def decode_manifest(data: bytes, key: str, number: int) -> Manifest:
-    """From bytes. `BadRequest` if it needs a newer sparklog, `Corrupt` naming `key` if it is damaged."""
-    doc = json_fields.decode(data, key, "backup")
-    doc.only(frozenset(MANIFEST_FIELDS))
-    if doc.integer("number", 1) != number:
-        raise Corrupt(f"backup {number} should lie here, found backup {doc.integer('number', 1)}", file=key)
-    return Manifest(
-        number,
-        doc.text("id"),
-        doc.text("rootId"),
-        doc.integer("startedMs", 0),
-        doc.integer("completedMs", 0),
-        doc.integer("objects", 0),
-        doc.integer("bytes", 0),
-        tuple(_topic(item) for item in doc.objects("topics")),
-        tuple(_entries(item) for item in doc.objects("decisions")),
-        tuple(_entries(item) for item in doc.objects("groups")),
-        None if doc.document.get("only") is None else doc.texts("only"),
-        decode_left_out(doc),
-    )
-
-
-def _topic(item: Fields) -> TopicBackup:
-    item.only(frozenset(TOPIC_FIELDS))
-    version = item.integer("version", 0)
-    return TopicBackup(
-        item.text("topic"),
-        item.text("topicId"),
-        version,
-        item.integer("crc", 0, 2**32 - 1),
-        item.integer("timeMs", 0),
-        item.boolean("deleted"),
-        item.integer("base", -1, version),
-        item.integer("since", 0, version),
-        item.integer("sinceMs", 0),
-        item.integer("bytes", 0),
-    )
-
-
-def _entries(item: Fields) -> EntriesBackup:
-    item.only(frozenset(ENTRIES_FIELDS))
-    number = item.integer("number", 0)
-    return EntriesBackup(item.text("id"), item.integer("first", 0, number), number, item.integer("sinceMs", 0))
+TOPIC_JSON = Document(
+    TopicBackup,
+    Member("topic", TEXT),
+    Member("topicId", TEXT),
+    Member("version", whole(0)),
+    Member("crc", whole(0, UINT32_MAX)),
+    Member("timeMs", whole(0)),
+    Member("deleted", BOOLEAN),
+    Member("base", whole(-1)),
+    Member("since", whole(0)),
+    Member("sinceMs", whole(0)),
+    Member("bytes", whole(0), "nbytes"),
+    check=_check_versions,
+)
+ENTRIES_JSON = Document(
+    EntriesBackup,
+    Member("id", TEXT),
+    Member("first", whole(0)),
+    Member("number", whole(0)),
+    Member("sinceMs", whole(0)),
+    check=lambda item, entries: item.integer("first", 0, entries.number),
+)
+LEFT_OUT_JSON = Document(LeftOut, Member("folder", TEXT), Member("id", TEXT), Member("damage", TEXT))
+MANIFEST_JSON = StoredDocument(
+    "backup",
+    Manifest,
+    Member("number", whole(1)),
+    Member("id", TEXT),
+    Member("rootId", TEXT),
+    Member("startedMs", whole(0)),
+    Member("completedMs", whole(0)),
+    Member("objects", whole(0)),
+    Member("bytes", whole(0), "nbytes"),
+    Member("topics", objects_of(TOPIC_JSON)),
+    Member("decisions", objects_of(ENTRIES_JSON)),
+    Member("groups", objects_of(ENTRIES_JSON)),
+    Member("only", TEXTS, nullable=True),
+    Member("leftOut", objects_of(LEFT_OUT_JSON)),
+)

@@ -1,32 +1,23 @@
-"""Numbers of backups: they follow the order of the cuts, and each is decided once.
-
-A run looks which number is the newest, takes its cut, and creates `_backups/begun/<number>.json` for the next number.
-Where another run was quicker it takes a new cut: so the cut of a backup begins after the cut of the one before it has
-ended, however long each of them copies.
-
-A number is decided by who creates `_backups/<number>.json`: its run, with a manifest, or a prune that takes the run for
-dead, with an object that says so. The first one counts. A run that stood still until a prune had taken its files away
-can no longer publish what it made.
-
-| member of a number that was given up | meaning                                                   |
-|--------------------------------------|-----------------------------------------------------------|
-| format, readFeatures                 | as in a manifest                                          |
-| number                               | the number in its name                                    |
-| rootId                               | of the root whose backups lie here                        |
-| givenUpMs                            | when, ms since the epoch                                  |
-
-A place that holds backups of one root, and who may be at work in it.
+"""The repository that holds the backups of one root, their numbers, and the runs that are at work in it.
 
     _backup.json                       whose backups lie here
     _backups/00000000000000000003.json backup 3; created last, so what was not finished is not seen
-    _backups/begun/<number>.json       a number that a run has taken (see `numbering`)
+    _backups/begun/<number>.json       a number that a run has taken
     _backups/running/<id>-<n>.json     a run at work: a backup, or a prune that deletes
     <topic>/..., _transactions/..., _groups/...   as in a root, under the same keys
 
-A backup takes what lies there for there, whichever run copied it; a prune deletes what no backup names. The two must
-not meet: each first shows itself in `running`, then looks whether the other does, and gives way. A mark counts for six
-hours by the store's clock, and its run renews it; whoever finds that its own mark is gone, or cannot have been renewed
-in time, stops.
+**Numbers** follow the order of the cuts, and each is decided once. A run looks which number is the newest, takes its
+cut, and creates `_backups/begun/<number>.json` for the next number. Where another run was quicker it takes a new cut.
+So the cut of a backup begins after the cut of the one before it has ended, however long each of them copies.
+
+A number is decided by the run that creates `_backups/<number>.json`. Its own run writes a manifest. A prune that takes
+that run for dead writes that the number is given up. The first one counts, so a run that stood still until a prune had
+taken its files away cannot publish what it made.
+
+**Marks.** A backup relies on what lies here, whichever run copied it; a prune deletes what no backup names. The two
+must not meet: each first shows itself in `running`, then looks for the other, and gives way. A mark counts for six
+hours by the store's clock, and its run renews it. A run stops if its own mark is gone, or may not have been renewed in
+time.
 """
 
 from __future__ import annotations
@@ -37,17 +28,30 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.journal import documents as json_fields
-from sparklog.log.journal.documents import FORMAT
+from sparklog.log.journal.documents import FORMAT, TEXT, Member, StoredDocument, whole
 from sparklog.log.journal.env import Env
-from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, VERSION_DIGITS
-from sparklog.log.journal.root_id import foreign_name
+from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, checkpoint_version
+from sparklog.log.journal.root_id import RootId, foreign_name
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
-from sparklog.tools.backup.manifest import PLACE_FIELDS, Manifest, decode_manifest
+from sparklog.tools.backup.manifest import MANIFEST_JSON, REPOSITORY_JSON, Manifest
 
 BACKUPS_FOLDER = "_backups"
 BEGUN_FOLDER = f"{BACKUPS_FOLDER}/begun"
-GIVEN_UP_FIELDS = ("format", "readFeatures", "number", "rootId", "givenUpMs", "crc")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A number under which there is no backup, and never will be."""
+
+    number: int
+    root_id: str
+    given_up_ms: int
+
+
+GIVEN_UP_JSON = StoredDocument(
+    "backup", GivenUp, Member("number", whole(1)), Member("rootId", TEXT), Member("givenUpMs", whole(0))
+)
 
 
 def backup_key(number: int) -> str:
@@ -82,27 +86,24 @@ def take_number(store: Store, number: int, run: str) -> bool:
 def give_up_begun(store: Store, root_id: str, now_ms: int) -> None:
     """Decide all numbers that are taken: their runs are dead, or must not publish any more."""
     for number in _numbers(store, f"{BEGUN_FOLDER}/"):
-        document = {"number": number, "rootId": root_id, "givenUpMs": now_ms}
-        store.create(backup_key(number), json_fields.encode({"format": FORMAT, "readFeatures": [], **document}))
+        store.create(backup_key(number), GIVEN_UP_JSON.encode(GivenUp(number, root_id, now_ms)))
         store.delete(begun_key(number))
 
 
-def is_given_up(data: bytes, key: str) -> bool:
-    """Whether an object under the key of a backup says that there is none."""
-    doc = json_fields.decode(data, key, "backup")
-    if not doc.has("givenUpMs"):
-        return False
-    doc.only(frozenset(GIVEN_UP_FIELDS))
-    return True
+def _decoded(data: bytes, key: str, number: int) -> Manifest | None:
+    """The backup of a number; None: it was given up."""
+    item = MANIFEST_JSON.fields(data, key)
+    if item.has("givenUpMs"):
+        GIVEN_UP_JSON.from_json(item)
+        return None
+    manifest = MANIFEST_JSON.from_json(item)
+    if manifest.number != number:
+        raise Corrupt(f"backup {number} should lie here, found backup {manifest.number}", file=key)
+    return manifest
 
 
 def _numbers(store: Store, prefix: str) -> list[int]:
-    found = []
-    for info in store.list(prefix):
-        digits, _, suffix = info.key.rsplit("/", 1)[-1].partition(".")
-        if suffix == "json" and digits.isdigit() and len(digits) == VERSION_DIGITS:
-            found.append(int(digits))
-    return found
+    return [number for info in store.list(prefix) if (number := checkpoint_version(info.key)) is not None]
 
 
 RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
@@ -110,13 +111,13 @@ MARK_MS = 6 * 3_600_000
 BACKUP, PRUNE = "backup", "prune"
 
 
-def is_place(store: Store) -> bool:
-    """Whether backups lie here."""
+def is_repository(store: Store) -> bool:
+    """True if backups lie here."""
     return store.stat(PLACE_KEY) is not None
 
 
 def refuse_inside(store: Store) -> None:
-    """`BadRequest` if a folder lies in a root or in a place of backups: the two would take each other's files."""
+    """`BadRequest` if a folder lies in a root or in a repository: the two would take each other's files."""
     if not isinstance(store, LocalStore):
         return
     folder = os.path.realpath(store.location)
@@ -128,54 +129,51 @@ def refuse_inside(store: Store) -> None:
 
 
 @dataclass
-class Place:
-    """An open place of backups; `root_id` is that of their source."""
+class Repository:
+    """An open repository; `root_id` is that of the source of its backups."""
 
     store: Store
     root_id: str
 
     @classmethod
-    def open(cls, store: Store) -> Place:
+    def open(cls, store: Store) -> Repository:
         """`NotFound` if no backups lie here."""
         try:
             data = store.get(PLACE_KEY)
         except NotFound:
             raise NotFound(f"no backups lie in {store.location}: it has no {PLACE_KEY}; check the path") from None
-        doc = json_fields.decode(data, PLACE_KEY, "place of backups")
-        doc.only(frozenset(PLACE_FIELDS))
-        return cls(store, doc.text("rootId"))
+        return cls(store, REPOSITORY_JSON.decode(data, PLACE_KEY).root_id)
 
     @classmethod
-    def make(cls, store: Store, root_id: str, env: Env) -> Place:
-        """The place for backups of a root, made if there is none.
+    def open_or_create(cls, store: Store, root_id: str, env: Env) -> Repository:
+        """Open the repository for backups of a root, and make it if there is none.
 
         `BadRequest` if it is a root itself, holds something else, or the backups of another root.
         """
         from sparklog.storage.probe import ensure_probed
 
-        if not is_place(store):
+        if not is_repository(store):
             if store.stat(ROOT_KEY) is not None:
                 raise BadRequest(f"{store.location} is a root; give backups a folder of their own")
             refuse_inside(store)
             first = foreign_name(store)
             # Another first backup may have been quicker.
-            if first is not None and not is_place(store):
+            if first is not None and not is_repository(store):
                 raise BadRequest(f"{store.location} is not empty, found {first}; give backups a folder of their own")
             ensure_probed(store)
-            document = {"format": FORMAT, "readFeatures": [], "rootId": root_id, "createdMs": env.wall_ms()}
-            store.create(PLACE_KEY, json_fields.encode(document))
-        place = cls.open(store)
-        if place.root_id != root_id:
+            store.create(PLACE_KEY, REPOSITORY_JSON.encode(RootId(root_id, env.wall_ms())))
+        repository = cls.open(store)
+        if repository.root_id != root_id:
             raise BadRequest(
-                f"{store.location} holds backups of root {place.root_id}, found root {root_id}: a restored root is "
-                "another one; give its backups a folder of their own"
+                f"{store.location} holds backups of root {repository.root_id}, found root {root_id}: a restored root "
+                "is another one; give its backups a folder of their own"
             )
         ensure_probed(store)
-        return place
+        return repository
 
     def manifests(self) -> list[Manifest]:
         """All backups, in the order of their cuts, oldest first. `Corrupt` if one is damaged."""
-        found = []
+        manifests = []
         for number in backup_numbers(self.store):
             try:
                 manifest = self._manifest(backup_key(number), number)
@@ -183,63 +181,62 @@ class Place:
                 # Dropped since it was listed.
                 continue
             if manifest is not None:
-                found.append(manifest)
-        return found
+                manifests.append(manifest)
+        return manifests
 
     def _manifest(self, key: str, number: int) -> Manifest | None:
         """None: the number was given up."""
-        data = self.store.get(key)
         try:
-            return None if is_given_up(data, key) else decode_manifest(data, key, number)
+            return _decoded(self.store.get(key), key, number)
         except Corrupt:
             # A bit that flipped on the way: read again before calling it damaged.
-            data = self.store.get(key)
-            return None if is_given_up(data, key) else decode_manifest(data, key, number)
+            return _decoded(self.store.get(key), key, number)
 
     def covering(self, topics: Collection[str] | None) -> list[Manifest]:
         """The backups that have these topics, None: everything; where there is none, all. `NotFound`: none at all."""
-        found = self._finished()
-        return [item for item in found if item.covers(topics)] or found
+        finished = self._finished()
+        return [item for item in finished if item.covers(topics)] or finished
 
     def _finished(self) -> list[Manifest]:
-        found = self.manifests()
-        if not found:
+        finished = self.manifests()
+        if not finished:
             raise NotFound(f"there is no finished backup in {self.store.location} yet; run sparklog backup")
-        return found
+        return finished
 
     def chosen(self, number: int | None, topics: Collection[str] | None = None) -> Manifest:
         """A backup by its number; None: the newest that has these topics. `NotFound`, saying which there are."""
         if number is None:
             return self.covering(topics)[-1]
-        found = self._finished()
-        for item in found:
+        finished = self._finished()
+        for item in finished:
             if item.number == number:
                 return item
-        there = ", ".join(str(item.number) for item in found)
-        raise NotFound(f"there is no backup {number} in {self.store.location}; there are {there}")
+        numbers = ", ".join(str(item.number) for item in finished)
+        raise NotFound(f"there is no backup {number} in {self.store.location}; there are {numbers}")
 
 
 @dataclass
 class Mark:
-    """A run that shows itself in a place. Use as a context manager: the mark is there inside."""
+    """The mark of a run in a repository; it lies there inside `with`."""
 
-    place: Place
+    repository: Repository
     env: Env
     kind: str
     keys: list[str] = field(default_factory=list)
     since_ms: int = 0
 
     def __enter__(self) -> Mark:
-        self.since_ms = self.place.store.now_ms()
+        self.since_ms = self.repository.store.now_ms()
         self._id = self.env.new_id()
         self._create()
-        found = self._others(self.since_ms)
-        others = [key for key in found if PRUNE in (self.kind, key.rsplit("/", 1)[-1].split("-", 1)[0])]
+        marks = self._others(self.since_ms)
+        others = [key for key in marks if PRUNE in (self.kind, key.rsplit("/", 1)[-1].split("-", 1)[0])]
         if others:
             self._remove()
             what = "a prune is at work" if self.kind == BACKUP else "a backup or another prune is at work"
             raise Conflict(
-                f"{what} in {self.place.store.location}; wait for its end, or six hours if it has died ({others[0]})"
+                f"{what} in {self.repository.store.location}; wait for its end, or six hours if it has died "
+                f"({others[0]})"
             )
         return self
 
@@ -248,30 +245,30 @@ class Mark:
 
     def check(self) -> None:
         """Before something that the other kind must not meet. `Conflict` if the mark may not have been seen."""
-        now_ms = self.place.store.now_ms()
-        if now_ms - self.since_ms > MARK_MS // 2 or self.place.store.stat(self.keys[-1]) is None:
-            raise Conflict(f"this run stood still for too long in {self.place.store.location}; run it again")
+        now_ms = self.repository.store.now_ms()
+        if now_ms - self.since_ms > MARK_MS // 2 or self.repository.store.stat(self.keys[-1]) is None:
+            raise Conflict(f"this run stood still for too long in {self.repository.store.location}; run it again")
         if now_ms - self.since_ms > MARK_MS // 8:
             self._create()
             self.since_ms = now_ms
 
     def _create(self) -> None:
         key = f"{RUNNING_FOLDER}/{self.kind}-{self._id}-{len(self.keys)}.json"
-        self.place.store.create(key, json_fields.encode({"format": FORMAT, "readFeatures": []}))
+        self.repository.store.create(key, json_fields.encode({"format": FORMAT, "readFeatures": []}))
         self.keys.append(key)
 
     def _remove(self) -> None:
         for key in self.keys:
-            self.place.store.delete(key)
+            self.repository.store.delete(key)
 
     def _others(self, now_ms: int) -> Sequence[str]:
-        found = []
-        for info in self.place.store.list(f"{RUNNING_FOLDER}/"):
+        marks = []
+        for info in self.repository.store.list(f"{RUNNING_FOLDER}/"):
             if info.key in self.keys:
                 continue
             if now_ms - info.modified_ms <= MARK_MS:
-                found.append(info.key)
+                marks.append(info.key)
             elif self.kind == PRUNE:
                 # Its run has died, or will find out that it must not go on.
-                self.place.store.delete(info.key)
-        return found
+                self.repository.store.delete(info.key)
+        return marks

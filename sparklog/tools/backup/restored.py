@@ -1,6 +1,6 @@
-"""What a topic becomes in a restored root: its state at a version, made to stand alone.
+"""The state of a topic, its decisions and groups in a restored root.
 
-* A checkpoint of the version, and one commit after it, which nobody else ever sees as the newest: it records what is
+* A checkpoint of the version, and one commit after it, which is never seen as the newest elsewhere: it records what is
   decided of open transactions and moves the leader epoch on, for batches of the source that came later had the old one.
 * Topic id, offsets, configs, registry and undecided transactions stay as they were.
 * Holds go: they are of versions that are not here. Files of other topics, in a clone, become its own. Siblings that are
@@ -39,17 +39,17 @@ def own_path(path: str, version: int) -> str:
     return local_path(path).replace(f"{read_version:0{VERSION_DIGITS}d}-", f"{min(read_version, version):020d}-", 1)
 
 
-def files_of(topic: str, found: Snapshot) -> list[DataFile]:
+def files_of(topic: str, snapshot: Snapshot) -> list[DataFile]:
     """The files of a topic, from where they lie to where `topic` has them."""
     return [
-        data_file(found.topic, file, f"{topic}/{own_path(file.path, found.version)}")
-        for file in file_slices(found.slices.all())
+        data_file(snapshot.topic, file, f"{topic}/{own_path(file.path, snapshot.version)}")
+        for file in file_slices(snapshot.slices.all())
     ]
 
 
-def stand_alone(found: Snapshot, store: Store, names: Mapping[str, str]) -> Snapshot:
+def stand_alone(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> Snapshot:
     """The state of a topic in its new root; `names` are those of all topics restored, old to new."""
-    version, rows = found.version, found.slices.all()
+    version, rows = snapshot.version, snapshot.slices.all()
     codes, inverse = np.unique(rows.file, return_inverse=True)
     paths = Texts.of([own_path(path, version) for path in rows.paths.take(codes)])
     code_of = [paths.code(own_path(path, version)) for path in rows.paths.take(codes)]
@@ -58,8 +58,8 @@ def stand_alone(found: Snapshot, store: Store, names: Mapping[str, str]) -> Snap
     columns["read_version"] = np.minimum(rows.read_version, version)
     part = Slices(columns, paths, rows.txn_ids)
     table = SliceTable(version, (part,) if len(part) else (), paths, rows.txn_ids)
-    head = replace(found.head, holds={}, siblings=_siblings(found.head.siblings, names))
-    return Snapshot(names[found.topic], store, head, table)
+    head = replace(snapshot.head, holds={}, siblings=_siblings(snapshot.head.siblings, names))
+    return Snapshot(names[snapshot.topic], store, head, table)
 
 
 def created_alone(commit: Commit) -> Commit:
@@ -79,8 +79,8 @@ def first_commit(
     for transactional_id, n in open_transactions(head):
         state = decisions.get(transactional_id)
         if state is not None and state.decided(n):
-            found = state.resolved(topic, head.topic_id, n)
-            resolved.append(replace(found, siblings=_siblings(found.siblings, names)))
+            outcome = state.resolved(topic, head.topic_id, n)
+            resolved.append(replace(outcome, siblings=_siblings(outcome.siblings, names)))
     # Nothing is kept of what came before: the floor says so.
     epoch = min(head.leader_epoch + 1, MAX_EPOCH)
     draft = Draft(MAINTAIN, leader_epoch=epoch, resolved=tuple(resolved), floor=head.version)
@@ -114,8 +114,8 @@ def group_of(state: GroupState, names: Mapping[str, str], ids: Collection[str]) 
     """A group in the restored root, with its topics called as they are there; what is pending of other ids goes."""
 
     def renamed(items: tuple[TopicOffsets, ...]) -> tuple[TopicOffsets, ...]:
-        found = (replace(item, topic=names.get(item.topic, item.topic)) for item in items)
-        return tuple(sorted(found, key=lambda item: item.place))
+        moved = (replace(item, topic=names.get(item.topic, item.topic)) for item in items)
+        return tuple(sorted(moved, key=lambda item: item.place))
 
     return replace(
         state,

@@ -1,6 +1,6 @@
-"""`restore`: a new root with what a backup, or a root, holds or held.
+"""`restore`: make a new root of a backup, or of a root as it was.
 
-1. Choose the cut and write it down in the new place, as `_restore.json`, with all that is random: root id, commit ids,
+1. Choose the cut and write it down in the new root, as `_restore.json`, with all that is random: root id, commit ids,
    names, time. Whatever this is killed at, the next run with the same request does the same, byte for byte, and skips
    what it finds.
 2. Write decisions and groups, each as one entry that says everything.
@@ -16,21 +16,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import crc32c
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.groups.state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS, Decisions
-from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.clock import iso_time
-from sparklog.log.journal.documents import FORMAT, Fields
+from sparklog.log.journal.documents import (
+    BOOLEAN,
+    TEXT,
+    Document,
+    Member,
+    StoredDocument,
+    numbers_by_text,
+    objects_by_text,
+    objects_of,
+    whole,
+)
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
-from sparklog.log.journal.root_id import foreign_name, read_root_id
+from sparklog.log.journal.root_id import ROOT_JSON, RootId, foreign_name, read_root_id
 from sparklog.log.state.commit import decode_commit, encode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
@@ -39,13 +48,13 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.backing_up import Holds, Progress, silent, write_checkpoint
+from sparklog.tools.backup.backing_up import Holds, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
-from sparklog.tools.backup.copying import AT_ONCE, Copied, DataFile, copy_all, listed
+from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, DataFile, Progress, copy_all, silent
 from sparklog.tools.backup.entries import EntryChain
-from sparklog.tools.backup.manifest import LeftOut, decode_left_out, left_out_document
-from sparklog.tools.backup.repository import Place, backup_numbers, is_place, refuse_inside
-from sparklog.tools.backup.restore_point import Wanted, from_place, from_root
+from sparklog.tools.backup.manifest import LEFT_OUT_JSON, LeftOut
+from sparklog.tools.backup.repository import Repository, backup_numbers, is_repository, refuse_inside
+from sparklog.tools.backup.restore_point import Wanted, from_backups, from_root
 from sparklog.tools.backup.restored import (
     MovedOffset,
     at_the_end,
@@ -57,21 +66,55 @@ from sparklog.tools.backup.restored import (
     stand_alone,
 )
 
-RESTORE_FIELDS = (
-    "format",
-    "readFeatures",
-    "request",
-    "backup",
-    "rootId",
-    "timeMs",
-    "topics",
-    "decisions",
-    "groups",
-    "exact",
-    "leftOut",
-    "crc",
-)
 E = TypeVar("E", bound=Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class _TopicPlan:
+    """The name and version of a topic to restore; the ids of its commit and of its checkpoints' tables."""
+
+    to: str
+    version: int
+    commit: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The part of a restore that is random or may change meanwhile, written down first; see the module."""
+
+    request: str
+    backup: int | None
+    root_id: str
+    time_ms: int
+    topics: Mapping[str, _TopicPlan]
+    decisions: Mapping[str, int]
+    groups: Mapping[str, int]
+    exact: bool
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Old to new name of each topic."""
+        return {name: item.to for name, item in self.topics.items()}
+
+
+_TOPIC_JSON = Document(
+    _TopicPlan, Member("to", TEXT), Member("version", whole(0)), Member("commit", TEXT), Member("table", TEXT)
+)
+RESTORE_JSON = StoredDocument(
+    "restore",
+    _Plan,
+    Member("request", TEXT),
+    Member("backup", whole(1), nullable=True),
+    Member("rootId", TEXT),
+    Member("timeMs", whole(0)),
+    Member("topics", objects_by_text(_TOPIC_JSON)),
+    Member("decisions", numbers_by_text(-1)),
+    Member("groups", numbers_by_text(-1)),
+    Member("exact", BOOLEAN),
+    Member("leftOut", objects_of(LEFT_OUT_JSON)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +132,9 @@ class RestoredTopic:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored, or would be: `backup` is the backup's number, None from a live root; root id, empty if dry.
+    """The outcome of a restore, or of a plan of one.
+
+    `backup`: its number, None: from a live root; `root_id`: empty in a plan.
 
     `moved`: offsets of groups that lay beyond the end of a topic and are set to it; `left_out`: damaged logs of ids and
     groups that have nothing to do with the topics that were chosen, here or in the backup.
@@ -107,48 +152,43 @@ class Restored:
     left_out: tuple[LeftOut, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where a restore reads."""
-
-    store: Store
-    id: str
-    backup: int | None
-    cut: Cut
-    holds: Holds | None
-
-
 def _neither(source: Store) -> NotFound:
     return NotFound(
         f"{source.location} is neither a place of backups (it has no {PLACE_KEY}) nor a root; check the path"
     )
 
 
-def _opened(source: Store, wanted: Wanted, env: Env) -> _Source:
-    if is_place(source):
-        place = Place.open(source)
-        manifest, cut = from_place(place, wanted)
-        return _Source(source, place.root_id, manifest.number, cut, None)
+def _chosen(source: Store, wanted: Wanted, env: Env) -> tuple[int | None, Cut]:
+    """The number of the backup to restore (None: from a live root), and the cut that is wanted of it."""
+    if is_repository(source):
+        repository = Repository.open(source)
+        manifest, cut = from_backups(repository, wanted)
+        return manifest.number, cut
     try:
         root = open_root(source, env=env)
     except NotFound:
         raise _neither(source) from None
-    return _Source(source, root.id, None, from_root(root, wanted), Holds(root, f"restore:{env.new_id()}"))
+    cut = from_root(root, wanted)
+    # Drawn and not used, so that seeded runs write the same ids as before.
+    env.new_id()
+    return None, cut
 
 
 def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str]:
     """Old to new name of each topic that is restored."""
-    there = {name for name, head in cut.topics.items() if head.exists}
-    missing = [name for name in wanted.topics or () if name not in there]
+    existing = {name for name, head in cut.topics.items() if head.exists}
+    missing = [name for name in wanted.topics or () if name not in existing]
     if missing:
         raise NotFound(f"topic '{missing[0]}' did not exist then; choose another time")
-    if wanted.time_ms is not None and not there:
+    if wanted.time_ms is not None and not existing:
         raise NotFound(f"there was no topic at {iso_time(wanted.time_ms)}; choose a later time")
     for name, new in rename.items():
         check_topic_name(new)
-        if name not in there:
-            raise NotFound(f"there is no topic '{name}' to be renamed; there are {', '.join(sorted(there)) or 'none'}")
-    names = {name: rename.get(name, name) for name in sorted(there)}
+        if name not in existing:
+            raise NotFound(
+                f"there is no topic '{name}' to be renamed; there are {', '.join(sorted(existing)) or 'none'}"
+            )
+    names = {name: rename.get(name, name) for name in sorted(existing)}
     lower: dict[str, str] = {}
     for name, new in names.items():
         if new.lower() in lower:
@@ -160,17 +200,18 @@ def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str
 def plan_restore(
     source: Store, wanted: Wanted | None = None, *, rename: Mapping[str, str] | None = None, env: Env = SYSTEM
 ) -> Restored:
-    """What `restore` would bring back. Changes nothing."""
+    """Plan what `restore` would bring back. Changes nothing."""
     wanted = wanted or Wanted()
-    opened = _opened(source, wanted, env)
-    names = _names(opened.cut, wanted, rename or {})
-    found = _snapshots(opened.store, {name: opened.cut.topics[name].version for name in names})
-    files = [file for name, snapshot in found.items() for file in files_of(names[name], snapshot)]
+    backup, cut = _chosen(source, wanted, env)
+    names = _names(cut, wanted, rename or {})
+    snapshots = _snapshots(source, {name: cut.topics[name].version for name in names})
+    files = [file for name, snapshot in snapshots.items() for file in files_of(names[name], snapshot)]
     moved: list[MovedOffset] = []
-    if opened.cut.exact:
-        states = sorted(opened.cut.groups.items())
-        moved = [item for _, state in states for item in at_the_end(state, _heads(found))[1]]
-    return _restored(opened.backup, "", found, names, opened.cut, files, Copied(), moved)
+    if cut.exact:
+        states = sorted(cut.groups.items())
+        moved = [item for _, state in states for item in at_the_end(state, _heads(snapshots))[1]]
+    plan = _planned(backup, cut, names, "", lambda: "", lambda: 0)
+    return _restored(plan, snapshots, files, Copied(), moved)
 
 
 def restore(
@@ -184,21 +225,21 @@ def restore(
     progress: Progress = silent,
     env: Env = SYSTEM,
 ) -> Restored:
-    """Make `target`, which must be empty, a root with what is `wanted` of a place of backups, or of a root.
+    """Make `target`, which must be empty, a root with what is `wanted` of a repository, or of a root.
 
     `rename`: topic to another name. `BadRequest` if the target holds anything, or another restore is unfinished there;
-    `NotFound` if what is wanted is not there, saying what is; `Corrupt` naming the place of damaged bytes.
+    `NotFound` if what is wanted is not there, saying what is; `Corrupt` naming the file and position of damaged bytes.
     """
     wanted = wanted or Wanted()
     request = _request(source, wanted, rename or {})
     plan = _read_plan(target, request)
     numbers = set(backup_numbers(source))
     try:
-        if plan is None or not plan.get("rootId"):
+        if plan is None:
             plan = _write_plan(source, target, wanted, rename or {}, request, env)
-        return _Run(source, target, plan, link, at_once, progress, env).make()
+        return _Run(source, target, plan, CopyOptions(link, at_once, progress, env)).make()
     except (NotFound, Corrupt) as error:
-        used = set() if plan is None or plan["backup"] is None else {plan["backup"]}
+        used = set() if plan is None or plan.backup is None else {plan.backup}
         gone = (numbers | used) - set(backup_numbers(source))
         if not gone:
             raise
@@ -210,171 +251,148 @@ def restore(
 
 
 def _request(source: Store, wanted: Wanted, rename: Mapping[str, str]) -> str:
-    """What was asked for, as text: a run that was killed goes on with the same."""
-    place = is_place(source)
+    """The request as text: a run that was killed goes on with the same."""
+    place = is_repository(source)
     if not place and source.stat(ROOT_KEY) is None:
         raise _neither(source)
-    source_id = Place.open(source).root_id if place else read_root_id(source)
+    source_id = Repository.open(source).root_id if place else read_root_id(source)
     parts: list[object] = [source_id, place, wanted.number, wanted.version, wanted.time_ms]
     parts += [None if wanted.topics is None else sorted(wanted.topics), dict(sorted(rename.items()))]
     return json.dumps(parts)
 
 
-def _read_plan(target: Store, request: str) -> dict[str, Any] | None:
+def _read_plan(target: Store, request: str) -> _Plan | None:
     try:
-        doc = json_fields.decode(target.get(RESTORE_KEY), RESTORE_KEY, "restore")
+        plan = RESTORE_JSON.decode(target.get(RESTORE_KEY), RESTORE_KEY)
     except NotFound:
         first = foreign_name(target)
         if first is not None:
             raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty folder") from None
         return None
-    doc.only(frozenset(RESTORE_FIELDS))
-    if doc.text("request") != request:
+    if plan.request != request:
         raise BadRequest(
             f"another restore is unfinished in {target.location}: ask for the same again, or empty the folder"
         )
-    return doc.document
+    return plan
 
 
 def _write_plan(
     source: Store, target: Store, wanted: Wanted, rename: Mapping[str, str], request: str, env: Env
-) -> dict[str, Any]:
+) -> _Plan:
     from sparklog.storage.probe import ensure_probed
 
     refuse_inside(target)
-    opened = _opened(source, wanted, env)
-    names = _names(opened.cut, wanted, rename)
+    backup, cut = _chosen(source, wanted, env)
+    names = _names(cut, wanted, rename)
     ensure_probed(target)
-    topics = {
-        name: {"to": new, "version": opened.cut.topics[name].version, "commit": env.new_id(), "table": env.new_id()}
-        for name, new in names.items()
-    }
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "readFeatures": [],
-        "request": request,
-        "backup": opened.backup,
-        "rootId": env.new_id(),
-        "timeMs": env.wall_ms(),
-        "topics": topics,
-        "decisions": {name: state.number for name, state in sorted(opened.cut.decisions.items())},
-        "groups": {name: state.number for name, state in sorted(opened.cut.groups.items()) if state.number >= 0},
-        "exact": opened.cut.exact,
-        "leftOut": left_out_document(opened.cut.left_out),
-    }
-    if not target.create(RESTORE_KEY, json_fields.encode(document)):
+    plan = _planned(backup, cut, names, request, env.new_id, env.wall_ms)
+    if not target.create(RESTORE_KEY, RESTORE_JSON.encode(plan)):
         # Our own answer was lost, or another run was first: what lies there counts.
-        found = _read_plan(target, request)
-        if found is None:
+        stored = _read_plan(target, request)
+        if stored is None:
             raise Unavailable(f"{RESTORE_KEY} was not written as it should; try again")
-        return found
-    return document
+        return stored
+    return plan
+
+
+def _planned(
+    backup: int | None,
+    cut: Cut,
+    names: Mapping[str, str],
+    request: str,
+    new_id: Callable[[], str],
+    wall_ms: Callable[[], int],
+) -> _Plan:
+    topics = {name: _TopicPlan(new, cut.topics[name].version, new_id(), new_id()) for name, new in names.items()}
+    return _Plan(
+        request,
+        backup,
+        new_id(),
+        wall_ms(),
+        topics,
+        {name: state.number for name, state in sorted(cut.decisions.items())},
+        {name: state.number for name, state in sorted(cut.groups.items()) if state.number >= 0},
+        cut.exact,
+        cut.left_out,
+    )
 
 
 def _snapshots(store: Store, versions: Mapping[str, int]) -> dict[str, Snapshot]:
     return {name: History(store, name).at(version) for name, version in versions.items()}
 
 
-def _heads(found: Mapping[str, Snapshot]) -> dict[str, Head]:
-    return {name: snapshot.head for name, snapshot in found.items()}
+def _heads(snapshots: Mapping[str, Snapshot]) -> dict[str, Head]:
+    return {name: snapshot.head for name, snapshot in snapshots.items()}
 
 
 def _restored(
-    backup: int | None,
-    root_id: str,
-    found: Mapping[str, Snapshot],
-    names: Mapping[str, str],
-    cut: Cut | Mapping[str, Any],
-    files: list[DataFile],
-    copied: Copied,
-    moved: Sequence[MovedOffset],
+    plan: _Plan, snapshots: Mapping[str, Snapshot], files: list[DataFile], copied: Copied, moved: Sequence[MovedOffset]
 ) -> Restored:
     topics = []
-    for name, snapshot in found.items():
+    for name, snapshot in snapshots.items():
         head = snapshot.head
         starts, ends = tuple(head.log_start.tolist()), tuple(head.log_end.tolist())
-        topics.append(RestoredTopic(names[name], name, head.version, head.partitions, starts, ends, head.made_ms))
-    decisions = cut.decisions if isinstance(cut, Cut) else cut["decisions"]
-    groups = cut.groups if isinstance(cut, Cut) else cut["groups"]
-    left_out = cut.left_out if isinstance(cut, Cut) else decode_left_out(Fields(dict(cut), RESTORE_KEY, "restore"))
+        topic = plan.topics[name].to
+        topics.append(RestoredTopic(topic, name, head.version, head.partitions, starts, ends, head.made_ms))
     nbytes = sum(file.size for file in files)
-    numbers = len(decisions), len(groups), len(files), nbytes
-    return Restored(backup, root_id, tuple(topics), *numbers, copied, tuple(moved), left_out)
+    numbers = len(plan.decisions), len(plan.groups), len(files), nbytes
+    return Restored(plan.backup, plan.root_id, tuple(topics), *numbers, copied, tuple(moved), plan.left_out)
 
 
+@dataclass
 class _Run:
-    """A restore that is written down: does what is left of it."""
+    """A restore that is written down: does the rest of it."""
 
-    def __init__(
-        self,
-        source: Store,
-        target: Store,
-        plan: Mapping[str, Any],
-        link: bool,
-        at_once: int,
-        progress: Progress,
-        env: Env,
-    ) -> None:
-        self.source = source
-        self.target = target
-        self.plan = plan
-        self.link = link
-        self.at_once = at_once
-        self.progress = progress
-        self.env = env
-        self.names: dict[str, str] = {name: item["to"] for name, item in plan["topics"].items()}
-        self.copied = Copied()
+    source: Store
+    target: Store
+    plan: _Plan
+    options: CopyOptions
+    copied: Copied = field(default_factory=Copied)
+
+    def __post_init__(self) -> None:
+        self.names = self.plan.names
 
     def make(self) -> Restored:
-        versions = {name: item["version"] for name, item in self.plan["topics"].items()}
+        versions = {name: item.version for name, item in self.plan.topics.items()}
         if self.target.stat(ROOT_KEY) is not None:
-            if read_root_id(self.target) != self.plan["rootId"]:
+            if read_root_id(self.target) != self.plan.root_id:
                 raise BadRequest(
                     f"{self.target.location} became another root before the restore was finished: restore into an "
                     "empty folder"
                 )
             # Killed after it was done: only the plan is left.
-            found = _snapshots(self.source, versions)
+            snapshots = _snapshots(self.source, versions)
             self.target.delete(RESTORE_KEY)
-            return self._outcome(found, [], self._moved(found) if self.plan["exact"] else [])
+            return _restored(self.plan, snapshots, [], self.copied, self._moved(snapshots) if self.plan.exact else [])
         holds = self._hold(versions)
         try:
-            found = _snapshots(self.source, versions)
-            files = [file for name, snapshot in found.items() for file in files_of(self.names[name], snapshot)]
+            snapshots = _snapshots(self.source, versions)
+            files = [file for name, snapshot in snapshots.items() for file in files_of(self.names[name], snapshot)]
             # Entries first: nothing holds them while files are copied, maybe for days.
-            decisions, moved = self._write_entries(_heads(found) if self.plan["exact"] else {})
-            self._copy(files, holds)
-            self._write_topics(found, decisions)
+            decisions, moved = self._write_entries(_heads(snapshots) if self.plan.exact else {})
+            look = holds.renew if holds is not None else lambda: None
+            self.copied += copy_all(self.source, self.target, files, self.options, look)
+            self._write_topics(snapshots, decisions)
         finally:
             if holds is not None:
                 holds.release()
-        document = {
-            "format": FORMAT,
-            "readFeatures": [],
-            "rootId": self.plan["rootId"],
-            "createdMs": self.plan["timeMs"],
-        }
-        self._put(ROOT_KEY, json_fields.encode(document))
+        self._put(ROOT_KEY, ROOT_JSON.encode(RootId(self.plan.root_id, self.plan.time_ms)))
         self.target.delete(RESTORE_KEY)
-        return self._outcome(found, files, moved)
+        return _restored(self.plan, snapshots, files, self.copied, moved)
 
-    def _moved(self, found: Mapping[str, Snapshot]) -> list[MovedOffset]:
+    def _moved(self, snapshots: Mapping[str, Snapshot]) -> list[MovedOffset]:
         """Offsets that an earlier run has set to the ends of topics, as far as the source still has them."""
-        chains = [(EntryChain(self.source, GROUPS, name), number) for name, number in self.plan["groups"].items()]
+        chains = [(EntryChain(self.source, GROUPS, name), number) for name, number in self.plan.groups.items()]
         states = [state for chain, number in chains if (state := chain.at(number)) is not None]
-        return [item for state in states for item in at_the_end(state, _heads(found))[1]]
-
-    def _outcome(self, found: Mapping[str, Snapshot], files: list[DataFile], moved: list[MovedOffset]) -> Restored:
-        return _restored(
-            self.plan["backup"], self.plan["rootId"], found, self.names, self.plan, files, self.copied, moved
-        )
+        return [item for state in states for item in at_the_end(state, _heads(snapshots))[1]]
 
     def _hold(self, versions: Mapping[str, int]) -> Holds | None:
-        """Of a live root, what its vacuum would take away; older versions are read as long as they are there."""
-        if is_place(self.source):
+        """Hold the versions in a live root against its vacuum; older ones are read as long as they are there."""
+        if is_repository(self.source):
             return None
-        root = open_root(self.source, env=self.env)
-        holds = Holds(root, f"restore:{self.env.new_id()}")
+        env = self.options.env
+        root = open_root(self.source, env=env)
+        holds = Holds(root, f"restore:{env.new_id()}")
         for name, version in versions.items():
             try:
                 holds.take_one(name, version)
@@ -382,27 +400,12 @@ class _Run:
                 continue
         return holds
 
-    def _copy(self, files: list[DataFile], holds: Holds | None) -> None:
-        there = listed(self.target, set(self.names.values()))
-        missing_bytes = sum(file.size for file in files if file.to not in there)
-        done = [0, 0, self.env.boot_ms()]
-
-        def tick(copied: Copied) -> None:
-            done[0] += 1
-            done[1] += copied.nbytes + copied.linked
-            self.progress(done[0], len(files), done[1], missing_bytes)
-            if holds is not None and self.env.boot_ms() - done[2] > 60_000:
-                done[2] = self.env.boot_ms()
-                holds.renew()
-
-        self.copied += copy_all(self.source, self.target, files, there, link=self.link, at_once=self.at_once, tick=tick)
-
     def _write_entries(self, heads: Mapping[str, Head]) -> tuple[dict[str, Decisions], list[MovedOffset]]:
         """Write decisions and groups; the decisions as they are in the source, and offsets that were set to ends.
 
         `heads`: of the topics, where groups may be beyond them.
         """
-        ids, groups = self.plan["decisions"], self.plan["groups"]
+        ids, groups = self.plan.decisions, self.plan.groups
         decisions: dict[str, Decisions] = {}
         moved: list[MovedOffset] = []
         for name, number in ids.items():
@@ -415,32 +418,32 @@ class _Run:
             moved += at_the_end(group, heads)[1]
         return decisions, moved
 
-    def _write_topics(self, found: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
-        for name, snapshot in found.items():
-            item = self.plan["topics"][name]
+    def _write_topics(self, snapshots: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
+        for name, snapshot in snapshots.items():
+            item = self.plan.topics[name]
             alone, last_of_source = self._stand_alone(name, snapshot)
             check_state(alone.head, alone.slices)
-            commit = first_commit(alone.head, name, decisions, self.names, item["commit"], self.plan["timeMs"])
+            commit = first_commit(alone.head, name, decisions, self.names, item.commit, self.plan.time_ms)
             data = encode_commit(commit)
-            after = alone.head.apply(decode_commit(data, commit_key(item["to"], commit.version), commit.version))
+            after = alone.head.apply(decode_commit(data, commit_key(item.to, commit.version), commit.version))
             check_commit(alone.head, commit, after)
-            self.copied += write_checkpoint(self.target, alone, item["table"])
+            self.copied += write_checkpoint(self.target, alone, item.table)
             if last_of_source is not None:
                 # Its checkpoint and the next commit both name its CRC.
-                self._put(commit_key(item["to"], alone.version), last_of_source)
-            self._put(commit_key(item["to"], commit.version), data)
-            last = Snapshot(item["to"], self.target, after, alone.slices.apply(commit, after))
-            self.copied += write_checkpoint(self.target, last, item["table"])
+                self._put(commit_key(item.to, alone.version), last_of_source)
+            self._put(commit_key(item.to, commit.version), data)
+            last = Snapshot(item.to, self.target, after, alone.slices.apply(commit, after))
+            self.copied += write_checkpoint(self.target, last, item.table)
 
-    def _stand_alone(self, name: str, found: Snapshot) -> tuple[Snapshot, bytes | None]:
+    def _stand_alone(self, name: str, snapshot: Snapshot) -> tuple[Snapshot, bytes | None]:
         """The state of a topic in its new root, and the commit that made it, as far as that is still there."""
-        alone = stand_alone(found, self.target, self.names)
-        key = commit_key(name, found.version)
+        alone = stand_alone(snapshot, self.target, self.names)
+        key = commit_key(name, snapshot.version)
         try:
             data = self.source.get(key)
         except NotFound:
             return alone, None
-        if found.version > 0:
+        if snapshot.version > 0:
             return alone, data
         # Nothing comes before it, so the state is what it says, and that of a clone names files of others.
         data = encode_commit(created_alone(decode_commit(data, key, 0)))
@@ -449,10 +452,10 @@ class _Run:
         return Snapshot(alone.topic, self.target, head, SliceTable().apply(commit, head)), data
 
     def _entry(self, kind: EntryKind[E], name: str, number: int) -> E:
-        found = EntryChain(self.source, kind, name).at(number)
-        if found is None:
+        entry = EntryChain(self.source, kind, name).at(number)
+        if entry is None:
             raise NotFound(f"entry {number} of {kind.title(name)} is no longer there; restore into another folder")
-        return found
+        return entry
 
     def _put_entries(self, kind: EntryKind[E], state: E, renamed: Callable[[E], E]) -> None:
         """An entry and the one before it, and copies of both as checkpoints: what came before is not here."""

@@ -15,12 +15,11 @@ from typing import Any
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
-from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.entry_log import EntryKind
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, check_topic_name, did_you_mean, id_folder, is_topic_name
-from sparklog.log.journal.root_id import ROOT_FIELDS
+from sparklog.log.journal.root_id import ROOT_JSON
 from sparklog.maintenance.work import InProcess, Runner
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.tools.verification.cross_checks import check_groups, check_siblings, check_transactions
@@ -113,14 +112,8 @@ class _Verification:
     # -- logs
 
     def _root(self) -> None:
-        def decode(data: bytes) -> str:
-            fields = json_fields.decode(data, ROOT_KEY, "root")
-            fields.only(frozenset(ROOT_FIELDS))
-            fields.integer("createdMs", 0)
-            return fields.text("rootId")
-
         try:
-            _, data, finding = read_object(self.store, ROOT_KEY, decode, ROOT)
+            _, data, finding = read_object(self.store, ROOT_KEY, lambda data: ROOT_JSON.decode(data, ROOT_KEY), ROOT)
         except NotFound:
             if self.store.stat(PLACE_KEY) is not None:
                 raise BadRequest(

@@ -25,7 +25,7 @@ from sparklog.log.state.commit import Commit, Hold, Resolved, decode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import SliceTable, added
-from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
 from sparklog.storage.store import Store
 from sparklog.tools.verification.entry_chain import log_end, numbered, read_object, unreached
 from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding
@@ -254,7 +254,7 @@ class _Replay:
             # A checkpoint may be older than this member.
             head = replace(head, earlier_partitions=())
         if checkpoint.head != head:
-            wrong = _members(head.to_json(), checkpoint.head.to_json())
+            wrong = _members(HEAD_JSON.to_json(head), HEAD_JSON.to_json(checkpoint.head))
             self._say(CHECKPOINT, key, f"it differs from what the commits say in: {wrong}", DELETE_CHECKPOINT)
         columns = [] if table is None else differing_columns(own, table)
         if columns:

@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.errors import Conflict
 from sparklog.log.journal.documents import Fields
-from sparklog.log.state.commit import decode_content, epoch_and_content
+from sparklog.log.state.commit import WRITER_JSON, Writer
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import Content, content_of
 from sparklog.log.topic.topic import Topic
@@ -84,11 +84,13 @@ def test_added_partitions_send_keys_elsewhere(topic: Topic) -> None:
 
 def test_content_is_stored_as_three_members_that_may_be_missing(topic: Topic) -> None:
     whole = content(topic, ROWS)
-    stored = epoch_and_content(4, whole)
-    assert stored == {"epoch": 4, "bytes": whole.nbytes, "layout": whole.layout}
-    assert decode_content(Fields(stored, "k", "w")) == whole
-    assert epoch_and_content(None, None) == {}
-    assert decode_content(Fields({}, "k", "w")) is None
+    writer = Writer("stream", "q", 1, None, 2)
+    known = replace(writer, epoch=4, content=whole)
+    first, stored = WRITER_JSON.to_json(writer), WRITER_JSON.to_json(known)
+    assert stored == {**first, "epoch": 4, "bytes": whole.nbytes, "layout": whole.layout}
+    assert not {"epoch", "bytes", "layout"} & set(first)
+    assert WRITER_JSON.from_json(Fields(stored, "k", "w")) == known
+    assert WRITER_JSON.from_json(Fields(first, "k", "w")) == writer
 
 
 def test_a_replay_with_as_many_other_records_is_refused(topic: Topic) -> None:

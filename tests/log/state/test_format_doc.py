@@ -4,50 +4,44 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparklog.format.slice_columns import COLUMN_TYPES
-from sparklog.groups.offsets import OFFSETS_FIELDS
-from sparklog.groups.state import GROUP_FIELDS, GROUP_OPS, PENDING_FIELDS
+from sparklog.groups.offsets import OFFSETS_JSON
+from sparklog.groups.state import GROUP_JSON, GROUP_OPS, PENDING_JSON
 from sparklog.log.decisions.decision import (
-    COMMITTED_FIELDS,
-    DECISION_FIELDS,
+    COMMITTED_JSON,
+    DECISION_JSON,
     DECISION_OPS,
-    PREPARED_FIELDS,
-    PREPARED_GROUP_FIELDS,
+    PREPARED_GROUP_JSON,
+    PREPARED_JSON,
     REASONS,
 )
-from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES
+from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES, Document
 from sparklog.log.journal.entry_log import CHECKPOINT_ENTRIES
 from sparklog.log.journal.journal import CHECKPOINT_BYTES
-from sparklog.log.journal.root_id import ROOT_FIELDS
-from sparklog.log.state.checkpoint import CHECKPOINT_FIELDS, COLUMN_NAMES, TABLE_REF_FIELDS
+from sparklog.log.journal.root_id import ROOT_JSON
+from sparklog.log.state.checkpoint import CHECKPOINT_JSON, COLUMN_NAMES, TABLE_REF_JSON
 from sparklog.log.state.commit import (
-    COMMIT_FIELDS,
-    EDIT_FIELDS,
-    FILE_FIELDS,
-    FILE_OPTIONAL_FIELDS,
-    HOLD_FIELDS,
+    COMMIT_JSON,
+    EDIT_JSON,
+    FILE_JSON,
+    HOLD_JSON,
     OPS,
-    REMOVE_FIELDS,
-    RESOLVED_FIELDS,
-    TXN_FIELDS,
-    WRITER_FIELDS,
-    WRITER_OPTIONAL_FIELDS,
+    REMOVAL_JSON,
+    RESOLVED_JSON,
+    TXN_JSON,
+    WRITER_JSON,
 )
-from sparklog.log.state.kafka_source import (
-    KAFKA_ENDED_FIELDS,
-    KAFKA_OPEN_FIELDS,
-    KAFKA_OPEN_OPTIONAL_FIELDS,
-    KAFKA_SOURCE_FIELDS,
-)
-from sparklog.log.state.registry import REGISTRY_FIELDS
+from sparklog.log.state.kafka_source import KAFKA_ENDED_JSON, KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON
+from sparklog.log.state.registry import ENTRY_JSON
 from sparklog.log.state.slice_table import STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.topic_state import HEAD_FIELDS, OPEN_FIELDS
-from sparklog.tools.backup.manifest import ENTRIES_FIELDS, LEFT_OUT_FIELDS, MANIFEST_FIELDS, PLACE_FIELDS, TOPIC_FIELDS
-from sparklog.tools.backup.restoring import RESTORE_FIELDS
+from sparklog.log.state.topic_state import HEAD_JSON, PREPARE_JSON
+from sparklog.tools.backup.manifest import ENTRIES_JSON, LEFT_OUT_JSON, MANIFEST_JSON, REPOSITORY_JSON, TOPIC_JSON
+from sparklog.tools.backup.restoring import RESTORE_JSON
 
 PAGES = sorted((Path(__file__).parents[3] / "docs" / "reference").glob("format*.md"))
 TEXT = "\n".join(page.read_text() for page in PAGES)
@@ -78,41 +72,41 @@ def names(table: str) -> list[str]:
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ("`_root.json`: member", ROOT_FIELDS),
-        ("Commits: member", COMMIT_FIELDS),
-        ("A file in `files`: member", (*FILE_FIELDS, *FILE_OPTIONAL_FIELDS)),
-        ("The other objects: in `writer`", (*WRITER_FIELDS, *WRITER_OPTIONAL_FIELDS)),
-        ("The other objects: in `remove`, per file", REMOVE_FIELDS),
-        ("The other objects: in `edits`", EDIT_FIELDS),
-        ("The other objects: in `txn`", TXN_FIELDS),
-        ("The other objects: in `resolved`", RESOLVED_FIELDS),
-        ("The other objects: in `kafkaOpen`", (*KAFKA_OPEN_FIELDS, *KAFKA_OPEN_OPTIONAL_FIELDS)),
-        ("The other objects: in `kafkaEnded`", KAFKA_ENDED_FIELDS),
-        ("The other objects: in `kafkaSource`", KAFKA_SOURCE_FIELDS),
-        ("The other objects: in `holds`", HOLD_FIELDS),
-        ("Checkpoints: member of the head", CHECKPOINT_FIELDS),
-        ("Checkpoints: in `head`", HEAD_FIELDS),
-        ("Checkpoints: in `open`", OPEN_FIELDS),
-        ("Checkpoints: in `registry`", REGISTRY_FIELDS),
-        ("Checkpoints: in `table`", TABLE_REF_FIELDS),
-        ("Decisions of transactions: member of an entry", DECISION_FIELDS),
-        ("Decisions of transactions: in `prepared` and `prepares`", PREPARED_FIELDS),
-        ("Decisions of transactions: in `commits`", COMMITTED_FIELDS),
-        ("Decisions of transactions: in `preparedGroups` and `groups`", PREPARED_GROUP_FIELDS),
-        ("Offsets of consumer groups: member of an entry", GROUP_FIELDS),
-        ("Offsets of consumer groups: in `offsets`", OFFSETS_FIELDS),
-        ("Offsets of consumer groups: in `pending`", PENDING_FIELDS),
-        ("Backups: member of `_backup.json`", PLACE_FIELDS),
-        ("Backups: member of a backup", MANIFEST_FIELDS),
-        ("Backups: in `topics`", TOPIC_FIELDS),
-        ("Backups: in `decisions` and `groups`", ENTRIES_FIELDS),
-        ("Backups: in `leftOut`", LEFT_OUT_FIELDS),
-        ("Backups: member of `_restore.json`", RESTORE_FIELDS),
+        ("`_root.json`: member", ROOT_JSON),
+        ("Commits: member", COMMIT_JSON),
+        ("A file in `files`: member", FILE_JSON),
+        ("The other objects: in `writer`", WRITER_JSON),
+        ("The other objects: in `remove`, per file", REMOVAL_JSON),
+        ("The other objects: in `edits`", EDIT_JSON),
+        ("The other objects: in `txn`", TXN_JSON),
+        ("The other objects: in `resolved`", RESOLVED_JSON),
+        ("The other objects: in `kafkaOpen`", KAFKA_OPEN_JSON),
+        ("The other objects: in `kafkaEnded`", KAFKA_ENDED_JSON),
+        ("The other objects: in `kafkaSource`", KAFKA_SOURCE_JSON),
+        ("The other objects: in `holds`", HOLD_JSON),
+        ("Checkpoints: member of the head", CHECKPOINT_JSON),
+        ("Checkpoints: in `head`", HEAD_JSON),
+        ("Checkpoints: in `open`", PREPARE_JSON),
+        ("Checkpoints: in `registry`", ENTRY_JSON),
+        ("Checkpoints: in `table`", TABLE_REF_JSON),
+        ("Decisions of transactions: member of an entry", DECISION_JSON),
+        ("Decisions of transactions: in `prepared` and `prepares`", PREPARED_JSON),
+        ("Decisions of transactions: in `commits`", COMMITTED_JSON),
+        ("Decisions of transactions: in `preparedGroups` and `groups`", PREPARED_GROUP_JSON),
+        ("Offsets of consumer groups: member of an entry", GROUP_JSON),
+        ("Offsets of consumer groups: in `offsets`", OFFSETS_JSON),
+        ("Offsets of consumer groups: in `pending`", PENDING_JSON),
+        ("Backups: member of `_backup.json`", REPOSITORY_JSON),
+        ("Backups: member of a backup", MANIFEST_JSON),
+        ("Backups: in `topics`", TOPIC_JSON),
+        ("Backups: in `decisions` and `groups`", ENTRIES_JSON),
+        ("Backups: in `leftOut`", LEFT_OUT_JSON),
+        ("Backups: member of `_restore.json`", RESTORE_JSON),
         ("The slice table: column", tuple(COLUMN_NAMES.values())),
     ],
 )
-def test_tables_hold_the_codes_names(table: str, expected: tuple[str, ...]) -> None:
-    assert names(table) == list(expected)
+def test_tables_hold_the_codes_names(table: str, expected: Document[Any] | tuple[str, ...]) -> None:
+    assert names(table) == list(expected.names if isinstance(expected, Document) else expected)
 
 
 def test_types_of_the_slice_table() -> None:

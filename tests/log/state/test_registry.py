@@ -7,7 +7,7 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.journal.documents import Fields
 from sparklog.log.state.commit import Writer
-from sparklog.log.state.registry import Entry, WriterKey, advance, decide
+from sparklog.log.state.registry import ENTRY_JSON, Entry, WriterKey, advance, decide
 from sparklog.log.topic.topic import Topic
 from tests.log.topics import file_of
 from tests.support.world import World
@@ -148,10 +148,10 @@ def test_entries_of_the_first_release_know_four_runs_by_name() -> None:
     entry = advance(ENTRY, WriterKey("q", 8, "r3").writer(5, ENTRY), 50, 950)
     assert (entry.epoch, entry.earlier_runs) == (1, ("r2", "r1", "r0"))
     assert advance(ENTRY, Writer("stream", "q", 8, "r3", 5), 50, 950).epoch is None
-    stored = ENTRY.to_json()
+    stored = ENTRY_JSON.to_json(ENTRY)
     assert set(stored) == {"batch", "count", "version", "timeMs", "run", "earlierRuns"}
-    assert Entry.from_json(Fields(stored, "k", "w")) == ENTRY
-    assert Entry.from_json(Fields(entry.to_json(), "k", "w")) == entry
+    assert ENTRY_JSON.from_json(Fields(stored, "k", "w")) == ENTRY
+    assert ENTRY_JSON.from_json(Fields(ENTRY_JSON.to_json(entry), "k", "w")) == entry
 
 
 def test_a_topic_fences_a_run_after_any_number_of_others() -> None:

@@ -26,7 +26,7 @@ from sparklog.log.state.commit import (
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.kafka_source import KafkaEnded, KafkaOpen
 from sparklog.log.state.registry import Entry
-from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.state.topic_state import EMPTY, HEAD_JSON
 from tests.log.topics import Chain, output_of
 from tests.support.world import START_MS
 
@@ -98,14 +98,14 @@ def test_kafkas_open_transactions_hold_the_last_stable_offset() -> None:
     assert chain.head.last_stable().tolist() == [20, 50]
     chain.append((1, 1), kafka_ended=(KafkaEnded(1, 7),))
     assert chain.head.last_stable().tolist() == [20, 61]
-    document = json.loads(json.dumps(chain.head.to_json()))
-    back = Head.from_json(Fields(document, "k", "checkpoint"), (), ())
+    document = json.loads(json.dumps(HEAD_JSON.to_json(chain.head)))
+    back = HEAD_JSON.from_json(Fields(document, "k", "checkpoint"))
     assert back.kafka_open == chain.head.kafka_open == (KafkaOpen(0, 8, 2, 12, 25),)
     chain.add(op=DELETE_RECORDS, log_starts={0: 24})
     assert chain.head.last_stable().tolist() == [24, 61]
     chain.add(op=DELETE_RECORDS, log_starts={0: 25})
     assert chain.head.last_stable().tolist() == [28, 61]
-    assert "kafkaOpen" not in chain.head.to_json()
+    assert "kafkaOpen" not in HEAD_JSON.to_json(chain.head)
 
 
 def test_kafkas_transactions_come_with_an_import_and_end_once() -> None:
@@ -294,8 +294,8 @@ def test_a_head_as_json_and_back() -> None:
     chain = Chain(2, {"retention.ms": "5"})
     chain.append((0, 3), (1, 3), txn=Txn("t", 1, {"a": 2}, 60_000), writer=Writer("stream", "q", 3, "run", 6))
     chain.add(op=MAINTAIN, floor=1, holds={"h": Hold(1, 5)})
-    document = json.loads(json.dumps(chain.head.to_json()))
-    back = Head.from_json(Fields(document, "k", "checkpoint"), (), ())
+    document = json.loads(json.dumps(HEAD_JSON.to_json(chain.head)))
+    back = HEAD_JSON.from_json(Fields(document, "k", "checkpoint"))
     assert back == chain.head
     assert back.open == chain.head.open
     assert back.registry == chain.head.registry
@@ -316,7 +316,7 @@ def test_a_head_as_json_and_back() -> None:
     ],
 )
 def test_a_damaged_head(name: str, value: object) -> None:
-    document = json.loads(json.dumps(Chain(2).head.to_json()))
+    document = json.loads(json.dumps(HEAD_JSON.to_json(Chain(2).head)))
     document[name] = value
     with pytest.raises(Corrupt, match="the-key"):
-        Head.from_json(Fields(document, "the-key", "checkpoint"), (), ())
+        HEAD_JSON.from_json(Fields(document, "the-key", "checkpoint"))

@@ -13,12 +13,12 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.journal.documents import Fields, decode
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import ROOT_KEY
-from sparklog.log.journal.root_id import ROOT_FIELDS, read_root_id
+from sparklog.log.journal.root_id import ROOT_JSON, read_root_id
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.intents import CreateIntent
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import HEAD_JSON
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.local import LocalStore
 from sparklog.testing.counting_store import CountingStore
@@ -42,7 +42,7 @@ def test_a_root_is_created_once(world: World) -> None:
     first, second = world.root(store), world.root(store)
     assert first.id == second.id == read_root_id(store)
     assert open_root(store, env=world.env()).id == first.id
-    assert set(json.loads(store.get(ROOT_KEY))) == set(ROOT_FIELDS)
+    assert set(json.loads(store.get(ROOT_KEY))) == set(ROOT_JSON.names)
     assert decode(store.get(ROOT_KEY), ROOT_KEY, "root").integer("createdMs") == world.now_ms
 
 
@@ -335,8 +335,8 @@ def test_earlier_numbers_of_partitions_stay_known(world: World) -> None:
     head = topic.alter(partitions=7)
     assert head.earlier_partitions == (2, 3)
     assert world.root(root.store).topic("t").log.head().earlier_partitions == (2, 3)
-    document = json.loads(json.dumps(head.to_json()))
-    assert Head.from_json(Fields(document, "k", "checkpoint"), (), ()).earlier_partitions == (2, 3)
+    document = json.loads(json.dumps(HEAD_JSON.to_json(head)))
+    assert HEAD_JSON.from_json(Fields(document, "k", "checkpoint")).earlier_partitions == (2, 3)
     root.delete_topic("t")
     assert root.create_topic("t", partitions=9).log.head().earlier_partitions == ()
 

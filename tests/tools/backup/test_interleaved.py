@@ -303,7 +303,7 @@ class TestMutations:
             sweep("move, all recorded", 1, 20)
 
     @pytest.mark.parametrize(
-        ("rule", "act"), [("_record", "commit, record and forget"), ("hear_decisions", "move, all recorded")]
+        ("rule", "act"), [("_record", "commit, record and forget"), ("note_decisions", "move, all recorded")]
     )
     def test_a_cut_without_one_of_its_rules(self, monkeypatch: pytest.MonkeyPatch, rule: str, act: str) -> None:
         monkeypatch.setattr(consistent_cut._Cutter, rule, lambda *_: None)

@@ -21,7 +21,7 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage import LocalStore
-from sparklog.tools.backup.repository import Place
+from sparklog.tools.backup.repository import Repository
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.tools.verification.run import verify_root
@@ -132,7 +132,7 @@ def test_killed_and_run_again_while_four_write(tmp_path: Path, seed: int) -> Non
             thread.join()
     assert not failed
     source_now = sparklog.open(source)
-    for manifest in Place.open(LocalStore(place)).manifests():
+    for manifest in Repository.open(LocalStore(place)).manifests():
         target = tmp_path / f"restored-{manifest.number}"
         restore(LocalStore(place), LocalStore(target), Wanted(number=manifest.number))
         check(target, source_now)

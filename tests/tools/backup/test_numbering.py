@@ -11,7 +11,7 @@ from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultyStore
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.pruning import prune
-from sparklog.tools.backup.repository import Place, backup_key, begun_key, newest_number, take_number
+from sparklog.tools.backup.repository import Repository, backup_key, begun_key, newest_number, take_number
 from sparklog.tools.backup.restore_point import Wanted
 from tests.support.world import DAY_MS, HOUR_MS
 from tests.tools.backup.backup_world import Dying, RestoringWorld, batch, contents
@@ -31,7 +31,7 @@ def before(store: Store, verb: str, key: str, act: Callable[[], object]) -> Faul
 
 def versions(world: RestoringWorld) -> dict[int, int]:
     """The version of topic a in each backup, by its number."""
-    return {each.number: each.topics[0].version for each in Place.open(world.place).manifests()}
+    return {each.number: each.topics[0].version for each in Repository.open(world.place).manifests()}
 
 
 def begun(world: RestoringWorld) -> list[str]:
@@ -72,7 +72,7 @@ def test_a_cut_that_another_has_overtaken_is_taken_anew() -> None:
     assert later.number == 2
     found = versions(world)
     assert found[1] < found[2]
-    first, second = Place.open(world.place).manifests()
+    first, second = Repository.open(world.place).manifests()
     assert first.started_ms <= second.started_ms
     assert not any(world.root().topic("a").log.head().holds)
 

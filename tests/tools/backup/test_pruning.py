@@ -11,7 +11,7 @@ from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
 from sparklog.testing.faulty_store import Call, Crash, FaultyStore
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.pruning import named_keys, prune
-from sparklog.tools.backup.repository import BACKUP, PRUNE, Mark, Place
+from sparklog.tools.backup.repository import BACKUP, PRUNE, Mark, Repository
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from tests.support.world import DAY_MS, HOUR_MS
@@ -44,7 +44,7 @@ def test_backups_that_are_kept_stay_whole() -> None:
         assert contents(world.restore(wanted=Wanted(number=number)))["a"] == rows[number - 1]
     with pytest.raises(NotFound, match="there are 4, 5"):
         world.restore(wanted=Wanted(number=3))
-    named = set().union(*(named_keys(world.place, item) for item in Place.open(world.place).manifests()))
+    named = set().union(*(named_keys(world.place, item) for item in Repository.open(world.place).manifests()))
     left = {info.key for info in world.place.list("") if not info.key.startswith("_backup")}
     assert left <= named
     world.now_ms += DAY_MS
@@ -103,9 +103,9 @@ def test_a_backup_gives_way_to_a_prune_and_stops_when_it_was_taken_for_dead() ->
     world.fill()
     world.back_up()
     env = world.env()
-    with Mark(Place.open(world.place), env, PRUNE), pytest.raises(Conflict, match="a prune is at work"):
+    with Mark(Repository.open(world.place), env, PRUNE), pytest.raises(Conflict, match="a prune is at work"):
         world.back_up()
-    with Mark(Place.open(world.place), env, BACKUP) as mark:
+    with Mark(Repository.open(world.place), env, BACKUP) as mark:
         world.back_up()
         world.now_ms += DAY_MS + HOUR_MS
         prune(world.place, keep=1, env=env)
@@ -123,7 +123,7 @@ def test_killed_at_any_request_a_prune_leaves_whole_backups() -> None:
         world.place.restore(full)
         with pytest.raises(Crash):
             prune(FaultyStore(world.place, Dying(lambda call, at=number: call.number >= at)), keep=2, env=world.env())
-        for manifest in Place.open(world.place).manifests():
+        for manifest in Repository.open(world.place).manifests():
             assert contents(world.restore(wanted=Wanted(number=manifest.number)))["a"] == rows[manifest.number - 1]
     world.now_ms += DAY_MS + HOUR_MS
     assert prune(world.place, keep=2, env=world.env()).kept == (4, 5)

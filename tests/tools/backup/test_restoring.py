@@ -15,7 +15,7 @@ from sparklog.log.topic.root import open_root
 from sparklog.storage import LocalStore
 from sparklog.testing.faulty_store import Crash, FaultyStore
 from sparklog.tools.backup.backing_up import back_up, plan_backup
-from sparklog.tools.backup.repository import Place
+from sparklog.tools.backup.repository import Repository
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restored import MovedOffset
 from sparklog.tools.backup.restoring import plan_restore, restore
@@ -361,7 +361,7 @@ class TestRefusals:
         with pytest.raises(NotFound, match="neither a place of backups"):
             world.restore(other)
         with pytest.raises(NotFound, match="no backups lie in"):
-            Place.open(other)
+            Repository.open(other)
 
     def test_another_restore_is_unfinished(self) -> None:
         world = RestoringWorld()
@@ -450,7 +450,7 @@ class TestRefusals:
             world.store.replace(key, bytes(damaged))
             with pytest.raises(Corrupt, match=key.rsplit("/", 1)[-1].split(".")[0]):
                 world.back_up()
-        assert Place.open(world.place).manifests() == []
+        assert Repository.open(world.place).manifests() == []
         world.store.replace(key, data)
         world.back_up()
         assert contents(world.restore()) == contents(world.root())

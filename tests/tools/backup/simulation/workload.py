@@ -29,7 +29,7 @@ from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.pruning import prune
-from sparklog.tools.backup.repository import Place
+from sparklog.tools.backup.repository import Repository
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.transactions.producer import transactional
@@ -214,7 +214,7 @@ def keeper_of_backups(story: Story, rate: float, turns: int) -> Callable[[Actor]
             life = Life(story, f"{actor.name}/{turn}", rate, dies_at)
             store = story.client(actor.store(life))
             inner = _BatonStore(actor)
-            inner._inner = story.place
+            inner.inner = story.place
             there = FaultyStore(inner, life, actor.sleep)
             try:
                 root = open_root(store, env=actor.env)
@@ -279,7 +279,7 @@ def check(story: Story, source: random.Random) -> None:
     end_what_is_open(root)
     last = back_up(root, story.place, at_once=1)
     held = {name: rows_of(root.topic(name)) for name in root.topics()}
-    manifests = Place.open(story.place).manifests()
+    manifests = Repository.open(story.place).manifests()
     for manifest in manifests:
         restored = restored_root(story, Wanted(number=manifest.number))
         found = {name: rows_of(restored.topic(name)) for name in restored.topics()}
