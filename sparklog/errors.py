@@ -15,6 +15,8 @@ the message. A class inherits the built-in error that plain Python callers alrea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class SparklogError(Exception):
     """Base of all errors raised on purpose; `code` is the stable name shown to users and scripts."""
@@ -84,3 +86,16 @@ class Unavailable(SparklogError, OSError):
 
 def _corrupt(message: str, file: str | None, position: int | None, offset: int | None) -> Corrupt:
     return Corrupt(message, file=file, position=position, offset=offset)
+
+
+def nearest(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
+    """Return the candidates most like `word`, best first, for "did you mean"."""
+    import difflib
+
+    return difflib.get_close_matches(word, list(candidates), n=limit, cutoff=0.6)
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?`, or an empty text where nothing is near."""
+    near = nearest(word, candidates, limit=1)
+    return f"; did you mean '{near[0]}'?" if near else ""

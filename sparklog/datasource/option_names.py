@@ -5,7 +5,7 @@ Spark hands options over with lower-cased keys, so each name is looked up in low
 
 from __future__ import annotations
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, nearest
 from sparklog.log.state.config_table import kafka_name
 
 SHARED = ("path", "includeHeaders")
@@ -170,12 +170,10 @@ def canonical(given: str) -> str | None:
 
 
 def _nearest(key: str) -> str:
-    import difflib
-
     candidates = {
         **_BY_LOWER_CASE,
         **{name: name for name in KAFKA_IGNORED},
         **{name.lower(): name for name in ALIASES},
     }
-    found = difflib.get_close_matches(key, candidates, n=1, cutoff=0.6)
+    found = nearest(key, candidates, limit=1)
     return f"did you mean '{candidates[found[0]]}'?" if found else "no option of that name exists; remove it"

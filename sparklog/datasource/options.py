@@ -15,7 +15,7 @@ from typing import overload
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
 from sparklog.datasource.option_names import CODEC_LEVELS, READ, WRITE, canonical
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, nearest
 from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.names import check_id
@@ -393,9 +393,7 @@ def _per_partition(
 
 
 def _did_you_mean(text: str, choices: tuple[str, ...]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(text.lower(), choices, n=1, cutoff=0.6)
+    near = nearest(text.lower(), choices, limit=1)
     return f". Did you mean {near[0]!r}?" if near else ""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, nearest
 from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
 
 if TYPE_CHECKING:
@@ -114,10 +114,8 @@ def projection(schema: StructType) -> Projection:
 
 
 def _nearest(name: str) -> str:
-    import difflib
-
     lower = {column.lower(): column for column in COLUMNS}
-    found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    found = nearest(name.lower(), lower, limit=1)
     return f" (did you mean {lower[found[0]]!r}?)" if found else ""
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 
 from sparklog.datasource.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
 from sparklog.datasource.options import Subscription
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.log.state.view import Bounds, LogView
 
@@ -69,7 +68,7 @@ class Subscriber:
         missing = sorted(set(topics) - set(self.refresh(topics)))
         if missing:
             known = self._view.topics()
-            near = difflib.get_close_matches(missing[0], known, n=3, cutoff=0.6)
+            near = nearest(missing[0], known)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {_listed(known)}"
             raise NotFound(f"There is no topic {missing[0]!r} at {self._view.location}: {hint}")
 

@@ -34,9 +34,9 @@ from pyspark.sql.streaming import StreamingQuery
 
 import sparklog
 from sparklog.datasource.location import NOTHING, ROOT, open_log, resolve
-from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
 from sparklog.kafka.in_place.directory import is_internal
-from sparklog.log.journal.names import check_topic_name, did_you_mean
+from sparklog.log.journal.names import check_topic_name
 from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED
 from sparklog.maintenance.progress import say
 from sparklog.maintenance.properties import parse_properties

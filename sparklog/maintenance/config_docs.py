@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparklog.errors import BadRequest
-from sparklog.log.journal.names import did_you_mean
+from sparklog.errors import BadRequest, did_you_mean
 from sparklog.log.state.config_table import CONFIGS, kafka_name
 from sparklog.maintenance.properties import property_table
 

@@ -31,8 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from sparklog.errors import BadRequest
-from sparklog.log.journal.names import did_you_mean
+from sparklog.errors import BadRequest, did_you_mean
 from sparklog.log.state.config_table import (
     COMPACT,
     INT_MAX,

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from sparklog.errors import Corrupt, NotFound
+from sparklog.errors import Corrupt, NotFound, did_you_mean
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     HIGH_WATERMARKS_FILE,
@@ -27,7 +27,6 @@ from sparklog.format.checkpoint_files import (
 from sparklog.kafka.in_place.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
 from sparklog.kafka.in_place.file_names import CLEANED, DELETED, SWAP
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.names import did_you_mean
 from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Orphan, Report
 from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
 from sparklog.tools.verification.run import Say

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.entry_log import EntryKind
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, check_topic_name, did_you_mean, id_folder, is_topic_name
+from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, check_topic_name, id_folder, is_topic_name
 from sparklog.log.journal.root_id import ROOT_FIELDS
 from sparklog.maintenance.work import InProcess, Runner
 from sparklog.storage.store import ObjectInfo, Store
