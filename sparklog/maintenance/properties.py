@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from sparklog.errors import BadRequest, did_you_mean
@@ -231,6 +232,18 @@ def parse_properties(text: str, file: str) -> list[Property]:
             raise BadRequest(f"{file} line {line}: {name} is set already in line {found[name].line}; keep one of them")
         found[name] = entry
     return list(found.values())
+
+
+def settings_of_file(path: str) -> Settings:
+    """Read a properties file, without a clock; `BadRequest` if it cannot be read or has an error.
+
+    The file lies with the caller, like the command line itself, not in the store.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise BadRequest(f"the properties file {path} cannot be read: {error.strerror}; check --properties") from None
+    return settings_of(text, path)
 
 
 def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:

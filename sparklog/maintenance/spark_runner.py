@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.maintenance.progress import Meter, Narrator, say
+from sparklog.maintenance.output import say
+from sparklog.maintenance.progress import Meter
 from sparklog.maintenance.work import Done, InProcess, Progress, Runner, Work, silent
 from sparklog.storage.locks import ForkLock
 
@@ -95,7 +96,7 @@ class SparkIfNeeded:
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
         except ImportError:
-            return InProcess(Narrator().progress)
+            return InProcess(lambda work: Meter(work.title))
         running = SparkSession.getActiveSession()
         if running is not None:
             return SparkRunner(running)
@@ -107,7 +108,7 @@ class SparkIfNeeded:
         except PySparkException as error:
             # No Java, most of the time. What is to be done needs none.
             say(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")
-            return InProcess(Narrator().progress)
+            return InProcess(lambda work: Meter(work.title))
         return SparkRunner(self._started)
 
 

@@ -387,9 +387,9 @@ def test_an_interrupted_run_ends_with_130(
     def interrupted(*given: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compact, "run", interrupted)
-    monkeypatch.setattr(sys, "argv", ["compact.py", "--root", str(tmp_path)])
-    assert compact.main() == 130
+    sparklog.open(tmp_path / "root", create=True)
+    monkeypatch.setattr(compact, "compact_root", interrupted)
+    assert compact.main(["--root", str(tmp_path / "root")]) == 130
     assert capsys.readouterr().err.startswith("sparklog compact: interrupted")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 from sparklog.errors import Corrupt, SparklogError
-from sparklog.maintenance.progress import megabytes
+from sparklog.maintenance.output import megabytes
 
 ROOT = "root"
 LOG = "commit"
