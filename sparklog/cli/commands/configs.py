@@ -23,7 +23,7 @@ from sparklog.cli.terminal import print_json, read_text
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
-    from sparklog.maintenance.config_docs import ConfigDoc
+    from sparklog.maintenance.properties import ConfigDoc
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Show and change configs of topics, and say what each one means."

@@ -153,7 +153,7 @@ def _known(held: KafkaOpen) -> tuple[str, str, str]:
 
 
 def _topics(standing: Standing) -> list[str]:
-    return list(dict.fromkeys(held.topic for held in (*standing.held, *standing.kafka)))
+    return list(dict.fromkeys([held.topic for held in standing.held] + [held.topic for held in standing.kafka]))
 
 
 def _newest(standing: Standing) -> str:

@@ -260,7 +260,7 @@ class Topic:
         head = state.head
         if state.checkpoint is not None and state.checkpoint.table.unsealed > MANY_UNSEALED:
             _LOG.warning(
-                "topic %s holds %d unsealed slices: run jobs/compact.py, which merges them",
+                "topic %s holds %d unsealed slices: run `sparklog compact`, which merges them",
                 self.name,
                 state.checkpoint.table.unsealed,
             )

@@ -1,9 +1,7 @@
-"""What a person should know of a root, judged from its report alone: pure, so that each rule is easily tested.
+"""Gather a report from a sparklog root, or from a Kafka directory read in place. Nothing is changed, no record read.
 
-Gathers a report: from a sparklog root, or from a Kafka directory read in place. Nothing is changed, no record read.
-
-Costs a listing of each topic's log and data files and what the dry runs of maintenance cost: metadata only. What cannot
-be read is a note, and the rest is reported.
+Costs a listing of each topic's log and data files and the dry runs of maintenance: metadata only. A topic that cannot
+be read is a note, and the rest is reported. `health` judges a report alone, without a root.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from sparklog.tools.report.facts import (
 )
 
 MANY_UNSEALED = 500
-"""Unsealed slices of one partition: after a run of jobs/compact.py there are some 32."""
+"""Unsealed slices of one partition: after a run of `sparklog compact` there are some 32."""
 MANY_COMMITS = 1_000
 """Commits behind the newest checkpoint; writers make one every 128."""
 MUCH_SKEW = 3.0
@@ -58,15 +56,15 @@ FAR_AHEAD_MS = 3_600_000
 
 
 def health(report: Report) -> Report:
-    """The report with the notes that follow from it, what needs attention first."""
-    found = [*report.notes, *_of_place(report)]
+    """Return the report with the notes that follow from it, those that need attention first."""
+    notes = [*report.notes, *_root_notes(report)]
     for topic in report.topics:
-        found += _of_topic(report, topic)
+        notes += _topic_notes(report, topic)
     order = (ATTENTION, INFORMATION)
-    return replace(report, notes=tuple(sorted(found, key=lambda note: (order.index(note.level), note.topic))))
+    return replace(report, notes=tuple(sorted(notes, key=lambda note: (order.index(note.level), note.topic))))
 
 
-def _of_place(report: Report) -> Iterator[Note]:
+def _root_notes(report: Report) -> Iterator[Note]:
     by_topic: dict[str, list[str]] = {}
     for held in report.held_back:
         if held.overdue:
@@ -92,17 +90,19 @@ def _of_place(report: Report) -> Iterator[Note]:
     gone = sum(removal.bytes for removal in report.removals or ())
     if gone > max(report.bytes, 1 << 20):
         yield Note(
-            ATTENTION, "", "files that nothing needs any more take more space than the log itself: run jobs/retain.py"
+            ATTENTION,
+            "",
+            "unreferenced files take more space than the log itself: run `sparklog retain`",
         )
 
 
-def _of_topic(report: Report, topic: TopicFacts) -> Iterator[Note]:
+def _topic_notes(report: Report, topic: TopicFacts) -> Iterator[Note]:
     worst = max((part.unsealed or 0 for part in topic.partitions), default=0)
     if worst > MANY_UNSEALED:
         yield Note(
             ATTENTION,
             topic.topic,
-            f"{worst:,} small slices in one partition: reads get slower; run jobs/compact.py, hourly",
+            f"{worst:,} small slices in one partition: reads get slower; run `sparklog compact`, hourly",
         )
     if topic.activity is not None:
         behind = topic.activity.since_checkpoint
@@ -136,7 +136,7 @@ def gather(
     made_by: str = "sparklog",
     maintenance: bool = True,
 ) -> Report:
-    """A report of these topics (none given: all), as of `settings.now_ms`, which decides ages and what is due.
+    """Gather a report of these topics (none given: all), as of `settings.now_ms`, which decides ages and what is due.
 
     `made_by`: the program and its version, for the report's foot. `maintenance`: also plan what its next run would do.
 

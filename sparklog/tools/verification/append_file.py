@@ -6,25 +6,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.append_file import TAIL_BYTES, Footer, SliceEntry, build_index, decode_footer
 from sparklog.format.batch_scan import scan_headers
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.slices import SliceFlag
+from sparklog.maintenance.work import Progress
 from sparklog.storage.store import Store
-from sparklog.tools.verification.batches import Claim
 from sparklog.tools.verification.findings import FOOTER, SIZE, Counts, Finding
 from sparklog.tools.verification.index_files import Batches
-from sparklog.tools.verification.reading import (
-    RANGE,
+from sparklog.tools.verification.slice_checks import (
     Checked,
+    Claim,
     CutOff,
     DataFile,
-    Progress,
+    Window,
     check_crc,
-    count,
-    disorder,
     read,
     unframed,
     walk,
@@ -32,7 +31,7 @@ from sparklog.tools.verification.reading import (
 
 
 def check_append_file(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
-    """Check an append file whole; what is found and counted goes into `checked`. `CutOff` if it is too short."""
+    """Check an append file whole; findings and counts go into `checked`. `CutOff` if it is too short."""
     footer = _footer(store, file, checked)
     claims = list(file.claims)
     entries: dict[int, SliceEntry] = {}
@@ -70,19 +69,13 @@ def _footer(store: Store, file: DataFile, checked: Checked) -> Footer | None:
 
 
 def _placed_footer(finding: Finding, data: bytes, start: int) -> Finding:
-    from crc32c import crc32c
-
-    from sparklog.format.checksums import flipped_bit
-
-    body, said = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
-    found = crc32c(body)
-    if found == said:
-        # What the checksum does not cover: length and magic of the tail, or a writer's fault.
+    body, expected = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
+    crc = crc32c(body)
+    if crc == expected:
+        # The checksum does not cover length and magic of the tail; or it is a writer's fault.
         return replace(finding, position=start + len(data) - TAIL_BYTES + 4)
-    at = flipped_bit(len(body), found, said)
-    if at is None:
-        return replace(finding, position=finding.position or start)
-    return replace(finding, position=start + at[0], bit=at[1])
+    flipped = finding.at_flipped_bit(start, len(body), crc, expected)
+    return flipped or replace(finding, position=finding.position or start)
 
 
 def _unnamed(footer: Footer, file: DataFile) -> list[Claim]:
@@ -155,8 +148,6 @@ def _check_run(
     progress: Progress,
 ) -> Counts:
     """Slices side by side, in one request: all at once if their checksums hold, else one by one."""
-    from crc32c import crc32c
-
     start = run[0].position
     nbytes = run[-1].position + run[-1].size - start
     data = memoryview(read(store, file.key, start, nbytes))
@@ -173,17 +164,15 @@ def _check_run(
         progress(counted.records, nbytes)
         return counted
     row_of = np.searchsorted(starts, headers.position, side="right") - 1
-    shift, base, end = (np.array([getattr(claim, name) for claim in run], np.int64) for name in RANGE)
-    checked.findings += disorder(file, data, headers, row_of, shift, base, end, start, file.sealed)
-    counted = count(file, run, data, headers, row_of, shift, start, checked)
+    window = Window(file, run, data, headers, row_of, start)
+    checked.findings += window.wrong_batches()
+    counted = window.count(checked)
     for row, claim in enumerate(run):
         entry = entries.get(claim.position)
-        if entry is not None:
-            inside = headers[row_of == row] if entry.index is not None or len(entry.aborted) else None
-            if inside is not None:
-                batches = Batches()
-                batches.add(data, inside, -int(starts[row]))
-                checked.findings += _against_index(file.key, claim, entry, batches)
+        if entry is not None and (entry.index is not None or len(entry.aborted)):
+            batches = Batches()
+            batches.add(data, headers[row_of == row], -int(starts[row]))
+            checked.findings += _against_index(file.key, claim, entry, batches)
     progress(counted.records, nbytes)
     return counted
 
@@ -192,17 +181,16 @@ def _check_slice(file: DataFile, claim: Claim, data: memoryview, entry: SliceEnt
     """One slice in memory, of which something is wrong."""
     before = len(checked.findings)
     headers = scan_headers(data, whole=False)
-    one = np.zeros(len(headers), np.int64)
-    shift, base, end = (np.array([getattr(claim, name)], np.int64) for name in RANGE)
     if headers.stop != "end":
         checked.findings.append(unframed(file, claim, headers, claim.position))
-    inside = headers if headers.stop == "end" else headers[: len(headers)]
-    if len(inside):
-        checked.findings += disorder(file, data, inside, one, shift, base, end, claim.position, file.sealed)
-    check_crc(file, claim, data, checked, before)
+    # Without the mark that the last batch is cut off.
+    window = Window.of_one(file, claim, data, headers[: len(headers)], claim.position)
+    if len(headers):
+        checked.findings += window.wrong_batches()
+    check_crc(file, claim, crc32c(data), checked, before)
     if len(checked.findings) > before:
         return Counts(slices=1, nbytes=len(data))
-    return count(file, [claim], data, inside, one, shift, claim.position, checked)
+    return window.count(checked)
 
 
 def _check_long_slice(

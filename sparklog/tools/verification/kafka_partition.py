@@ -36,13 +36,7 @@ from sparklog.kafka.in_place.sound_batches import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.env import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
-from sparklog.tools.verification.index_files import (
-    REBUILD,
-    Batches,
-    check_offset_index,
-    check_time_index,
-    check_transaction_index,
-)
+from sparklog.tools.verification.index_files import REBUILD, Batches, check_index
 from sparklog.tools.verification.kafka_gaps import Gap, Gaps
 
 LOOKS = 3
@@ -275,7 +269,10 @@ class _Reader:
             path = segment.index_path(suffix)
             data = self._data(path)
             if data is not None and not segment.damaged:
-                self.found.findings += _index(suffix, data, segment, self._place(path))
+                base = segment.name.base
+                self.found.findings += check_index(
+                    suffix, data, base, segment.batches, file=self._place(path), active=segment.last
+                )
             elif data is None and suffix != "txnindex" and len(segment.batches.position):
                 self._say(INDEX, path, "expected an index beside the segment, found none", REBUILD)
 
@@ -381,15 +378,6 @@ class _Reader:
         except Corrupt as error:
             self.found.findings.append(Finding.of(CHECKPOINT, error, self._place(path), remedy))
             return data, None
-
-
-def _index(suffix: str, data: bytes, segment: _Segment, file: str) -> list[Finding]:
-    base, batches, last = segment.name.base, segment.batches, segment.last
-    if suffix == "index":
-        return check_offset_index(data, base, batches, file=file, preallocated=last)
-    if suffix == "timeindex":
-        return check_time_index(data, base, batches, file=file, preallocated=last, closed=not last)
-    return check_transaction_index(data, base, batches, file=file)
 
 
 def _odd_byte(data: bytes) -> int:

@@ -10,8 +10,7 @@ import numpy as np
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.slice_table import COLUMN_TYPES, Slices, SliceTable
 from sparklog.log.state.topic_state import Head
-from sparklog.tools.verification.batches import Claim
-from sparklog.tools.verification.reading import DataFile
+from sparklog.tools.verification.slice_checks import Claim, DataFile
 
 _CLAIM = (
     *("partition", "position", "size", "base", "end", "shift", "records", "min_ts", "max_ts", "crc", "flags"),

@@ -24,14 +24,13 @@ from sparklog.log.journal.root_id import ROOT_FIELDS
 from sparklog.maintenance.work import InProcess, Runner
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.tools.verification.cross_checks import check_groups, check_siblings, check_transactions
+from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_indexes, pieces
 from sparklog.tools.verification.entry_chain import EntryChain, read_chain, read_object
 from sparklog.tools.verification.findings import DECISION, GROUP, MISSING, ROOT, SIZE, Counts, Finding, Report
 from sparklog.tools.verification.named_files import all_keys
 from sparklog.tools.verification.orphans import sorted_out
-from sparklog.tools.verification.reading import DataFile
-from sparklog.tools.verification.sealed_segment import missing_indexes
+from sparklog.tools.verification.slice_checks import DataFile
 from sparklog.tools.verification.topic_log import TopicLog, read_topic
-from sparklog.tools.verification.work import Verified, VerifyWork, pieces
 
 Say = Callable[[str], None]
 KINDS: tuple[tuple[EntryKind[Any], str], ...] = ((DECISIONS, DECISION), (GROUPS, GROUP))

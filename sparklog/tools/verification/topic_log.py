@@ -30,7 +30,7 @@ from sparklog.storage.store import Store
 from sparklog.tools.verification.entry_chain import log_end, numbered, read_object, unreached
 from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding
 from sparklog.tools.verification.named_files import NamedFiles, differing_columns, gaps
-from sparklog.tools.verification.reading import DataFile
+from sparklog.tools.verification.slice_checks import DataFile
 
 TRIES = 6
 MOST_MISSING = 20
@@ -238,7 +238,8 @@ class _Replay:
             check_state(checkpoint.head, table)
         except Corrupt as error:
             finding = _deletable(Finding.of(CHECKPOINT, error, key))
-            self.found.findings.append(_flipped(finding, data, ref.crc) if len(data) == ref.size else finding)
+            flipped = finding.at_flipped_bit(0, len(data), crc32c(data), ref.crc) if len(data) == ref.size else None
+            self.found.findings.append(flipped or finding)
             return None
         unsealed = int(np.count_nonzero(~table.all().sealed()))
         if unsealed != ref.unsealed:
@@ -348,19 +349,8 @@ class _Replay:
 
 
 def _deletable(finding: Finding) -> Finding:
-    """A checkpoint is only a help."""
-    return Finding(
-        finding.kind, finding.file, finding.message, DELETE_CHECKPOINT, finding.position, finding.offset, finding.bit
-    )
-
-
-def _flipped(finding: Finding, data: bytes, crc: int) -> Finding:
-    from sparklog.format.checksums import flipped_bit
-
-    at = flipped_bit(len(data), crc32c(data), crc)
-    if at is None:
-        return finding
-    return Finding(finding.kind, finding.file, finding.message, finding.remedy, at[0], None, at[1])
+    """Replace the remedy: a checkpoint is only a help."""
+    return replace(finding, remedy=DELETE_CHECKPOINT)
 
 
 def _members(left: Mapping[str, object], right: Mapping[str, object]) -> str:
