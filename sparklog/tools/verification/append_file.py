@@ -117,7 +117,7 @@ def _against_footer(key: str, claim: Claim, entry: SliceEntry | None) -> list[Fi
     }
     if claim.append_time < 0:
         pairs |= {"minTs": (claim.min_ts, entry.min_ts), "maxTs": (claim.max_ts, entry.max_ts)}
-    wrong = [f"{name} {said}, found {found}" for name, (said, found) in pairs.items() if said != found]
+    wrong = [f"{name} {value}, found {other}" for name, (value, other) in pairs.items() if value != other]
     if not wrong:
         return []
     message = f"the footer should say of the slice what the commit says: {'; '.join(wrong)}"
@@ -208,22 +208,22 @@ def _against_index(key: str, claim: Claim, entry: SliceEntry, batches: Batches) 
     position, _, stamp = batches.columns()
     offset = np.concatenate(batches.offset) if batches.offset else np.empty(0, np.int64)
     built = build_index(position, offset, stamp, claim.size)
-    found = []
+    findings = []
     same = (built is None) == (entry.index is None)
     if same and built is not None and entry.index is not None:
         same = all(np.array_equal(getattr(built, name), getattr(entry.index, name)) for name in _INDEX_COLUMNS)
     if not same:
-        found.append(
+        findings.append(
             Finding(FOOTER, key, "the footer's index is not that of the slice's batches", position=claim.position)
         )
     for producer, last in zip(entry.aborted.producer_ids.tolist(), entry.aborted.last_offsets.tolist(), strict=True):
         if batches.aborts.get(last) != producer:
             message = f"the footer says that producer {producer} aborts at {last}; no such marker lies in the slice"
-            found.append(Finding(FOOTER, key, message, position=claim.position, offset=last + claim.shift))
+            findings.append(Finding(FOOTER, key, message, position=claim.position, offset=last + claim.shift))
     if bool(len(entry.aborted)) != bool(claim.flags & SliceFlag.KAFKA_ABORTED):
         message = "flag 16 and the footer's aborted transactions do not agree"
-        found.append(Finding(FOOTER, key, message, position=claim.position, offset=claim.base))
-    return found
+        findings.append(Finding(FOOTER, key, message, position=claim.position, offset=claim.base))
+    return findings
 
 
 _INDEX_COLUMNS = ("position", "offset", "max_ts")

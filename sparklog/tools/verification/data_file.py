@@ -29,7 +29,7 @@ from sparklog.tools.verification.index_files import REBUILD, Batches, check_inde
 from sparklog.tools.verification.slice_checks import Checked, Claim, CutOff, DataFile, walk
 
 MOST_FINDINGS = 100
-"""Of one file: beyond, it is not the single places that matter."""
+"""Findings of one file, at most: beyond, single places do not matter."""
 PIECE_BYTES = 256 << 20
 """A second or two of one core's work, far more than a task costs."""
 PIECE_FILES = 1000

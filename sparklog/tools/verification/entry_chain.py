@@ -11,7 +11,7 @@ log that lost objects, or were made by a process that outlived its root and went
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -111,9 +111,10 @@ DELETE_COPY = "delete the copy: the entries say the same"
 
 @dataclass(slots=True)
 class EntryChain(Generic[E]):
-    """One log: its newest entry (None: none can be read), its damage, and the keys of its objects."""
+    """One log: its newest entry (None: none can be read), its damage, and its objects. `label`: kind of findings."""
 
-    folder: str
+    prefix: str
+    label: str
     newest: E | None = None
     findings: list[Finding] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
@@ -126,30 +127,30 @@ def read_chain(store: Store, kind: EntryKind[E], folder: str, label: str) -> Ent
     gone: NotFound | None = None
     for _ in range(TRIES):
         try:
-            return _read(store, kind, folder, prefix, label)
+            return _read(store, kind, folder, EntryChain(prefix, label))
         except NotFound as error:
             gone = error
     message = f"objects of the log are listed and not there: {gone}"
-    return EntryChain(folder, findings=[Finding(MISSING, f"{prefix}/_log", message)])
+    return EntryChain(prefix, label, findings=[Finding(MISSING, f"{prefix}/_log", message)])
 
 
-def _read(store: Store, kind: EntryKind[E], folder: str, prefix: str, label: str) -> EntryChain[E]:
-    found: EntryChain[E] = EntryChain(folder)
+def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -> EntryChain[E]:
+    prefix = chain.prefix
     entries, copies = _numbers(store, prefix)
     if not entries and not copies:
-        return found
+        return chain
     end = log_end(entries, copies[-1] if copies else -1)
-    found.findings += unreached(store, prefix, "entry", entries, end)
+    chain.findings += unreached(store, prefix, "entry", entries, end)
     stored: dict[int, bytes] = {}
     crc: int | None = None
     before = -1
     for number in entries:
         key = commit_key(prefix, number)
-        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), label)
-        found.objects.add(key)
-        found.counts += Counts(entries=1, nbytes=len(data))
+        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), chain.label)
+        chain.objects.add(key)
+        chain.counts += Counts(entries=1, nbytes=len(data))
         if finding is not None:
-            found.findings.append(finding)
+            chain.findings.append(finding)
         known = crc if number == before + 1 else None
         before, crc = number, None if entry is None else int(crc32c(data))
         if number in copies:
@@ -158,19 +159,19 @@ def _read(store: Store, kind: EntryKind[E], folder: str, prefix: str, label: str
             continue
         if id_folder(entry.id) != folder:
             message = f"{kind.what} of '{entry.id}' do not belong here"
-            found.findings.append(Finding(label, key, message))
+            chain.findings.append(Finding(chain.label, key, message))
         if known is not None and entry.prev_crc != known:
             message = (
                 f"the chain is broken: entry {number} was made after one with CRC-32C {entry.prev_crc}, this one has "
                 f"{known}"
             )
             remedy = "one of the two is another one's: restore both"
-            found.findings.append(Finding(CHAIN, commit_key(prefix, number - 1), message, remedy))
+            chain.findings.append(Finding(CHAIN, commit_key(prefix, number - 1), message, remedy))
         if number <= end:
-            found.newest = entry
-    _copies(store, kind, prefix, copies, stored, found, label)
-    _missing(prefix, entries, copies, found)
-    return found
+            chain.newest = entry
+    _copies(store, kind, chain, copies, stored)
+    _missing(chain, entries, copies)
+    return chain
 
 
 def _numbers(store: Store, prefix: str) -> tuple[list[int], list[int]]:
@@ -188,34 +189,28 @@ def _numbers(store: Store, prefix: str) -> tuple[list[int], list[int]]:
 
 
 def _copies(
-    store: Store,
-    kind: EntryKind[E],
-    prefix: str,
-    copies: Sequence[int],
-    stored: dict[int, bytes],
-    found: EntryChain[E],
-    label: str,
+    store: Store, kind: EntryKind[E], chain: EntryChain[E], copies: Sequence[int], stored: Mapping[int, bytes]
 ) -> None:
     for number in copies:
-        key = checkpoint_key(prefix, number)
-        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), label)
-        found.objects.add(key)
-        found.counts += Counts(checkpoints=1, nbytes=len(data))
+        key = checkpoint_key(chain.prefix, number)
+        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), chain.label)
+        chain.objects.add(key)
+        chain.counts += Counts(checkpoints=1, nbytes=len(data))
         if finding is not None:
             remedy = DELETE_COPY if number in stored else finding.remedy
-            found.findings.append(replace(finding, kind=CHECKPOINT, file=key, remedy=remedy, offset=None))
+            chain.findings.append(replace(finding, kind=CHECKPOINT, file=key, remedy=remedy, offset=None))
         elif number in stored and stored[number] != data:
             message = f"the copy is not what entry {number} says"
-            found.findings.append(Finding(CHECKPOINT, key, message, DELETE_COPY))
-        if entry is not None and (found.newest is None or found.newest.number < number):
-            found.newest = entry
+            chain.findings.append(Finding(CHECKPOINT, key, message, DELETE_COPY))
+        if entry is not None and (chain.newest is None or chain.newest.number < number):
+            chain.newest = entry
 
 
-def _missing(prefix: str, entries: Sequence[int], copies: Sequence[int], found: EntryChain[E]) -> None:
+def _missing(chain: EntryChain[E], entries: Sequence[int], copies: Sequence[int]) -> None:
     """Name entries that no collection deletes, and that are missing."""
     first = copies[-2] if len(copies) > 1 else 0
     last = max([*entries, *copies])
     missing = sorted(set(range(first, last + 1)) - set(entries))
     for number in missing[:MOST_MISSING]:
         message = f"entry {number} is not there, and later ones are"
-        found.findings.append(Finding(MISSING, commit_key(prefix, number), message))
+        chain.findings.append(Finding(MISSING, commit_key(chain.prefix, number), message))

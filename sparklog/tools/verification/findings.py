@@ -130,7 +130,7 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 def summary(report: Report) -> str:
     """Return problems one by one, then unreferenced files, then the verdict in one line."""
     lines = [str(finding) for finding in report.findings]
-    lines += _listed("named by nobody", report.orphans)
+    lines += _listed("unreferenced", report.orphans)
     lines += _listed("not sparklog's", report.foreign)
     lines += [f"no damage by itself: {note}" for note in report.notes]
     lines.append(_verdict(report))
