@@ -1,4 +1,4 @@
-"""What commands and jobs print: lines on stderr, text tables and JSON documents."""
+"""Output of commands and jobs: lines on stderr, text tables and JSON documents."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding, Machine
 
 LEAST = (3, 10)
 _ASK = (
-    "import json, sys; found = {'version': list(sys.version_info[:3]), 'executable': sys.executable}\n"
+    "import json, sys; facts = {'version': list(sys.version_info[:3]), 'executable': sys.executable}\n"
     "for name in ('pyarrow', 'numba', 'sparklog'):\n"
-    "    try: found[name] = getattr(__import__(name), '__version__', '')\n"
-    "    except Exception as error: found[name] = None; found['error'] = repr(error)\n"
-    "print(json.dumps(found))"
+    "    try: facts[name] = getattr(__import__(name), '__version__', '')\n"
+    "    except Exception as error: facts[name] = None; facts['error'] = repr(error)\n"
+    "print(json.dumps(facts))"
 )
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")
 _BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
@@ -96,7 +96,7 @@ def out_of_range(version: str, wanted: str) -> bool:
 
 
 def check_packages() -> list[Finding]:
-    """What sparklog needs, in the ranges it declares; of its extras what Spark needs."""
+    """Check the packages that sparklog requires, in the ranges it declares, and pyspark of its extras."""
     try:
         requirements = metadata.requires("sparklog") or []
     except metadata.PackageNotFoundError:
