@@ -63,8 +63,17 @@ def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str
     return chosen
 
 
-def job(name: str, *, after_interrupt: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Make a job answer with an exit code: errors and Ctrl-C become one line on stderr."""
+def job(
+    name: str,
+    *,
+    after_interrupt: str,
+    foreign: tuple[type[Exception], ...] = (),
+    reason: Callable[[Exception], str] = str,
+) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Make a job answer with an exit code: errors and Ctrl-C become one line on stderr.
+
+    `foreign`: errors of others that a job may end with; `reason` is the line of one.
+    """
 
     def decorate(run: Callable[P, int]) -> Callable[P, int]:
         @wraps(run)
@@ -73,6 +82,9 @@ def job(name: str, *, after_interrupt: str) -> Callable[[Callable[P, int]], Call
                 return run(*args, **kwargs)
             except SparklogError as error:
                 say(f"sparklog {name}: {error} [{error.code}]")
+                return FAILED
+            except foreign as error:
+                say(f"sparklog {name}: {reason(error)}")
                 return FAILED
             except KeyboardInterrupt:
                 say(f"sparklog {name}: interrupted; {after_interrupt}")

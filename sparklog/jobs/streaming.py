@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import ParamSpec
 
 from pyspark.errors import PySparkException
@@ -12,8 +11,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql.functions import col, lit, timestamp_millis, when
 from pyspark.sql.streaming import StreamingQuery
 
-from sparklog.jobs.program import FAILED, job
-from sparklog.maintenance.output import say
+from sparklog.jobs.program import job
 
 P = ParamSpec("P")
 
@@ -32,20 +30,8 @@ def streaming_session(name: str) -> Iterator[SparkSession]:
 
 def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Make a job with a query answer with an exit code: errors, Spark's too, and Ctrl-C become one line on stderr."""
-
-    def decorate(run: Callable[P, int]) -> Callable[P, int]:
-        @job(name, after_interrupt="the next run with this checkpoint goes on where it was")
-        @wraps(run)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
-            try:
-                return run(*args, **kwargs)
-            except PySparkException as error:
-                say(f"sparklog {name}: {reason(str(error))}")
-                return FAILED
-
-        return guarded
-
-    return decorate
+    again = "the next run with this checkpoint goes on where it was"
+    return job(name, after_interrupt=again, foreign=(PySparkException,), reason=lambda error: reason(str(error)))
 
 
 def reason(text: str) -> str:

@@ -132,9 +132,9 @@ class _Limit:
     least: int | None
     most: int
     unit: str
-    unit_value: int
     job: str
     doc: str
+    unit_value: int = 1
 
     def parse(self, file: str, entry: Property) -> float:
         """Return the value for `Settings`."""
@@ -151,21 +151,45 @@ class _Limit:
 
 _LIMITS = (
     _Limit(
-        *("log.cleaner.dedupe.buffer.size", "dedupe_buffer_bytes", "long"),
-        *(LEAST_BUFFER_BYTES, LONG_MAX, "bytes", 1, COMPACT),
+        "log.cleaner.dedupe.buffer.size",
+        "dedupe_buffer_bytes",
+        "long",
+        LEAST_BUFFER_BYTES,
+        LONG_MAX,
+        "bytes",
+        COMPACT,
         "Map from key to newest offset, of each task (a broker divides its own by its threads): 24 bytes a key.",
     ),
     _Limit(
-        *("log.cleaner.io.buffer.load.factor", "dedupe_load_factor", "double", None, 1, "", 1, COMPACT),
+        "log.cleaner.io.buffer.load.factor",
+        "dedupe_load_factor",
+        "double",
+        None,
+        1,
+        "",
+        COMPACT,
         "How full that map may become before a pass ends and another has to follow.",
     ),
     _Limit(
-        *("producer.id.expiration.ms", "producer_expiration_ms", "int", 1, INT_MAX, "ms", 1, COMPACT),
+        "producer.id.expiration.ms",
+        "producer_expiration_ms",
+        "int",
+        1,
+        INT_MAX,
+        "ms",
+        COMPACT,
         "How long the last batch of an idle producer is kept in imported topics, empty if need be.",
     ),
     _Limit(
-        *("offsets.retention.minutes", "offsets_retention_ms", "int", 1, INT_MAX, "minutes", MINUTE_MS, RETAIN),
+        "offsets.retention.minutes",
+        "offsets_retention_ms",
+        "int",
+        1,
+        INT_MAX,
+        "minutes",
+        RETAIN,
         "How long the offsets of a consumer group are kept once it is empty.",
+        MINUTE_MS,
     ),
 )
 
