@@ -41,6 +41,16 @@ class OpenTransactions(str, Enum):
     refuse = "refuse"
 
 
+OpenTransactionsOption = Annotated[
+    OpenTransactions,
+    typer.Option(
+        "--open-transactions",
+        help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
+        " to, abort them (no import can go on then), or refuse.",
+    ),
+]
+
+
 @app.command(
     "import",
     epilog=example("sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact"),
@@ -51,14 +61,7 @@ def import_(
     topic: TopicsOption = None,
     config: ConfigOption = None,
     corrupt_records: CorruptOption = CorruptRecords.fail,
-    open_transactions: Annotated[
-        OpenTransactions,
-        typer.Option(
-            "--open-transactions",
-            help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
-            " to, abort them (no import can go on then), or refuse.",
-        ),
-    ] = OpenTransactions.keep,
+    open_transactions: OpenTransactionsOption = OpenTransactions.keep,
     copy: Annotated[
         bool, typer.Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
     ] = False,
