@@ -50,7 +50,7 @@ class Counted(WriterCommitMessage):  # type: ignore[misc]
 
 
 class Part(InputPartition):  # type: ignore[misc]
-    """How many times one task repeats the batch."""
+    """Number of times that one task repeats the batch."""
 
     def __init__(self, repeats: int) -> None:
         super().__init__(repeats)

@@ -171,8 +171,8 @@ def many_commits(folder: Path, commits: int) -> Path:
             (version,), (0,), (max(version - 1, 0) // PARTITIONS * 30,),
         )  # fmt: skip
         if version:
-            own = int(head.log_end[version % PARTITIONS])
-            file = file.based((own,))
+            end = int(head.log_end[version % PARTITIONS])
+            file = file.based((end,))
         commit = Commit(
             version=version,
             topic_id="AAAAAAAAAAAAAAAAAAAAAA",

@@ -41,18 +41,18 @@ import resource, sys, time
 import numpy as np
 from sparklog.compaction.offset_map import OffsetMap
 keys = int(sys.argv[1])
-found = OffsetMap(int(keys / 0.9) + 2, 0.9)
+offsets = OffsetMap(int(keys / 0.9) + 2, 0.9)
 began, done, chosen = time.perf_counter(), 0, np.random.default_rng(1)
 while done < keys:
     n = min(1 << 20, keys - done)
     hashes = chosen.integers(0, 2**64, (n, 2), dtype=np.uint64)
-    taken = found.put(hashes, np.arange(done, done + n))
+    taken = offsets.put(hashes, np.arange(done, done + n))
     if taken != n:
         raise SystemExit(f"the map took {done + taken} keys of {keys}")
     done += n
 spent = time.perf_counter() - began
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(peak / 2**20, found.nbytes / 2**30, keys / spent / 1e6)
+print(peak / 2**20, offsets.nbytes / 2**30, keys / spent / 1e6)
 """
 
 
@@ -192,8 +192,10 @@ def bench_rewriting(records: int, rounds: int) -> None:
 def bench_big_map(keys: int) -> None:
     """Memory of a process whose map holds so many keys."""
     output = subprocess.run([sys.executable, "-c", MAP_PROGRAM, str(keys)], check=True, capture_output=True, text=True)
-    whole, own, rate = (float(word) for word in output.stdout.split())
-    print(f"map      {keys:,} unique keys  {own:.2f} GiB, {whole:.2f} GiB the process  {rate:.1f} M puts/s", flush=True)
+    process, size, rate = (float(word) for word in output.stdout.split())
+    print(
+        f"map      {keys:,} unique keys  {size:.2f} GiB, {process:.2f} GiB the process  {rate:.1f} M puts/s", flush=True
+    )
 
 
 def bench_two_tasks(records: int) -> None:

@@ -1,4 +1,4 @@
-"""What dump_segment.ipynb draws: one function per question, from the tables of `sparklog.tools.inspection.inspect`.
+"""Plots of dump_segment.ipynb: one function per question, from the tables of `sparklog.tools.inspection.inspect`.
 
 Colours are those of Okabe and Ito, which people tell apart whatever their eyes; no plot says anything by colour alone.
 Each function takes an `Inspected` and returns the figure, or a sentence where there is nothing to draw.
@@ -60,7 +60,7 @@ def set_up() -> None:
 
 
 class Sentence(str):
-    """What a cell says where there is nothing to draw."""
+    """Sentence of a cell without anything to draw."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -118,11 +118,11 @@ def _time(ms: int | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}.{ms % 1000:03d}"
 
 
-def summary(found: Inspected) -> Shown:
+def summary(inspected: Inspected) -> Shown:
     """One row per partition."""
     rows = []
-    for partition, batches in _partitions(found, most=None):
-        bounds = found.bounds.filter(pc.equal(found.bounds["partition"], partition)).to_pylist()[0]
+    for partition, batches in _partitions(inspected, most=None):
+        bounds = inspected.bounds.filter(pc.equal(inspected.bounds["partition"], partition)).to_pylist()[0]
         stored, plain = _sum(batches, "size"), _sum(batches, "uncompressed_bytes")
         rows.append(
             {
@@ -147,9 +147,9 @@ def summary(found: Inspected) -> Shown:
 # -- figures
 
 
-def batches(found: Inspected) -> Figure | Sentence:
-    """How large the batches are along the log, and how they are compressed."""
-    parts = _partitions(found)
+def batches(inspected: Inspected) -> Figure | Sentence:
+    """Plot sizes of batches along the log, and their compression."""
+    parts = _partitions(inspected)
     if not parts:
         return Sentence("There are no batches.")
     figure, axes = _rows(len(parts), 1.9)
@@ -160,21 +160,21 @@ def batches(found: Inspected) -> Figure | Sentence:
         colours = [CODEC_COLOURS.get(codec, BLACK) for codec in codecs]
         ax.bar(base, size, last - base + 1, align="edge", color=colours, edgecolor="white", linewidth=0.4)
         ax.plot(base[marker] + 0.5, size[marker], "v", color=BLACK, markersize=4)
-        ax.set_title(_title(found, partition))
+        ax.set_title(_title(inspected, partition))
         ax.set_ylabel("batch size")
         ax.yaxis.set_major_formatter(EngFormatter("B", sep=" "))
     _offset_axis(axes[-1])
-    used = [codec for codec in CODEC_COLOURS if codec in set(found.batches["codec"].to_pylist())]
+    used = [codec for codec in CODEC_COLOURS if codec in set(inspected.batches["codec"].to_pylist())]
     handles: list[Artist] = [Patch(color=CODEC_COLOURS[codec], label=codec) for codec in used]
-    if bool(pc.any(pc.equal(found.batches["outcome"], "marker")).as_py()):
+    if bool(pc.any(pc.equal(inspected.batches["outcome"], "marker")).as_py()):
         handles.append(Line2D([], [], color=BLACK, marker="v", linestyle="", markersize=4, label="marker"))
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
     return _done(figure)
 
 
-def compression(found: Inspected) -> Figure | Sentence:
-    """What compression saves, by codec and by size of batch."""
-    table = found.batches.filter(pc.is_valid(found.batches["uncompressed_bytes"]))
+def compression(inspected: Inspected) -> Figure | Sentence:
+    """Plot savings of compression, by codec and by size of batch."""
+    table = inspected.batches.filter(pc.is_valid(inspected.batches["uncompressed_bytes"]))
     table = table.filter(pc.not_equal(table["outcome"], "marker"))
     if not len(table):
         return Sentence("There are no batches of data.")
@@ -212,9 +212,9 @@ def compression(found: Inspected) -> Figure | Sentence:
     return _done(figure)
 
 
-def keys(found: Inspected) -> Figure | Sentence:
-    """How keys repeat: records with a key, different keys so far, and what compaction would keep."""
-    parts = [(n, table) for n, table in _partitions(found) if _sum(table, "keys_new")]
+def keys(inspected: Inspected) -> Figure | Sentence:
+    """Plot how keys repeat: records with a key, different keys so far, and those that compaction would keep."""
+    parts = [(n, table) for n, table in _partitions(inspected) if _sum(table, "keys_new")]
     if not parts:
         return Sentence("No record has a key.")
     figure, axes = _rows(len(parts), 2.1)
@@ -234,7 +234,7 @@ def keys(found: Inspected) -> Figure | Sentence:
         if tombstones.any():
             ax.plot(at[tombstones], np.zeros(int(tombstones.sum())), "|", color=BLACK, markersize=9,
                     label=f"batches with tombstones ({int(tombstones.sum()):,})")  # fmt: skip
-        ax.set_title(_title(found, partition))
+        ax.set_title(_title(inspected, partition))
         ax.set_ylabel("records, summed up")
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         ax.legend(loc="upper left")
@@ -242,21 +242,21 @@ def keys(found: Inspected) -> Figure | Sentence:
     return _done(figure)
 
 
-def gaps(found: Inspected) -> Figure | Sentence:
+def gaps(inspected: Inspected) -> Figure | Sentence:
     """Where offsets have no record any more: what cleaning has taken."""
-    parts = [(n, table) for n, table in _partitions(found) if _sum(table, "gap_before") + _sum(table, "missing")]
+    parts = [(n, table) for n, table in _partitions(inspected) if _sum(table, "gap_before") + _sum(table, "missing")]
     if not parts:
         return Sentence("There are no gaps: every offset from the log start on holds a record or a marker.")
     figure, axes = _rows(len(parts), 1.5)
     for ax, (partition, table) in zip(axes, parts, strict=True):
-        start, end = _limits(found, partition)
+        start, end = _limits(inspected, partition)
         base, last = _numbers(table, "base_offset"), _numbers(table, "last_offset")
         share = _numbers(table, "records") / (last - base + 1)
         ax.axvspan(start, end, color="#F6E3D6", linewidth=0)
         ax.bar(base, np.ones(len(base)), last - base + 1, align="edge", color="white", linewidth=0)
         ax.bar(base, share, last - base + 1, align="edge", color=BLUE, linewidth=0)
         gone = _sum(table, "gap_before") + _sum(table, "missing")
-        ax.set_title(f"{_title(found, partition)}: {gone:,} of {int(last.max()) + 1 - start:,} offsets are gone")
+        ax.set_title(f"{_title(inspected, partition)}: {gone:,} of {int(last.max()) + 1 - start:,} offsets are gone")
         ax.set_ylabel("share that\nis there")
         ax.set_ylim(0, 1)
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:.0%}"))
@@ -268,16 +268,16 @@ def gaps(found: Inspected) -> Figure | Sentence:
     return _done(figure)
 
 
-def times(found: Inspected) -> Figure | Sentence:
+def times(inspected: Inspected) -> Figure | Sentence:
     """The records' times along the log, and how far some lie behind what came before them."""
-    parts = [(n, table.filter(_timed(table))) for n, table in _partitions(found)]
+    parts = [(n, table.filter(_timed(table))) for n, table in _partitions(inspected)]
     parts = [(n, table) for n, table in parts if len(table)]
     if not parts:
         return Sentence("No record has a time.")
     panels = [(n, table, kind) for n, table in parts for kind in (_clock, _lateness) if kind is _clock or _late(table)]
     figure, axes = _rows(len(panels), 1.45)
     for ax, (partition, table, draw) in zip(axes, panels, strict=True):
-        draw(ax, _title(found, partition), table)
+        draw(ax, _title(inspected, partition), table)
     _offset_axis(axes[-1])
     return _done(figure)
 
@@ -309,7 +309,7 @@ def _clock(ax: Axes, title: str, table: pa.Table) -> None:
 
 
 def _lateness(ax: Axes, title: str, table: pa.Table) -> None:
-    """How far records lie behind the newest before them."""
+    """Plot how far records lie behind the newest before them."""
     behind = _numbers(table, "latest_by_ms")
     scale, unit = _unit(int(behind.max()))
     first, last = _numbers(table, "base_offset"), _numbers(table, "last_offset")
@@ -318,11 +318,11 @@ def _lateness(ax: Axes, title: str, table: pa.Table) -> None:
     ax.set_ylabel(unit)
 
 
-def indexes(found: Inspected, interval: int = 4096) -> Figure | Sentence:
-    """How densely each file is indexed: bytes per entry of its offset index. `interval`: index.interval.bytes."""
-    files = found.files.filter(pc.greater(pc.fill_null(found.files["index_entries"], 0), 0))
-    bare = len(found.files) - len(files)
-    left_out = f"{bare:,} of {len(found.files):,} files without entries: a reader starts at their beginning."
+def indexes(inspected: Inspected, interval: int = 4096) -> Figure | Sentence:
+    """Plot how densely each file is indexed: bytes per entry of its offset index. `interval`: index.interval.bytes."""
+    files = inspected.files.filter(pc.greater(pc.fill_null(inspected.files["index_entries"], 0), 0))
+    bare = len(inspected.files) - len(files)
+    left_out = f"{bare:,} of {len(inspected.files):,} files without entries: a reader starts at their beginning."
     if not len(files):
         return Sentence(left_out)
     shown = files.slice(0, MOST_ROWS)
@@ -353,9 +353,9 @@ def indexes(found: Inspected, interval: int = 4096) -> Figure | Sentence:
     return _done(figure)
 
 
-def transactions(found: Inspected) -> Figure | Sentence:
+def transactions(inspected: Inspected) -> Figure | Sentence:
     """Which offsets each transaction spans and how it ended; where readers of committed records stop."""
-    parts = [(n, t) for n, t in _split(found.transactions, found) if len(t)][:MOST_PARTITIONS]
+    parts = [(n, t) for n, t in _split(inspected.transactions, inspected) if len(t)][:MOST_PARTITIONS]
     if not parts:
         return Sentence("There are no transactions.")
     heights = [0.9 + 0.2 * len(_owners(table)) for _, table in parts]
@@ -369,17 +369,17 @@ def transactions(found: Inspected) -> Figure | Sentence:
             # One row per producer, so that a transaction stands beside the others of its producer.
             ax.barh(owners.index(_owner(row["transaction"])), row["last_offset"] - row["first_offset"] + 1, 0.7,
                     row["first_offset"], color=colour, hatch=hatch, edgecolor="white", linewidth=0.8)  # fmt: skip
-        start, end = _limits(found, partition)
-        stable = found.bounds.filter(pc.equal(found.bounds["partition"], partition))["last_stable"][0].as_py()
+        start, end = _limits(inspected, partition)
+        stable = inspected.bounds.filter(pc.equal(inspected.bounds["partition"], partition))["last_stable"][0].as_py()
         ax.axvline(stable, color=BLACK, linewidth=1.2)
         ax.annotate(f"last stable offset {stable:,} ", (stable, -0.45), ha="right", va="bottom", fontsize=9)
         ax.set_yticks(range(len(owners)), owners)
         ax.set_ylim(len(owners) - 0.4, -0.9)
         ax.set_xlim(start, end + max(1, (end - start) * 0.01))
         ax.grid(axis="y", visible=False)
-        ax.set_title(_title(found, partition))
+        ax.set_title(_title(inspected, partition))
     _offset_axis(axes[-1, 0])
-    seen = set(found.transactions["outcome"].to_pylist())
+    seen = set(inspected.transactions["outcome"].to_pylist())
     handles = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=outcome)
         for outcome, (colour, hatch) in OUTCOMES.items()
@@ -398,12 +398,12 @@ def _done(figure: Figure) -> Figure:
     return figure
 
 
-def _partitions(found: Inspected, most: int | None = MOST_PARTITIONS) -> list[tuple[int, pa.Table]]:
-    return _split(found.batches, found)[:most]
+def _partitions(inspected: Inspected, most: int | None = MOST_PARTITIONS) -> list[tuple[int, pa.Table]]:
+    return _split(inspected.batches, inspected)[:most]
 
 
-def _split(table: pa.Table, found: Inspected) -> list[tuple[int, pa.Table]]:
-    numbers = found.bounds["partition"].to_pylist()
+def _split(table: pa.Table, inspected: Inspected) -> list[tuple[int, pa.Table]]:
+    numbers = inspected.bounds["partition"].to_pylist()
     parts = [(number, table.filter(pc.equal(table["partition"], number))) for number in numbers]
     return [(number, part) for number, part in parts if len(part)]
 
@@ -421,13 +421,13 @@ def _timed(table: pa.Table) -> pa.ChunkedArray:
     return pc.and_(pc.is_valid(table["min_timestamp"]), pc.not_equal(table["outcome"], "marker"))
 
 
-def _limits(found: Inspected, partition: int) -> tuple[int, int]:
-    row = found.bounds.filter(pc.equal(found.bounds["partition"], partition)).to_pylist()[0]
+def _limits(inspected: Inspected, partition: int) -> tuple[int, int]:
+    row = inspected.bounds.filter(pc.equal(inspected.bounds["partition"], partition)).to_pylist()[0]
     return row["log_start"], row["log_end"]
 
 
-def _title(found: Inspected, partition: int) -> str:
-    return f"{found.bounds['topic'][0].as_py()}, partition {partition}"
+def _title(inspected: Inspected, partition: int) -> str:
+    return f"{inspected.bounds['topic'][0].as_py()}, partition {partition}"
 
 
 def _rows(count: int, height: float) -> tuple[Figure, Sequence[Axes]]:

@@ -479,9 +479,9 @@ def _runner(spark: SparkSession | None) -> Runner:
 
 
 def _settings(root: Root, properties: PathLike | None, now_ms: int | None, dry_run: bool) -> Settings:
-    from sparklog.maintenance.arguments import settings_file
+    from sparklog.maintenance.properties import settings_of_file
     from sparklog.maintenance.work import Settings, store_clock_ms
 
-    given = Settings(0) if properties is None else settings_file(os.fspath(properties))
+    given = Settings(0) if properties is None else settings_of_file(os.fspath(properties))
     clock = store_clock_ms(root.store, root.env, dry_run=dry_run) if now_ms is None else now_ms
     return replace(given, now_ms=clock)

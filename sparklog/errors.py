@@ -15,6 +15,7 @@ Python callers already catch for the same situation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 
@@ -75,3 +76,20 @@ class Unavailable(SparklogError, OSError):
     """The store failed, or the outcome of a write is unknown: retry later."""
 
     code = "SPARKLOG_UNAVAILABLE"
+
+
+def _corrupt(message: str, file: str | None, position: int | None, offset: int | None) -> Corrupt:
+    return Corrupt(message, file=file, position=position, offset=offset)
+
+
+def nearest(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
+    """Return the candidates most like `word`, best first, for "did you mean"."""
+    import difflib
+
+    return difflib.get_close_matches(word, list(candidates), n=limit, cutoff=0.6)
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?`, or an empty text where nothing is near."""
+    near = nearest(word, candidates, limit=1)
+    return f"; did you mean '{near[0]}'?" if near else ""

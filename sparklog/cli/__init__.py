@@ -1,9 +1,9 @@
 """The command line: arguments in, calls out, nothing else. Only the jobs start Spark.
 
-`commands` has one module per command or group of commands. They share `app` (the tree of commands, exit codes,
-one-line errors), `options` (names and meanings of options), `places` (kinds of folders), `text` and `json_records`
-(records to lines and back), `lines` (input in runs of whole lines), `documents`, `tables`, `terminal` and `times`.
-Heavy imports live inside the commands, so that help and shell completion come at once.
+`commands` has a module for each group of commands. They share `app` (the tree of commands, exit codes, one-line
+errors), `options` (names and meanings of options), `source` (folders that are opened), `text` and `json_records`
+(records to lines and back) and `terminal` (output). Heavy imports live inside the commands, so that help and shell
+completion come at once.
 """
 
 from __future__ import annotations

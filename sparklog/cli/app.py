@@ -25,35 +25,30 @@ from typer.core import TyperGroup
 from sparklog import __version__
 from sparklog.cli.commands import (
     backup,
-    clone,
     configs,
     consume,
-    delete_records,
-    doctor,
     dump_log,
-    export,
-    get,
     groups,
-    imports,
+    health,
     jobs,
-    log_dirs,
-    metrics,
-    offsets,
+    kafka_logs,
     produce,
     report,
-    restore,
+    storage,
     topics,
     transactions,
-    verify,
 )
 from sparklog.cli.options import SHORT_HELP
-from sparklog.cli.terminal import WarningLines, say
+from sparklog.cli.terminal import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    UsageError,
+    WarningLines,
+    leave_for_usage,
+    warn,
+)
 from sparklog.errors import SparklogError, Unavailable
-
-EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-
-# typer may bring its own copy of click: the class is found through the one name that is public in every version.
-UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class SparklogGroup(TyperGroup):
@@ -71,22 +66,15 @@ class SparklogGroup(TyperGroup):
         try:
             code = super().main(*args, **kwargs)
         except SparklogError as error:
-            say(f"{error} [{error.code}]")
+            warn(f"{error} [{error.code}]")
             sys.exit(EXIT_ERROR)
         except OSError as error:
-            # Files that are not the store's own: a broker's segments, what is written beside a root, a full disk.
-            what = error.strerror or str(error)
-            say(f"{error.filename}: {what} [{Unavailable.code}]" if error.filename else f"{what} [{Unavailable.code}]")
+            # Of files outside the store: a broker's segments, what is written beside a root, a full disk.
+            file = f"{error.filename}: " if error.filename else ""
+            warn(f"{file}{error.strerror or error} [{Unavailable.code}]")
             sys.exit(EXIT_ERROR)
         except UsageError as error:
-            context = error.ctx
-            if context is not None and error.format_message() == context.get_help():
-                # A group of commands without one: its help is what was meant, line by line.
-                print(context.get_help(), file=sys.stderr)
-                sys.exit(EXIT_USAGE)
-            hint = f" (see '{context.command_path} --help')" if context is not None else ""
-            say(f"{error.format_message()}{hint}")
-            sys.exit(EXIT_USAGE)
+            leave_for_usage(error)
         except typer.Exit as leave:
             sys.exit(leave.exit_code)
         except (KeyboardInterrupt, typer.Abort):
@@ -94,7 +82,7 @@ class SparklogGroup(TyperGroup):
         sys.exit(code if isinstance(code, int) else EXIT_OK)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, to the end or until the reader of its output has seen enough."""
+        """Run the command, to the end or until the reader of its output leaves."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -105,8 +93,8 @@ class SparklogGroup(TyperGroup):
         return result
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         print("sparklog", __version__)
         raise typer.Exit
 
@@ -135,24 +123,13 @@ def sparklog(
     """
 
 
-app.add_typer(topics.app, name="topics")
-app.add_typer(configs.app, name="configs")
-app.add_typer(transactions.app, name="transactions")
-app.add_typer(groups.app, name="groups")
-produce.register(app)
-consume.register(app)
-offsets.register(app)
-delete_records.register(app)
-get.register(app)
-log_dirs.register(app)
-doctor.register(app)
+for name, commands in (
+    ("topics", topics),
+    ("configs", configs),
+    ("transactions", transactions),
+    ("groups", groups),
+):
+    app.add_typer(commands.app, name=name)
+for module in (produce, consume, storage, health, kafka_logs, backup, report, jobs):
+    app.registered_commands += module.app.registered_commands
 dump_log.register(app)
-imports.register(app)
-export.register(app)
-clone.register(app)
-backup.register(app)
-restore.register(app)
-report.register(app)
-metrics.register(app)
-verify.register(app)
-jobs.register(app)

@@ -1,11 +1,17 @@
-"""Options that several commands share: one name, one meaning, one help text."""
+"""Options that several commands and jobs share: one name, one meaning, one help text; and what their texts mean."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Annotated
 
 import typer
+
+from sparklog.log.journal.clock import EPOCH
+from sparklog.log.journal.names import check_topic_name
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -18,34 +24,21 @@ class Isolation(str, Enum):
 
 
 class CorruptRecords(str, Enum):
-    """What damage in a Kafka directory does."""
+    """Ways to treat damage in a Kafka directory."""
 
     fail = "fail"
     skip = "skip"
     truncate = "truncate"
 
 
-class OpenTransactions(str, Enum):
-    """What becomes of transactions that Kafka has left open."""
-
-    keep = "keep"
-    abort = "abort"
-    refuse = "refuse"
-
-
 RootOption = Annotated[
     str,
     typer.Option(
-        "--root",
-        "-r",
-        envvar="SPARKLOG_ROOT",
-        metavar="PATH",
-        help="Folder of the topics.",
-        show_default=False,
+        "--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="Folder of the topics.", show_default=False
     ),
 ]
 
-PlaceOption = Annotated[
+SourceOption = Annotated[
     str,
     typer.Option(
         "--root",
@@ -55,6 +48,23 @@ PlaceOption = Annotated[
         help="A root, one topic's folder, a Kafka log directory or one Kafka partition folder.",
         show_default=False,
     ),
+]
+
+TopicsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        "-t",
+        metavar="NAME",
+        help="Only this topic; several with commas, or repeated.",
+        show_default="all",
+    ),
+]
+
+TopicsArgument = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Topics; none means all.")]
+
+TopicOfFolder = Annotated[
+    str | None, typer.Argument(metavar="[TOPIC]", help="Topic; may be left out where the folder holds only one.")
 ]
 
 CorruptOption = Annotated[
@@ -69,12 +79,12 @@ IsolationOption = Annotated[
     Isolation, typer.Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
 ]
 
-# What is printed of a record, under the names of Kafka's console consumer.
-TimestampShown = Annotated[bool, typer.Option("--print-timestamp", help="CreateTime:<ms>")]
-PartitionShown = Annotated[bool, typer.Option("--print-partition", help="Partition:<n>")]
-OffsetShown = Annotated[bool, typer.Option("--print-offset", help="Offset:<n>")]
-HeadersShown = Annotated[bool, typer.Option("--print-headers", help="name:value,... or NO_HEADERS")]
-KeyShown = Annotated[bool, typer.Option("--print-key", help="The key.")]
+# Columns of a record to print, under the names of Kafka's console consumer.
+PrintTimestamp = Annotated[bool, typer.Option("--print-timestamp", help="CreateTime:<ms>")]
+PrintPartition = Annotated[bool, typer.Option("--print-partition", help="Partition:<n>")]
+PrintOffset = Annotated[bool, typer.Option("--print-offset", help="Offset:<n>")]
+PrintHeaders = Annotated[bool, typer.Option("--print-headers", help="name:value,... or NO_HEADERS")]
+PrintKey = Annotated[bool, typer.Option("--print-key", help="The key.")]
 
 AsOfOption = Annotated[
     str | None,
@@ -90,25 +100,100 @@ LinkOption = Annotated[
     bool, typer.Option("--link", help="Hard links instead of copies, on the same disk: no protection from damage.")
 ]
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-
 ConfigOption = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", metavar="NAME=VALUE", help="A topic config under Kafka's name; may be repeated."),
 ]
 
+PropertiesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--properties",
+        metavar="FILE",
+        help="Defaults under Kafka's names, as conf/sparklog.properties.",
+        show_default=False,
+    ),
+]
 
-def example(command: str) -> str:
-    """The example below a command's help, on a line of its own however wide the terminal is."""
-    return f"\b\nExample:\n  {command}"
+QuickOption = Annotated[
+    bool, typer.Option("--quick", help="Read only the logs; of files check whether they exist and how long they are.")
+]
+
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing: check, and print what would be done.")]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def example(*commands: str) -> str:
+    """Return the examples below a command's help, each on one line however wide the terminal is."""
+    return "\n".join(("\b\nExample:", *(f"  {command}" for command in commands)))
+
+
+def comma_separated(given: Sequence[str] | None) -> tuple[str, ...]:
+    """Split `["a,b", "c"]` into `("a", "b", "c")`, each once."""
+    names = [name.strip() for text in given or () for name in text.split(",")]
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def topic_names(given: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the topics of `TopicsOption`; empty: all. Usage errors for what cannot be a topic's name."""
+    names = comma_separated(given)
+    if given and not names:
+        raise typer.BadParameter("it names no topic; leave it out to mean all topics", param_hint="'--topic'")
+    return tuple(check_topic_name(name) for name in names)
+
+
+def name_and_value(text: str, option: str, expected: str = "NAME=VALUE") -> tuple[str, str]:
+    """Split `name=value`."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise typer.BadParameter(f"expected {expected}, found {text!r}", param_hint=f"'{option}'")
+    return name.strip(), value.strip()
 
 
 def parse_configs(given: list[str] | None) -> dict[str, str]:
-    """`["retention.ms=1000"]` -> `{"retention.ms": "1000"}`; the names are checked by the topic, not here."""
-    configs: dict[str, str] = {}
-    for text in given or []:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise typer.BadParameter(f"expected NAME=VALUE, found {text!r}", param_hint="'--config'")
-        configs[name.strip()] = value.strip()
-    return configs
+    """Turn `["retention.ms=1000"]` into `{"retention.ms": "1000"}`; the topic checks the names, not this."""
+    return dict(name_and_value(text, "--config") for text in given or ())
+
+
+INT64_MAX = 2**63 - 1
+VERSIONS = 10**10
+"""A number below is a version, from it on a time: 10^10 ms after 1970 is April 1970."""
+_ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d(?::\d\d)?)?)(?:[.,](\d+))?(?:(Z)|([+-]\d\d)(?::?(\d\d))?)?")
+
+
+def _for_python_3_10(text: str) -> str:
+    """Spell out Z, +01 and +0100, and fractions of other than 3 or 6 digits, which Python 3.10 does not read."""
+    match = _ISO_TIME.fullmatch(text)
+    if match is None:
+        return text
+    moment, fraction, utc, hours, minutes = match.groups()
+    zone = "+00:00" if utc else f"{hours}:{minutes or '00'}" if hours else ""
+    return moment + (f".{fraction[:6]:0<6}" if fraction else "") + zone
+
+
+def parse_time(text: str, option: str = "--from-timestamp") -> int:
+    """Return milliseconds since the epoch of `1700000000000` or ISO 8601 (UTC unless it names a zone), floored."""
+    if text.isdecimal() and int(text) <= INT64_MAX:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(_for_python_3_10(text))
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected milliseconds or a time such as 2026-01-31T12:00:00, found {text!r}", param_hint=f"'{option}'"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    millis = (moment - EPOCH) // timedelta(milliseconds=1)
+    if millis < 0:
+        raise typer.BadParameter(f"expected a time after 1970, found {text!r}", param_hint=f"'{option}'")
+    return millis
+
+
+def parse_as_of(text: str | None, option: str = "--as-of") -> tuple[int | None, int | None]:
+    """Return version and time (ms since the epoch), at most one of them."""
+    if text is None:
+        return None, None
+    if text.isdecimal() and int(text) < VERSIONS:
+        return int(text), None
+    return None, parse_time(text, option)

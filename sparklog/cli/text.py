@@ -82,7 +82,7 @@ class Layout:
         return b"\n".join([*lines.to_pylist(), b""])
 
     def _headers(self, headers: pa.ListArray) -> pa.Array:
-        """`h1:v1,h2:null` per record, `NO_HEADERS` where there are none."""
+        """Return `h1:v1,h2:null` per record, `NO_HEADERS` where there are none."""
         flat = headers.flatten()
         pairs = pc.binary_join_element_wise(
             flat.field("key").cast(pa.binary()),
@@ -116,7 +116,7 @@ def _timestamps(timestamps: pa.Array, kinds: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """What a line of input holds beside the value."""
+    """Parts of a line of input beside the value."""
 
     key_separator: bytes | None = None
     headers: bool = False
@@ -174,7 +174,7 @@ def headers_array(rows: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> 
 
 
 def _lines(data: bytes) -> pa.Array:
-    """What stands between newlines, cut by Arrow: no Python object per line."""
+    """Cut the lines, by Arrow: no Python object per line."""
     ends = pa.py_buffer(np.array([0, len(data)], np.int64))
     whole = pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, pa.py_buffer(data)])
     return pc.split_pattern(whole, pattern=b"\n").flatten().cast(pa.binary())

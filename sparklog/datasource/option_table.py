@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, nearest
 from sparklog.format.record_batch import CODECS
 from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
-from sparklog.log.journal.names import nearest
 from sparklog.log.state.config_table import kafka_name
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 

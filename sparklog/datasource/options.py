@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
 from sparklog.datasource.option_table import OPTIONS, WRITE, OptionDef, find_option
-from sparklog.errors import BadRequest
-from sparklog.log.journal.names import check_id, nearest
+from sparklog.errors import BadRequest, nearest
+from sparklog.log.journal.names import check_id
 from sparklog.log.state.config_table import SECURITY, is_security
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparklog.errors import BadRequest
-from sparklog.log.journal.names import nearest
+from sparklog.errors import BadRequest, nearest
 from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
 
 if TYPE_CHECKING:

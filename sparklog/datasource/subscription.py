@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from sparklog.datasource.options import Subscription
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
-from sparklog.log.journal.names import nearest
 from sparklog.log.state.view import Bounds, LogView
 
 

@@ -16,29 +16,29 @@ Exit codes: 0 done, 1 it failed (the reason on stderr), 2 wrong usage, 130 inter
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+import typer
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, lit, timestamp_millis, when
 from pyspark.sql.streaming import StreamingQuery
 
 import sparklog
-from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.cli.options import Isolation, IsolationOption, comma_separated
+from sparklog.cli.terminal import read_text
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
+from sparklog.jobs.program import DONE, parse
+from sparklog.jobs.streaming import known_timestamp, print_end, streaming_job, streaming_session
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.kafka.in_place.location import NOTHING, ROOT, open_log, resolve
-from sparklog.log.journal.names import check_topic_name, did_you_mean
-from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED
-from sparklog.maintenance.progress import say
+from sparklog.log.journal.names import check_topic_name
+from sparklog.maintenance.output import say
 from sparklog.maintenance.properties import parse_properties
 
 if TYPE_CHECKING:
@@ -47,22 +47,22 @@ if TYPE_CHECKING:
 SCHEME = "kafka://"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 MAX_OFFSETS_PER_TRIGGER = 1_000_000
-"""Of one micro-batch: what a killed job does again, and into Kafka writes again."""
+"""Of one micro-batch: the records that a killed job reads again, and writes again into Kafka."""
 MAX_TASKS = 200
 PATIENCE = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
-"""Of the admin client, where the user sets neither: brokers that are not there are said so in half a minute."""
+"""Of the admin client, where the user sets neither: without brokers the job fails within half a minute."""
 MAX_AGE = "metadata.max.age.ms"
 """Kafka's option for how often a pattern is looked up; 5 minutes if it is not set."""
-OWN_OPTIONS = {"bootstrap.servers": "the kafka:// address", "isolation.level": "--isolation-level"}
+SET_OTHERWISE = {"bootstrap.servers": "the kafka:// address", "isolation.level": "--isolation-level"}
 
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """What to move where: one of `source` and `target` is a path, the other one `kafka://host:port[,host:port]`.
+    """Options of the job: one of `source` and `target` is a path, the other one `kafka://host:port[,host:port]`.
 
-    `topics` or `pattern` says what; `options` are those of Kafka's clients, under their own names.
+    `topics` or `pattern` selects topics; `options` are those of Kafka's clients, under their names.
     """
 
     source: str
@@ -87,39 +87,39 @@ class Mirror:
 
     @property
     def metadata_max_age_ms(self) -> int:
-        """How often a pattern is looked up: Kafka's option, with its default."""
+        """Interval at which a pattern is looked up: Kafka's option, with its default."""
         return int(self.options.get(MAX_AGE, 300_000))
 
 
-class Place(Protocol):
-    """Where topics are: `RootPlace` or `KafkaPlace`."""
+class Endpoint(Protocol):
+    """A side of the mirror: `RootEndpoint` or `KafkaEndpoint`."""
 
     location: str
 
     def names(self) -> list[str]:
-        """All topics."""
+        """Return all topics."""
         ...
 
     def partitions(self, names: Collection[str]) -> dict[str, int]:
-        """The number of partitions of those of these topics that exist."""
+        """Return the number of partitions of those of these topics that exist."""
         ...
 
     def create(self, name: str, partitions: int) -> None: ...
 
     def grow(self, name: str, partitions: int) -> str:
-        """The command that gives a topic so many partitions."""
+        """Return the command that gives a topic so many partitions."""
         ...
 
 
-class RootPlace:
-    """A sparklog root. As a target it may not be there yet: it is made with its first topic."""
+class RootEndpoint:
+    """A sparklog root. As a target it may not exist yet: it is made with its first topic."""
 
     def __init__(self, path: str, *, target: bool) -> None:
         self._path = resolve(path)
         self.location = self._path.root
         if self._path.kind not in (ROOT, NOTHING) or (self._path.kind == NOTHING and not target):
-            found = "nothing yet" if self._path.kind == NOTHING else f"a {self._path.kind} folder"
-            raise BadRequest(f"expected a sparklog root at {self._path.path}, found {found}: give a root's path")
+            kind = "nothing yet" if self._path.kind == NOTHING else f"a {self._path.kind} folder"
+            raise BadRequest(f"expected a sparklog root at {self._path.path}, found {kind}: give a root's path")
         self._root: Root | None = open_log(self._path) if self._path.kind == ROOT else None
 
     def names(self) -> list[str]:
@@ -141,12 +141,14 @@ class RootPlace:
 
 
 def connector(version: str) -> str:
-    """The connector's coordinate for a Spark: that of the first release of its line, which runs with all of the line
-    and is where repositories have it, too, that lack the newest."""
+    """Return the connector's coordinate for a Spark: that of the first release of its line.
+
+    It runs with all of the line, and repositories that lack the newest have it.
+    """
     return f"{CONNECTOR}:{'.'.join(version.split('.')[:2])}.0"
 
 
-class KafkaPlace:
+class KafkaEndpoint:
     """A running cluster, through the admin client of the driver's own Kafka jars: no other client is needed."""
 
     def __init__(self, spark: SparkSession, servers: str, options: Mapping[str, str]) -> None:
@@ -174,32 +176,33 @@ class KafkaPlace:
             return sorted(self._jvm.java.util.ArrayList(self._admin.listTopics().names().get()))
 
     def partitions(self, names: Collection[str]) -> dict[str, int]:
-        asked = self._jvm.java.util.ArrayList()
-        for name in names:
-            asked.add(name)
-        found = {}
+        numbers = {}
         with self._java_errors("the topics cannot be described at"):
-            answers = self._admin.describeTopics(asked).topicNameValues()
+            answers = self._admin.describeTopics(self._java_list(names)).topicNameValues()
         for name in names:
             with self._java_errors(f"topic '{name}' cannot be described at", unless="UnknownTopicOrPartitionException"):
-                found[name] = int(answers.get(name).get().partitions().size())
-        return found
+                numbers[name] = int(answers.get(name).get().partitions().size())
+        return numbers
 
     def create(self, name: str, partitions: int) -> None:
         optional = self._jvm.java.util.Optional
         topic = self._jvm.org.apache.kafka.clients.admin.NewTopic(name, optional.of(partitions), optional.empty())
-        wanted = self._jvm.java.util.ArrayList()
-        wanted.add(topic)
         hint = f"; create it yourself: kafka-topics.sh --create --topic {name} --partitions {partitions} "
         with self._java_errors(f"topic '{name}' cannot be created at", f"{hint}--bootstrap-server {self._servers}"):
-            self._admin.createTopics(wanted).all().get()
+            self._admin.createTopics(self._java_list([topic])).all().get()
 
     def grow(self, name: str, partitions: int) -> str:
         return f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {name} --partitions {partitions}"
 
+    def _java_list(self, items: Collection[object]) -> Any:
+        made = self._jvm.java.util.ArrayList()
+        for item in items:
+            made.add(item)
+        return made
+
     @contextmanager
     def _java_errors(self, what: str, hint: str = "", unless: str | None = None) -> Iterator[None]:
-        """Java's exceptions as `Unavailable`, in one line; the one whose class is called `unless` is passed over."""
+        """Raise Java's exceptions as `Unavailable`, in one line, but for the class `unless`."""
         try:
             yield
         except Py4JJavaError as error:
@@ -212,11 +215,11 @@ class KafkaPlace:
                 raise Unavailable(f"{what} {self.location}: {kind}: {text}{hint}") from None
 
 
-def plan(mirror: Mirror, source: Place, target: Place) -> tuple[dict[str, int], list[str]]:
-    """Topics to move with their numbers of partitions, and those that the target lacks. Changes nothing.
+def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, int], list[str]]:
+    """Plan the topics to move, with their numbers of partitions, and those that the target lacks. Changes nothing.
 
-    A pattern is looked up here; `go_on` asks again while the job runs. `NotFound` for a topic that is
-    not there, `BadRequest` for one that the target has with other partitions, or cannot have.
+    A pattern is looked up here; `go_on` looks again while the job runs. `NotFound` for a topic that does not exist,
+    `BadRequest` for one that the target has with other partitions, or cannot have.
     """
     if mirror.pattern is not None:
         wanted = [name for name in source.names() if re.fullmatch(mirror.pattern, name) and not is_internal(name)]
@@ -231,8 +234,8 @@ def plan(mirror: Mirror, source: Place, target: Place) -> tuple[dict[str, int], 
                 f"there is no topic '{name}' at {source.location}{did_you_mean(name, source.names())}; look at --topics"
             )
         check_topic_name(name)
-    there = target.partitions(wanted)
-    for name, number in there.items():
+    existing = target.partitions(wanted)
+    for name, number in existing.items():
         if number != partitions[name]:
             way = target.grow(name, partitions[name])
             if number > partitions[name]:
@@ -241,18 +244,16 @@ def plan(mirror: Mirror, source: Place, target: Place) -> tuple[dict[str, int], 
                 f"topic '{name}' has {partitions[name]} partitions at {source.location} and {number} at "
                 f"{target.location}, but a mirror keeps partitions: {way}, or choose another target"
             )
-    return partitions, [name for name in wanted if name not in there]
+    return partitions, [name for name in wanted if name not in existing]
 
 
 def into_root(records: DataFrame) -> DataFrame:
-    """What Kafka's connector read, as the sink takes it. -1 is Kafka's "no time": such a record gets that of its
-    writing."""
-    timed = when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
-    return records.select("topic", "partition", "key", "value", "headers", timed.alias("timestamp"))
+    """Turn rows of Kafka's connector into rows of the sink."""
+    return records.select("topic", "partition", "key", "value", "headers", known_timestamp().alias("timestamp"))
 
 
 def into_kafka(records: DataFrame, partitions: int) -> DataFrame:
-    """What sparklog read, as Kafka's sink takes it: each partition in one task, in its order.
+    """Turn rows of sparklog into rows of Kafka's sink: each partition in one task, in its order.
 
     sparklog reads a large partition in several tasks, which would send to Kafka at the same time.
     """
@@ -287,8 +288,8 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
     return (writer if mirror.follow else writer.trigger(availableNow=True)).start()
 
 
-def create(target: Place, partitions: Mapping[str, int], missing: Sequence[str]) -> None:
-    """Create the topics that the target lacks, and say so."""
+def create(target: Endpoint, partitions: Mapping[str, int], missing: Sequence[str]) -> None:
+    """Create the topics that the target lacks, and print a line for each."""
     for name in missing:
         target.create(name, partitions[name])
         say(f"created topic {name} with {partitions[name]} partitions at {target.location}")
@@ -297,29 +298,29 @@ def create(target: Place, partitions: Mapping[str, int], missing: Sequence[str])
 def go_on(
     spark: SparkSession,
     mirror: Mirror,
-    source: Place,
-    target: Place,
+    source: Endpoint,
+    target: Endpoint,
     partitions: Mapping[str, int],
     query: StreamingQuery,
 ) -> StreamingQuery:
     """Wait for the query, and begin it anew, from the same checkpoint, when topics come that the pattern matches.
 
-    They are looked for as often as Kafka's consumers do, every `metadata.max.age.ms`. Topics that cannot be taken in
-    are said each time, and the others go on.
+    The pattern is looked up as often as by Kafka's consumers, every `metadata.max.age.ms`. Topics that cannot be taken
+    in are reported each time, and the others go on.
     """
     seconds = mirror.metadata_max_age_ms / 1000
     while not query.awaitTermination(seconds):
         try:
-            found, missing = plan(mirror, source, target)
-            new = sorted(found.keys() - partitions.keys())
+            planned, missing = plan(mirror, source, target)
+            new = sorted(planned.keys() - partitions.keys())
             if not new:
                 continue
-            create(target, found, missing)
+            create(target, planned, missing)
         except SparklogError as error:
             say(f"sparklog mirror: {error} [{error.code}]; going on with the topics of before")
             continue
         say(f"new: {', '.join(new)}")
-        partitions = {**partitions, **found}
+        partitions = {**partitions, **planned}
         stop_between_batches(query)
         query = start(spark, mirror, partitions)
     return query
@@ -333,21 +334,13 @@ def stop_between_batches(query: StreamingQuery) -> None:
     query.stop()
 
 
-def reason(text: str) -> str:
-    """One line of what Spark says of an error. Where a function of `foreachBatch` failed the first line only says so,
-    and the innermost cause is what to know."""
-    lines = text.splitlines()
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return causes[-1] if causes and "FOREACH_BATCH_USER_FUNCTION_ERROR" in lines[0] else lines[0]
-
-
+@streaming_job("mirror")
 def run(spark: SparkSession, mirror: Mirror) -> int:
-    """Run to the end; the exit code."""
+    """Run to the end and return the exit code."""
     sparklog.register(spark)
-    kafka: KafkaPlace | None = None
+    root = RootEndpoint(mirror.source if mirror.into_kafka else mirror.target, target=not mirror.into_kafka)
+    kafka = KafkaEndpoint(spark, mirror.servers, mirror.options)
     try:
-        root = RootPlace(mirror.source if mirror.into_kafka else mirror.target, target=not mirror.into_kafka)
-        kafka = KafkaPlace(spark, mirror.servers, mirror.options)
         source, target = (root, kafka) if mirror.into_kafka else (kafka, root)
         partitions, missing = plan(mirror, source, target)
         create(target, partitions, missing)
@@ -356,95 +349,85 @@ def run(spark: SparkSession, mirror: Mirror) -> int:
             query = go_on(spark, mirror, source, target, partitions, query)
         else:
             query.awaitTermination()
-    except SparklogError as error:
-        say(f"sparklog mirror: {error} [{error.code}]")
-        return FAILED
-    except PySparkException as error:
-        say(f"sparklog mirror: {reason(str(error))}")
-        return FAILED
     finally:
-        if kafka is not None:
-            kafka.close()
-    last = query.lastProgress
-    print(f"written to {mirror.target}" + (f", up to micro-batch {last['batchId']}" if last else ": nothing new"))
+        kafka.close()
+    print_end(query, mirror.target)
     return DONE
 
 
+ENDPOINT = "kafka://host:port[,host:port], or a root"
+
+
+def _options(
+    source: Annotated[str, typer.Option("--from", metavar="PLACE", help=f"{ENDPOINT}.")],
+    target: Annotated[str, typer.Option("--to", metavar="PLACE", help=f"{ENDPOINT}: one of each.")],
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="The query's checkpoint: with it the job goes on.")],
+    topics: Annotated[str | None, typer.Option("--topics", help="Topics, with commas between them.")] = None,
+    pattern: Annotated[str | None, typer.Option("--pattern", help="Regular expression of whole topic names.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes later.")] = False,
+    kafka_option: Annotated[
+        list[str] | None,
+        typer.Option("--kafka-option", metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated."),
+    ] = None,
+    kafka_config: Annotated[
+        str | None,
+        typer.Option("--kafka-config", metavar="FILE", help="Such options, as the client.properties of Kafka's tools."),
+    ] = None,
+    isolation: IsolationOption = Isolation.read_committed,
+    max_offsets_per_trigger: Annotated[
+        int, typer.Option("--max-offsets-per-trigger", min=1, help="Records of one micro-batch at most.")
+    ] = MAX_OFFSETS_PER_TRIGGER,
+    no_fail_on_data_loss: Annotated[
+        bool, typer.Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
+    ] = False,
+) -> Mirror:
+    _check_endpoints(source, target)
+    if (topics is None) == (pattern is None):
+        raise BadRequest("give one of --topics and --pattern")
+    names = comma_separated([topics] if topics is not None else None)
+    if topics is not None and not names:
+        raise BadRequest("--topics names no topic")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise BadRequest(f"--pattern {pattern!r} is not a regular expression: {error}") from None
+    return Mirror(
+        source,
+        target,
+        checkpoint,
+        names,
+        pattern,
+        _client_options(kafka_config, kafka_option or []),
+        isolation.value,
+        max_offsets_per_trigger,
+        not no_fail_on_data_loss,
+        follow,
+    )
+
+
 def arguments(given: Sequence[str]) -> Mirror:
-    """Read the command line; exits with 2 where it is wrong."""
-    parser = argparse.ArgumentParser(prog="sparklog mirror", description=(__doc__ or "").splitlines()[0])
-    places = "kafka://host:port[,host:port], or a root"
-    parser.add_argument("--from", required=True, dest="source", metavar="PLACE", help=places)
-    parser.add_argument("--to", required=True, dest="target", metavar="PLACE", help=f"{places}: one of each")
-    topics = parser.add_mutually_exclusive_group(required=True)
-    topics.add_argument("--topics", help="topics, with commas between them")
-    topics.add_argument("--pattern", help="regular expression of whole topic names")
-    parser.add_argument("--checkpoint", required=True, help="the query's checkpoint: what makes it restartable")
-    parser.add_argument("--follow", action="store_true", help="go on with what comes later")
-    parser.add_argument(
-        "--kafka-option", action="append", default=[], metavar="NAME=VALUE", help="of Kafka's clients; may be repeated"
-    )
-    parser.add_argument(
-        "--kafka-config", metavar="FILE", help="such options, as the client.properties of Kafka's tools"
-    )
-    parser.add_argument("--isolation-level", choices=("read_committed", "read_uncommitted"), default="read_committed")
-    parser.add_argument(
-        "--max-offsets-per-trigger", type=int, default=MAX_OFFSETS_PER_TRIGGER, help=f"({MAX_OFFSETS_PER_TRIGGER:,})"
-    )
-    parser.add_argument(
-        "--no-fail-on-data-loss", action="store_true", help="go on where records are gone that were not moved yet"
-    )
-    chosen = parser.parse_args(given)
-    try:
-        return _checked(chosen)
-    except BadRequest as error:
-        parser.error(str(error))
+    """Read the command line; leaves with 2 where it is wrong."""
+    return parse("mirror", _options, given, __doc__)
 
 
-def _checked(chosen: argparse.Namespace) -> Mirror:
-    """The command line's meaning. `BadRequest` where it has none."""
-    kafka = [place for place in (chosen.source, chosen.target) if place.startswith(SCHEME)]
+def _check_endpoints(source: str, target: str) -> None:
+    kafka = [endpoint for endpoint in (source, target) if endpoint.startswith(SCHEME)]
     if len(kafka) != 1:
         raise BadRequest(
-            f"--from or --to must be {SCHEME}host:port and the other one a root's path; between paths use stream.py"
+            f"--from or --to must be {SCHEME}host:port and the other one a root's path; between paths use "
+            "`sparklog stream`"
         )
     for server in kafka[0].removeprefix(SCHEME).split(","):
         if _SERVER.fullmatch(server) is None:
             raise BadRequest(f"expected {SCHEME}host:port[,host:port], found '{kafka[0]}'")
-    topics: tuple[str, ...] = ()
-    if chosen.pattern is not None:
-        try:
-            re.compile(chosen.pattern)
-        except re.error as error:
-            raise BadRequest(f"--pattern {chosen.pattern!r} is not a regular expression: {error}") from None
-    else:
-        topics = tuple(dict.fromkeys(name.strip() for name in chosen.topics.split(",") if name.strip()))
-        if not topics:
-            raise BadRequest("--topics names no topic")
-    if chosen.max_offsets_per_trigger < 1:
-        raise BadRequest(f"--max-offsets-per-trigger must be at least 1, found {chosen.max_offsets_per_trigger}")
-    return Mirror(
-        chosen.source,
-        chosen.target,
-        chosen.checkpoint,
-        topics,
-        chosen.pattern,
-        _client_options(chosen.kafka_config, chosen.kafka_option),
-        chosen.isolation_level,
-        chosen.max_offsets_per_trigger,
-        not chosen.no_fail_on_data_loss,
-        chosen.follow,
-    )
 
 
 def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
-    """Options of Kafka's clients: those of the file, then those of the command line. Spark's `kafka.` may precede."""
+    """Join options of Kafka's clients: those of the file, then those of the command line. `kafka.` may precede."""
     options: dict[str, str] = {}
     if file is not None:
-        try:
-            text = Path(file).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise BadRequest(f"{file} cannot be read: {error.strerror}; check --kafka-config") from None
+        text = read_text(Path(file), "--kafka-config")
         options = {entry.name: entry.value for entry in parse_properties(text, file)}
     for pair in given:
         name, equals, value = pair.partition("=")
@@ -455,27 +438,14 @@ def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
     age = options.get(MAX_AGE, "1")
     if not age.isdecimal() or int(age) < 1:
         raise BadRequest(f"{MAX_AGE} is a whole number of milliseconds from 1 on, found '{age}'")
-    for name, instead in OWN_OPTIONS.items():
+    for name, instead in SET_OTHERWISE.items():
         if name in options:
             raise BadRequest(f"{name} is not among Kafka's options here: give {instead}")
     return options
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Run the job with the arguments given, else those of the command line; the exit code."""
-    mirror = arguments(sys.argv[1:] if given is None else given)
-    builder = SparkSession.builder.appName("sparklog mirror")
-    builder = builder.config("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")
-    builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
-    spark = builder.getOrCreate()
-    try:
+def main(given: Sequence[str]) -> int:
+    """Run the job with these arguments and return its exit code."""
+    mirror = arguments(given)
+    with streaming_session("sparklog mirror") as spark:
         return run(spark, mirror)
-    except KeyboardInterrupt:
-        say("sparklog mirror: interrupted; the next run with this checkpoint goes on where it was")
-        return INTERRUPTED
-    finally:
-        spark.stop()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

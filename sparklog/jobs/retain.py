@@ -1,5 +1,6 @@
 """Expire records by time, size and log start offset, as Kafka does, then delete the files that nothing names any more.
 
+    sparklog retain --root /data/log
     spark-submit jobs/retain.py --root /data/log [--topic orders,clicks] [--properties conf/sparklog.properties] \
         [--dry-run] [--now-ms 1700000000000] [--json]
 
@@ -8,71 +9,48 @@ topic go at once Spark is started, if it is there, and they are spread over task
 Deleted topics lose their files. `--dry-run` says what would go and why, and changes nothing.
 
 Progress goes to stderr, tables (with --json one JSON document) to stdout; spark-submit joins the two, the document is
-the last line then. Exit codes: 0 done, also when there was nothing to do; 1 something failed (the reason on stderr, the
-rest is done, but nothing at all if a topic that was named does not exist); 2 wrong usage; 130 interrupted (Ctrl-C).
+the last line then. Exit codes: see `sparklog.jobs.program`; nothing at all is done if a topic that was named does not
+exist.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Sequence
+from contextlib import closing
 
-import sparklog
-from sparklog.errors import SparklogError
-from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, Common, add_common, common
-from sparklog.maintenance.progress import say
-from sparklog.maintenance.report import say_failures
+from sparklog.jobs.program import Maintenance, job, maintenance, parse, run_maintenance
+from sparklog.maintenance.output import say
 from sparklog.maintenance.spark_runner import SparkIfNeeded
-from sparklog.maintenance.work import Runner, store_clock_ms
+from sparklog.maintenance.work import Runner
 from sparklog.retention.report import document, progress, summary
 from sparklog.retention.retain import retain_root
 
 
-def arguments(given: Sequence[str]) -> Common:
-    """Read the command line; exits with 2 where it is wrong."""
-    parser = argparse.ArgumentParser(prog="sparklog retain", description=(__doc__ or "").splitlines()[0])
-    add_common(parser)
-    return common(parser, parser.parse_args(given))
+def arguments(given: Sequence[str]) -> Maintenance:
+    """Read the command line; leaves with 2 where it is wrong."""
+    return parse("retain", maintenance, given, __doc__)
 
 
-def run(chosen: Common, runner: Runner | None = None) -> int:
-    """Run to the end; the exit code."""
-    try:
-        root = sparklog.open(chosen.root)
-        settings = chosen.settings_at(store_clock_ms(root.store, root.env, dry_run=chosen.dry_run))
-        reports = retain_root(
+@job("retain", after_interrupt="what went is gone, the next run does the rest")
+def run(chosen: Maintenance, runner: Runner | None = None) -> int:
+    """Run to the end and return the exit code."""
+    return run_maintenance(
+        "retain",
+        chosen,
+        lambda root, settings: retain_root(
             root,
             settings,
             topics=chosen.topics,
             runner=runner,
             dry_run=chosen.dry_run,
             on_done=lambda report: say(progress(report)),
-        )
-    except SparklogError as error:
-        say(f"sparklog retain: {error} [{error.code}]")
-        return FAILED
-    failures = [failure for report in reports for failure in report.failures]
-    failed = say_failures("sparklog retain", failures, root.location, len(reports))
-    if chosen.as_json:
-        print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=chosen.dry_run)))
-    elif reports:
-        print(summary(reports, dry_run=chosen.dry_run))
-    return FAILED if failed else DONE
+        ),
+        summary,
+        document,
+    )
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Run the job with the arguments given, else those of the command line; the exit code."""
-    spark = SparkIfNeeded("sparklog retain")
-    try:
-        return run(arguments(sys.argv[1:] if given is None else given), spark)
-    except KeyboardInterrupt:
-        say("sparklog retain: interrupted; what went is gone, the next run does the rest")
-        return INTERRUPTED
-    finally:
-        spark.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(given: Sequence[str]) -> int:
+    """Run the job with these arguments and return its exit code."""
+    with closing(SparkIfNeeded("sparklog retain")) as spark:
+        return run(arguments(given), spark)

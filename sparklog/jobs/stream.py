@@ -12,30 +12,28 @@ Exit codes: 0 done, 1 the query failed (the reason on stderr), 2 wrong usage, 13
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from pyspark.errors import PySparkException
+import typer
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import col, lit, timestamp_millis, when
 from pyspark.sql.streaming import StreamingQuery
 
 import sparklog
-from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED
-from sparklog.maintenance.progress import say
+from sparklog.cli.options import RootOption
+from sparklog.jobs.program import DONE, parse
+from sparklog.jobs.streaming import known_timestamp, print_end, streaming_job, streaming_session
 
 COLUMNS = ("key", "value", "headers", "timestamp")
 
 
 @dataclass(frozen=True)
 class Copy:
-    """What to stream where.
+    """Options of the job.
 
-    `subscribe`: the option that picks topics (`subscribe`, `subscribePattern`) and its value; None: the path says all.
-    `topic` None keeps the topics' names. `group`: the consumer group of a root that is told how far it is.
+    `subscribe`: the option that picks topics (`subscribe`, `subscribePattern`) and its value; None: all of the path.
+    `topic` None keeps the topics' names. `group`: the consumer group of a root that commits the query's offsets.
     """
 
     source: str
@@ -59,9 +57,7 @@ def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
     if copy.group is not None:
         reader = reader.option("kafka.group.id", copy.group)
     columns = COLUMNS if copy.topic is not None else (*COLUMNS, "topic")
-    # -1 is Kafka's "no time": such a record gets the time of its writing.
-    timed = when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
-    records = reader.load(copy.source).select(*columns).withColumn("timestamp", timed)
+    records = reader.load(copy.source).select(*columns).withColumn("timestamp", known_timestamp())
     writer = records.writeStream.format("sparklog")
     if copy.topic is not None:
         writer = writer.option("topic", copy.topic)
@@ -69,72 +65,55 @@ def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
     return (writer if copy.follow else writer.trigger(availableNow=True)).start(copy.root)
 
 
+def _options(
+    source: Annotated[
+        str, typer.Option("--source", help="Kafka log directory, its partition folder, root or topic folder.")
+    ],
+    root: RootOption,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", help="The query's checkpoint: with it nothing is lost or written twice.")
+    ],
+    subscribe: Annotated[str | None, typer.Option("--subscribe", help="Topics, with commas between them.")] = None,
+    subscribe_pattern: Annotated[
+        str | None, typer.Option("--subscribe-pattern", help="Regular expression of topics.")
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", help="One topic for all records; else each keeps its topic.")
+    ] = None,
+    num_partitions: Annotated[int, typer.Option("--num-partitions", help="Of topics that do not exist yet.")] = 1,
+    max_offsets_per_trigger: Annotated[
+        int | None, typer.Option("--max-offsets-per-trigger", help="Records of one micro-batch at most.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Consumer group that commits the query's offsets; of a root.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes later.")] = False,
+) -> Copy:
+    if subscribe is not None and subscribe_pattern is not None:
+        raise typer.BadParameter("give one of --subscribe and --subscribe-pattern")
+    topics = None if subscribe is None else ("subscribe", subscribe)
+    if subscribe_pattern is not None:
+        topics = ("subscribePattern", subscribe_pattern)
+    return Copy(source, root, checkpoint, topics, topic, num_partitions, max_offsets_per_trigger, follow, group)
+
+
 def arguments(given: Sequence[str]) -> Copy:
-    """Read the command line; exits with 2 where it is wrong."""
-    parser = argparse.ArgumentParser(prog="sparklog stream", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--source", required=True, help="Kafka log directory, its partition folder, root or topic folder"
-    )
-    topics = parser.add_mutually_exclusive_group()
-    topics.add_argument("--subscribe", help="topics, with commas between them")
-    topics.add_argument("--subscribe-pattern", help="regular expression of topics")
-    parser.add_argument("--root", default=os.environ.get("SPARKLOG_ROOT"), help="where to; else SPARKLOG_ROOT")
-    parser.add_argument("--checkpoint", required=True, help="the query's checkpoint: what makes it exactly once")
-    parser.add_argument("--topic", help="one topic for all records; else each keeps its topic")
-    parser.add_argument("--num-partitions", type=int, default=1, help="of topics that do not exist yet")
-    parser.add_argument("--max-offsets-per-trigger", type=int, help="records of one micro-batch at most")
-    parser.add_argument("--group", help="consumer group that shows how far this is, where the source is a root")
-    parser.add_argument("--follow", action="store_true", help="go on with what comes later")
-    chosen = parser.parse_args(given)
-    if chosen.root is None:
-        parser.error("give --root, or set SPARKLOG_ROOT")
-    subscribe = None
-    if chosen.subscribe is not None:
-        subscribe = ("subscribe", chosen.subscribe)
-    elif chosen.subscribe_pattern is not None:
-        subscribe = ("subscribePattern", chosen.subscribe_pattern)
-    return Copy(
-        chosen.source,
-        chosen.root,
-        chosen.checkpoint,
-        subscribe,
-        chosen.topic,
-        chosen.num_partitions,
-        chosen.max_offsets_per_trigger,
-        chosen.follow,
-        chosen.group,
-    )
+    """Read the command line; leaves with 2 where it is wrong."""
+    return parse("stream", _options, given, __doc__)
 
 
+@streaming_job("stream")
 def run(spark: SparkSession, copy: Copy) -> int:
-    """Run to the end; the exit code."""
+    """Run to the end and return the exit code."""
     sparklog.register(spark)
-    try:
-        query = start(spark, copy)
-        query.awaitTermination()
-    except PySparkException as error:
-        say(f"sparklog stream: {str(error).splitlines()[0]}")
-        return FAILED
-    last = query.lastProgress
-    print(f"written to {copy.root}" + (f", up to micro-batch {last['batchId']}" if last else ": nothing new"))
+    query = start(spark, copy)
+    query.awaitTermination()
+    print_end(query, copy.root)
     return DONE
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Run the job with the arguments given, else those of the command line; the exit code."""
-    copy = arguments(sys.argv[1:] if given is None else given)
-    builder = SparkSession.builder.appName("sparklog stream")
-    builder = builder.config("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")
-    builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
-    spark = builder.getOrCreate()
-    try:
+def main(given: Sequence[str]) -> int:
+    """Run the job with these arguments and return its exit code."""
+    copy = arguments(given)
+    with streaming_session("sparklog stream") as spark:
         return run(spark, copy)
-    except KeyboardInterrupt:
-        say("sparklog stream: interrupted; the next run with this checkpoint goes on where it was")
-        return INTERRUPTED
-    finally:
-        spark.stop()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@
     spark-submit jobs/verify.py --root /data/log --topic orders,clicks --json
     spark-submit jobs/verify.py --root /data/log --quick
 
-What `sparklog verify` does, for roots that are too large for one process: the driver reads the logs, pieces of about
+The work of `sparklog verify`, for roots that are too large for one process: the driver reads the logs, pieces of about
 256 MB of files go to tasks. Writers and maintenance may go on meanwhile. Spark is started when there are files to read;
 where there is no pyspark the job works in its own process.
 
@@ -15,15 +15,14 @@ on stderr); 2 wrong usage; 130 interrupted (Ctrl-C).
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
-from sparklog.errors import SparklogError
-from sparklog.maintenance.arguments import DONE, FAILED, INTERRUPTED, add_root_and_topics, root_and_topics
-from sparklog.maintenance.progress import say
+from sparklog.cli.options import JsonOption, QuickOption, RootOption, TopicsOption, topic_names
+from sparklog.jobs.program import DONE, FAILED, job, parse
+from sparklog.maintenance.output import say
 from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work import Runner
@@ -34,7 +33,7 @@ from sparklog.tools.verification.run import verify_root
 
 @dataclass(frozen=True)
 class Verify:
-    """What to look at; `quick`: of files only whether they are there and how long."""
+    """Options of the job. `quick`: check of files only whether they exist and how long they are."""
 
     root: str
     topics: tuple[str, ...]
@@ -42,40 +41,28 @@ class Verify:
     as_json: bool
 
 
+def _options(
+    root: RootOption, topic: TopicsOption = None, quick: QuickOption = False, as_json: JsonOption = False
+) -> Verify:
+    return Verify(root, topic_names(topic), quick, as_json)
+
+
 def arguments(given: Sequence[str]) -> Verify:
-    """Read the command line; exits with 2 where it is wrong."""
-    parser = argparse.ArgumentParser(prog="sparklog verify", description=(__doc__ or "").splitlines()[0])
-    add_root_and_topics(parser)
-    parser.add_argument("--quick", action="store_true", help="read only the logs; of files look at their sizes")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of lines")
-    chosen = parser.parse_args(given)
-    return Verify(*root_and_topics(parser, chosen), chosen.quick, chosen.json)
+    """Read the command line; leaves with 2 where it is wrong."""
+    return parse("verify", _options, given, __doc__)
 
 
+@job("verify", after_interrupt="nothing was changed")
 def run(runner: Runner, chosen: Verify) -> int:
-    """Run to the end; the exit code."""
-    try:
-        store = open_store(chosen.root)
-        report = verify_root(store, topics=chosen.topics, quick=chosen.quick, runner=runner, say=say)
-    except SparklogError as error:
-        say(f"sparklog verify: {error} [{error.code}]")
-        return FAILED
+    """Run to the end and return the exit code."""
+    store = open_store(chosen.root)
+    report = verify_root(store, topics=chosen.topics, quick=chosen.quick, runner=runner, say=say)
     say_failures("sparklog verify", (), report.location, report.counts.topics or len(report.findings))
     print(json.dumps(document(report)) if chosen.as_json else summary(report))
     return DONE if report.sound else FAILED
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Run the job with the arguments given, else those of the command line; the exit code."""
-    spark = SparkIfNeeded("sparklog verify")
-    try:
-        return run(spark, arguments(sys.argv[1:] if given is None else given))
-    except KeyboardInterrupt:
-        say("sparklog verify: interrupted; nothing was changed")
-        return INTERRUPTED
-    finally:
-        spark.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(given: Sequence[str]) -> int:
+    """Run the job with these arguments and return its exit code."""
+    with closing(SparkIfNeeded("sparklog verify")) as spark:
+        return run(spark, arguments(given))

@@ -1,1 +1,1 @@
-"""What the maintenance jobs share: pieces of work, where they run, settings, progress and the report."""
+"""Parts that maintenance jobs share: pieces of work and their runners, settings, progress, output and the report."""

@@ -6,15 +6,10 @@ The texts are those of the definitions (`sparklog.log.state.config_table`, `spar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from sparklog.errors import BadRequest
-from sparklog.log.journal.names import did_you_mean
+from sparklog.errors import BadRequest, did_you_mean
 from sparklog.log.state.config_table import CONFIGS, kafka_name
-from sparklog.maintenance.properties import property_table
-
-TOPIC = "topic"
-MAINTENANCE = "maintenance"
+from sparklog.maintenance.properties import MAINTENANCE, TOPIC, ConfigDoc, property_table
 
 _HEAD = """# Every config
 
@@ -42,39 +37,17 @@ config set on a topic beats, and limits of a run. Writers do not read it.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigDoc:
-    """One config as a person reads it. `scope`: `topic` or `maintenance`; `config`: the topic config whose default a
-    property sets; `kafka`: how Kafka 4.1 differs; empty texts where there is nothing to say.
-    """
-
-    name: str
-    scope: str
-    kind: str
-    default: str
-    valid: str
-    unit: str
-    used_by: tuple[str, ...]
-    doc: str
-    config: str = ""
-    kafka: str = ""
-
-
 def config_docs() -> list[ConfigDoc]:
-    """Every topic config, then every property of maintenance."""
+    """Return every topic config, then every property of maintenance."""
     topics = [
         ConfigDoc(c.name, TOPIC, c.kind, c.default, c.valid, c.unit, c.used_by, c.doc, kafka=c.kafka)
         for c in CONFIGS.values()
     ]
-    properties = [
-        ConfigDoc(p.name, MAINTENANCE, p.kind, p.default, p.valid, p.unit, p.used_by, p.doc, config=p.config or "")
-        for p in property_table()
-    ]
-    return [*topics, *properties]
+    return [*topics, *property_table()]
 
 
 def one_config_doc(name: str) -> ConfigDoc:
-    """The config of this name; `BadRequest` with the nearest names if there is none."""
+    """Return the config of this name; `BadRequest` with the nearest names if there is none."""
     known = {each.name: each for each in config_docs()}
     if name not in known:
         why = kafka_name(name)

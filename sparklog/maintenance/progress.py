@@ -8,39 +8,21 @@ Lines of tasks reach the console of a local master; on a cluster they are in the
 
 from __future__ import annotations
 
-import sys
-
 from sparklog.errors import SparklogError
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.maintenance.work import Done, PieceReport, Progress, Work, silent
+from sparklog.maintenance.output import megabytes, rates, say
+from sparklog.maintenance.work import Done, Work
 
 EVERY_MS = 5_000
 
 
-def say(line: str) -> None:
-    """One line on stderr, at once: stdout is for the report."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def megabytes(nbytes: int) -> str:
-    """Bytes as people compare them with a disk's speed: `153.1 MB`; kilobytes below one tenth of it."""
-    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 100_000 or nbytes == 0 else f"{nbytes / 1e3:,.1f} KB"
-
-
-def rates(records: int, nbytes: int, seconds: float) -> str:
-    """`1.20 M records/s, 152.6 MB/s`; no time at all counts as a millisecond."""
-    took = max(seconds, 0.001)
-    return f"{records / took / 1e6:,.2f} M records/s, {nbytes / took / 1e6:,.1f} MB/s"
-
-
 class Meter:
-    """A `Progress` that adds up and says so every few seconds. Made in the task, for one piece of work."""
+    """A `Progress` that adds up and prints the sums every few seconds. Made in the task, for one piece of work."""
 
-    def __init__(self, title: str, env: Env = SYSTEM, every_ms: int = EVERY_MS) -> None:
+    def __init__(self, title: str, env: Env = SYSTEM) -> None:
         self._title = title
         self._env = env
-        self._every_ms = every_ms
-        self._begun = self._said = env.boot_ms()
+        self._begun = self._printed = env.boot_ms()
         self.records = 0
         self.nbytes = 0
 
@@ -48,26 +30,15 @@ class Meter:
         self.records += records
         self.nbytes += nbytes
         now = self._env.boot_ms()
-        if now - self._said >= self._every_ms:
-            self._said = now
+        if now - self._printed >= EVERY_MS:
+            self._printed = now
             speed = rates(self.records, self.nbytes, (now - self._begun) / 1000)
             say(f"{self._title}: {self.records:,} records, {megabytes(self.nbytes)} so far ({speed})")
 
 
-class Narrator:
-    """Says on the driver what became of each piece; `quiet` says nothing."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
-
-    def progress(self, work: Work) -> Progress:
-        """What a piece that runs in this process reports to."""
-        return silent if self.quiet else Meter(work.title)
-
-    def __call__(self, work: Work, result: Done | SparklogError) -> None:
-        """A piece is finished: committed, or it failed."""
-        if not self.quiet:
-            say(f"{work.title}: {_outcome(result)}")
+def say_outcome(work: Work, result: Done | SparklogError) -> None:
+    """Print on the driver how a piece of work ended: committed, or failed."""
+    say(f"{work.title}: {_outcome(result)}")
 
 
 def _outcome(result: Done | SparklogError) -> str:
@@ -75,13 +46,9 @@ def _outcome(result: Done | SparklogError) -> str:
         return f"failed: {result} [{result.code}]"
     if not result.reports:
         return "nothing to do after all"
-    before, after, seconds = _total(result.reports)
-    speed = rates(before[0], before[1], seconds)
-    change = f"{before[0]:,} -> {after[0]:,} records, {megabytes(before[1])} -> {megabytes(after[1])}"
-    return f"done in {seconds:.1f} s: {change} ({speed})"
-
-
-def _total(reports: tuple[PieceReport, ...]) -> tuple[tuple[int, int], tuple[int, int], float]:
-    before = sum(item.records_before for item in reports), sum(item.bytes_before for item in reports)
-    after = sum(item.records_after for item in reports), sum(item.bytes_after for item in reports)
-    return before, after, sum(item.seconds for item in reports)
+    reports = result.reports
+    records, nbytes = sum(item.records_before for item in reports), sum(item.bytes_before for item in reports)
+    records_after, nbytes_after = sum(item.records_after for item in reports), sum(item.bytes_after for item in reports)
+    seconds = sum(item.seconds for item in reports)
+    change = f"{records:,} -> {records_after:,} records, {megabytes(nbytes)} -> {megabytes(nbytes_after)}"
+    return f"done in {seconds:.1f} s: {change} ({rates(records, nbytes, seconds)})"

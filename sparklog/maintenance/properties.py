@@ -27,12 +27,12 @@ Any other name is an error: a setting that is quietly ignored is worse than one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
-from sparklog.errors import BadRequest
-from sparklog.log.journal.names import did_you_mean
+from sparklog.errors import BadRequest, did_you_mean
 from sparklog.log.state.config_table import (
     COMPACT,
     INT_MAX,
@@ -98,121 +98,148 @@ _RANKED = (
     _Scaled("segment.ms", (("log.roll.ms", 1, 1), ("log.roll.hours", HOUR_MS, 1))),
     _Scaled("segment.jitter.ms", (("log.roll.jitter.ms", 1, 0), ("log.roll.jitter.hours", HOUR_MS, 0))),
 )
-_BUFFER = "log.cleaner.dedupe.buffer.size"
-_LOAD = "log.cleaner.io.buffer.load.factor"
-_EXPIRATION = "producer.id.expiration.ms"
-_OFFSETS = "offsets.retention.minutes"
+TOPIC = "topic"
+MAINTENANCE = "maintenance"
 
 
 @dataclass(frozen=True, slots=True)
-class PropertyDef:
-    """What a name of the file means: `config` is the topic config whose default it sets, None for limits of a run.
+class ConfigDoc:
+    """Documentation of a topic config, or of a name in a properties file.
 
-    The other fields as in `sparklog.log.state.config_table.ConfigDef`; `default` is empty where another name has it.
+    `scope`: `topic` or `maintenance`; `config`: the topic config whose default a property sets; `kafka`: how Kafka 4.1
+    differs. Texts are empty where nothing is known; so is `default` where another name has it.
     """
 
     name: str
-    config: str | None
+    scope: str
     kind: str
     default: str
     valid: str
     unit: str
-    doc: str
     used_by: tuple[str, ...]
+    doc: str
+    config: str = ""
+    kafka: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """A limit of a run: `field` of `Settings`, in `unit_value` of its unit. `least` None: a share between 0 and 1."""
+
+    name: str
+    field: str
+    kind: str
+    least: int | None
+    most: int
+    unit: str
+    job: str
+    doc: str
+    unit_value: int = 1
+
+    def parse(self, file: str, entry: Property) -> float:
+        """Return the value for `Settings`."""
+        if self.least is None:
+            return _checked(file, entry, partial(_share, self.name))
+        return _number(file, entry, self.least, self.most) * self.unit_value
+
+    def config_doc(self) -> ConfigDoc:
+        default = getattr(Settings(0), self.field)
+        shown = str(default if self.least is None else default // self.unit_value)
+        valid = f"a whole number of at least {self.least}" if self.least is not None else "a number above 0 and below 1"
+        return ConfigDoc(self.name, MAINTENANCE, self.kind, shown, valid, self.unit, (self.job,), self.doc)
 
 
 _LIMITS = (
-    PropertyDef(
-        _BUFFER,
-        None,
+    _Limit(
+        "log.cleaner.dedupe.buffer.size",
+        "dedupe_buffer_bytes",
         "long",
-        str(Settings(0).dedupe_buffer_bytes),
-        f"a whole number of at least {LEAST_BUFFER_BYTES}",
+        LEAST_BUFFER_BYTES,
+        LONG_MAX,
         "bytes",
+        COMPACT,
         "Map from key to newest offset, of each task (a broker divides its own by its threads): 24 bytes a key.",
-        (COMPACT,),
     ),
-    PropertyDef(
-        _LOAD,
-        None,
+    _Limit(
+        "log.cleaner.io.buffer.load.factor",
+        "dedupe_load_factor",
         "double",
-        str(Settings(0).dedupe_load_factor),
-        "a number above 0 and below 1",
+        None,
+        1,
         "",
+        COMPACT,
         "How full that map may become before a pass ends and another has to follow.",
-        (COMPACT,),
     ),
-    PropertyDef(
-        _EXPIRATION,
-        None,
+    _Limit(
+        "producer.id.expiration.ms",
+        "producer_expiration_ms",
         "int",
-        str(Settings(0).producer_expiration_ms),
-        "a whole number of at least 1",
+        1,
+        INT_MAX,
         "ms",
+        COMPACT,
         "How long the last batch of an idle producer is kept in imported topics, empty if need be.",
-        (COMPACT,),
     ),
-    PropertyDef(
-        _OFFSETS,
-        None,
+    _Limit(
+        "offsets.retention.minutes",
+        "offsets_retention_ms",
         "int",
-        str(Settings(0).offsets_retention_ms // MINUTE_MS),
-        "a whole number of at least 1",
-        _UNITS[MINUTE_MS],
+        1,
+        INT_MAX,
+        "minutes",
+        RETAIN,
         "How long the offsets of a consumer group are kept once it is empty.",
-        (RETAIN,),
+        MINUTE_MS,
     ),
 )
 
 
-def property_table() -> list[PropertyDef]:
-    """Every name that a file may set, in the order of the table above; kinds, ranges and defaults as in Kafka."""
-    found = []
+def property_table() -> list[ConfigDoc]:
+    """Return every name that a file may set, in the order of the table above; kinds and defaults as in Kafka."""
+    docs = []
     for ranked in _RANKED:
         known = definition(ranked.config)
-        last = ranked.names[-1][0]
+        first, last = ranked.names[0][0], ranked.names[-1][0]
         for name, unit_ms, least in ranked.names:
-            low = "a whole number but 0, below 0: never" if least == LONG_MIN else f"a whole number of at least {least}"
-            rank = "" if name == ranked.names[0][0] else f" Counts where {ranked.names[0][0]} is not set."
-            found.append(
-                PropertyDef(
-                    name,
-                    ranked.config,
-                    "long" if unit_ms == 1 else "int",
-                    str(int(known.default) // unit_ms) if name == last else "",
-                    low,
-                    _UNITS[unit_ms],
-                    f"Default of the topic config {ranked.config}.{rank}",
-                    _jobs(known),
-                )
+            valid = "a whole number but 0, below 0: never" if ranked.never else f"a whole number of at least {least}"
+            rank = "" if name == first else f" Counts where {first} is not set."
+            doc = f"Default of the topic config {ranked.config}.{rank}"
+            kind, default = (
+                "long" if unit_ms == 1 else "int",
+                str(int(known.default) // unit_ms) if name == last else "",
+            )
+            unit = _UNITS[unit_ms]
+            docs.append(
+                ConfigDoc(name, MAINTENANCE, kind, default, valid, unit, _jobs(known), doc, config=ranked.config)
             )
     for name, config in _SAME.items():
         known = definition(config)
-        hour = name in _PARSERS
-        valid = f"a whole number of at least {LEAST_DELETE_DELAY_MS}" if hour else known.valid
+        valid = f"a whole number of at least {LEAST_DELETE_DELAY_MS}" if name in _PARSERS else known.valid
         doc = f"Default of the topic config {config}."
-        found.append(PropertyDef(name, config, known.kind, known.default, valid, known.unit, doc, _jobs(known)))
-    return [*found, *_LIMITS]
+        docs.append(
+            ConfigDoc(name, MAINTENANCE, known.kind, known.default, valid, known.unit, _jobs(known), doc, config=config)
+        )
+    return [*docs, *(limit.config_doc() for limit in _LIMITS)]
 
 
 def _jobs(config: ConfigDef) -> tuple[str, ...]:
-    """Who goes by a default of this file: nobody but the two jobs reads it."""
+    """Return the jobs that use a default of this file; writers do not read it."""
     return tuple(each for each in config.used_by if each in (COMPACT, RETAIN))
 
 
 NAMES = frozenset(
-    {*_SAME, *(name for ranked in _RANKED for name, _, _ in ranked.names), _BUFFER, _LOAD, _EXPIRATION, _OFFSETS}
+    {*_SAME, *(name for ranked in _RANKED for name, _, _ in ranked.names), *(limit.name for limit in _LIMITS)}
 )
 """Every name that a file may set."""
 
-# Brokers' names that somebody may expect to work here, and what does it instead.
+# Brokers' names that a user may expect to work, and what works instead.
 _ELSEWHERE = {
-    "log.cleaner.enable": "leave jobs/compact.py out of the schedule, or run it with --seal-only",
+    "log.cleaner.enable": "leave `sparklog compact` out of the schedule, or run it with --seal-only",
     "log.cleaner.threads": "each partition is one Spark task: give Spark more or fewer cores",
-    "log.cleaner.backoff.ms": "the schedule says how often jobs/compact.py runs",
+    "log.cleaner.backoff.ms": "the schedule says how often `sparklog compact` runs",
     "log.cleaner.io.buffer.size": "a task's buffers have a fixed size",
     "log.cleaner.io.max.bytes.per.second": "give Spark fewer cores",
-    "log.retention.check.interval.ms": "the schedule says how often jobs/retain.py runs",
+    "log.retention.check.interval.ms": "the schedule says how often `sparklog retain` runs",
     "log.dirs": "give the place as --root",
     "log.dir": "give the place as --root",
     "num.partitions": "it is an option of writers",
@@ -223,19 +250,33 @@ _ELSEWHERE = {
 
 
 def parse_properties(text: str, file: str) -> list[Property]:
-    """The entries of a properties file, in order. `BadRequest` for a name that is set twice."""
-    found: dict[str, Property] = {}
+    """Return the entries of a properties file, in order. `BadRequest` for a name that is set twice."""
+    entries: dict[str, Property] = {}
     for line, logical in _logical_lines(text):
         name, value = _split(logical)
         entry = Property(line, name, value.strip())
-        if name in found:
-            raise BadRequest(f"{file} line {line}: {name} is set already in line {found[name].line}; keep one of them")
-        found[name] = entry
-    return list(found.values())
+        if name in entries:
+            raise BadRequest(
+                f"{file} line {line}: {name} is set already in line {entries[name].line}; keep one of them"
+            )
+        entries[name] = entry
+    return list(entries.values())
+
+
+def settings_of_file(path: str) -> Settings:
+    """Read a properties file, without a clock; `BadRequest` if it cannot be read or has an error.
+
+    The file lies with the caller, like the command line itself, not in the store.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise BadRequest(f"the properties file {path} cannot be read: {error.strerror}; check --properties") from None
+    return settings_of(text, path)
 
 
 def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
-    """What a properties file says, over Kafka's defaults.
+    """Return the settings of a properties file, over Kafka's defaults.
 
     `file` names it in messages. `BadRequest`, with the line, for an unknown name, a bad value, or values that
     contradict each other.
@@ -256,21 +297,14 @@ def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
         TopicConfigs(defaults).check()
     except BadRequest as error:
         raise BadRequest(f"{file}: {error}") from None
-    settings = Settings(now_ms, dict(sorted(defaults.items())))
-    if _BUFFER in entries:
-        settings = replace(settings, dedupe_buffer_bytes=_number(file, entries[_BUFFER], LEAST_BUFFER_BYTES, LONG_MAX))
-    if _LOAD in entries:
-        settings = replace(settings, dedupe_load_factor=_checked(file, entries[_LOAD], _load_factor))
-    if _OFFSETS in entries:
-        minutes = _number(file, entries[_OFFSETS], 1, INT_MAX)
-        settings = replace(settings, offsets_retention_ms=minutes * MINUTE_MS)
-    if _EXPIRATION in entries:
-        settings = replace(settings, producer_expiration_ms=_number(file, entries[_EXPIRATION], 1, INT_MAX))
-    return settings
+    limits: dict[str, Any] = {
+        limit.field: limit.parse(file, entries[limit.name]) for limit in _LIMITS if limit.name in entries
+    }
+    return Settings(now_ms, dict(sorted(defaults.items())), **limits)
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations joined and comments left out; the number is that of the first line."""
+    """Join lines with their continuations and leave comments out; the number is that of the first line."""
     first, joined = 0, ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.lstrip()
@@ -287,7 +321,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """Name and value of a line: the name ends at the first `=`, `:` or blank that no backslash precedes."""
+    """Split a line into name and value: the name ends at the first `=`, `:` or blank that no backslash precedes."""
     at = 0
     while at < len(line) and line[at] not in "=: \t":
         at += 2 if line[at] == "\\" else 1
@@ -298,7 +332,7 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Without the backslashes that Java takes out. (`\\u` escapes are for letters that no name or value here has.)"""
+    """Take out the backslashes that Java takes out. (`\\u` escapes are for letters that no name or value here has.)"""
     plain, escaped = [], False
     for character in text:
         if character == "\\" and not escaped:
@@ -310,7 +344,7 @@ def _plain(text: str) -> str:
 
 
 def _first_set(file: str, ranked: _Scaled, entries: Mapping[str, Property]) -> int | None:
-    """The value in ms by Kafka's ranking; those of lower rank are checked all the same."""
+    """Return the value in ms by Kafka's ranking; those of lower rank are checked all the same."""
     values = []
     for name, unit, least in ranked.names:
         if name not in entries:
@@ -339,13 +373,13 @@ def _number(file: str, entry: Property, low: int, high: int) -> int:
     return _checked(file, entry, parse)
 
 
-def _load_factor(text: str) -> float:
+def _share(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0.0 < value < 1.0:
-        raise BadRequest(f"{_LOAD} must be a number above 0 and below 1, found '{text}'")
+        raise BadRequest(f"{name} must be a number above 0 and below 1, found '{text}'")
     return value
 
 
@@ -360,21 +394,21 @@ def _delete_delay(text: str) -> str:
 
 
 _PARSERS: Mapping[str, Callable[[str], str]] = {"log.segment.delete.delay.ms": _delete_delay}
-"""Of names whose topic config does not say it all."""
+"""Parsers of names whose topic config allows more."""
 
 
 def _checked(file: str, entry: Property, parse: Callable[[str], T]) -> T:
-    """A value, or the error of its parser with the place in the file."""
+    """Parse a value; an error names the place in the file."""
     try:
         return parse(entry.value)
     except BadRequest as error:
         config = _SAME.get(entry.name)
-        said = str(error).replace(f"config {config} must", f"{entry.name} must") if config else str(error)
-        raise BadRequest(f"{file} line {entry.line}: {said}") from None
+        message = str(error).replace(f"config {config} must", f"{entry.name} must") if config else str(error)
+        raise BadRequest(f"{file} line {entry.line}: {message}") from None
 
 
 def _unknown(name: str) -> str:
-    """Why a name is refused, and what to write instead."""
+    """Say why a name is refused, and what to write instead."""
     if name in _ELSEWHERE:
         return f"{name} means nothing to maintenance: {_ELSEWHERE[name]}"
     for broker, config in _SAME.items():

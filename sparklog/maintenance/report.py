@@ -1,16 +1,17 @@
-"""What a run of maintenance did, as data, as a table for people and as JSON for scripts.
+"""Report of a run of maintenance: as data, as a table for people and as JSON for scripts.
 
-Sizes before and after are those of whole partitions: before is what the run found, after is that with what its pieces
-took away, so that records appended meanwhile do not blur the picture.
+Sizes before and after are those of whole partitions. The size after is the one before with the changes of the run's
+pieces, so records appended meanwhile do not count.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.errors import SparklogError
-from sparklog.maintenance.progress import megabytes, say
+from sparklog.maintenance.output import json_value, megabytes, say, table
 from sparklog.maintenance.work import PieceReport
 
 
@@ -24,7 +25,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What could not be done, to which partitions (none: to the whole topic), and why. They are as they were."""
+    """Work that could not be done, its partitions (none: the whole topic), and why. They are as they were."""
 
     topic: str
     partitions: tuple[int, ...]
@@ -42,18 +43,18 @@ class Failure:
         return f"{self.title}: {self.message} [{self.code}]"
 
 
-def say_failures(program: str, failures: Sequence[Failure], place: str, topics: int) -> bool:
-    """Say on stderr what failed, or that a root has no topics, as every job does; whether anything failed."""
+def say_failures(program: str, failures: Sequence[Failure], location: str, topics: int) -> bool:
+    """Print failures on stderr, or that a root has no topics, as every job does. True if anything failed."""
     for failure in failures:
         say(f"{program}: {failure.line()}")
     if not topics:
-        say(f"{program}: there are no topics in {place}: nothing to do")
+        say(f"{program}: there are no topics in {location}: nothing to do")
     return bool(failures)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a run would do to a partition, or why it would not (`nbytes` 0); for `--dry-run`."""
+    """Work that a run would do on a partition, or why it would not (`nbytes` 0); for `--dry-run`."""
 
     topic: str
     partition: int
@@ -64,16 +65,17 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PartitionTotal:
-    """All that a run did to one partition. `actions`: each kind of piece with its number.
+    """All work of a run on one partition. `actions`: each kind of piece with its number.
 
     `tombstones_kept` of the last pass, `dirty_ratio` before the first (None: not compacted), `seconds` of all tasks.
     """
 
-    topic: str
     partition: int
-    actions: tuple[tuple[str, int], ...]
-    before: Size
-    after: Size
+    actions: Mapping[str, int]
+    records_before: int
+    records_after: int
+    bytes_before: int
+    bytes_after: int
     tombstones_kept: int
     tombstones_dropped: int
     keyless_dropped: int
@@ -96,157 +98,118 @@ class TopicReport:
 
     @property
     def failed(self) -> bool:
-        """Whether anything could not be done."""
+        """True if anything could not be done."""
         return bool(self.failures)
 
     def totals(self) -> list[PartitionTotal]:
-        """Partitions that something was done to, or tried on, in order."""
+        """Return the partitions that a piece was done, or failed, on, in order."""
         failed = {partition for failure in self.failures for partition in failure.partitions}
         by_partition: dict[int, list[PieceReport]] = {partition: [] for partition in failed}
         for piece in self.pieces:
             by_partition.setdefault(piece.partition, []).append(piece)
         return [
-            self._total(partition, by_partition[partition], partition in failed) for partition in sorted(by_partition)
+            self._total(partition, pieces, partition in failed) for partition, pieces in sorted(by_partition.items())
         ]
 
     def _total(self, partition: int, pieces: Sequence[PieceReport], failed: bool) -> PartitionTotal:
-        actions: dict[str, int] = {}
-        for piece in pieces:
-            actions[piece.action] = actions.get(piece.action, 0) + 1
         before = self.before.get(partition, Size(0, 0))
         passes = [piece for piece in pieces if piece.dirty_ratio is not None]
         return PartitionTotal(
-            topic=self.topic,
-            partition=partition,
-            actions=tuple(actions.items()),
-            before=before,
-            after=Size(
-                before.records + sum(piece.records_after - piece.records_before for piece in pieces),
-                before.nbytes + sum(piece.bytes_after - piece.bytes_before for piece in pieces),
-            ),
+            partition,
+            dict(Counter(piece.action for piece in pieces)),
+            before.records,
+            before.records + sum(piece.records_after - piece.records_before for piece in pieces),
+            before.nbytes,
+            before.nbytes + sum(piece.bytes_after - piece.bytes_before for piece in pieces),
             tombstones_kept=passes[-1].tombstones_kept if passes else 0,
             tombstones_dropped=sum(piece.tombstones_dropped for piece in pieces),
             keyless_dropped=sum(piece.keyless_dropped for piece in pieces),
             dirty_ratio=passes[0].dirty_ratio if passes else None,
-            seconds=sum(piece.seconds for piece in pieces),
+            seconds=round(sum(piece.seconds for piece in pieces), 3),
             failed=failed,
         )
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Columns two blanks apart, numbers to the right, those in `left` to the left. Plain text, any width."""
-    widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
-    lines = []
-    for row in [headings, *rows]:
-        cells = [
-            text.ljust(width) if column in left else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-_HEADINGS = (
+HEADINGS = (
     *("PARTITION", "DONE", "RECORDS", "AFTER", "BYTES", "AFTER", "TOMBSTONES KEPT", "DROPPED", "DIRTY", "SECONDS"),
 )
 
 
 def summary(reports: Sequence[TopicReport], *, dry_run: bool = False) -> str:
-    """The table at the end of a run, with notes below it; for a dry run what would be done and why."""
+    """Return the table at the end of a run, with notes below it; for a dry run what would be done and why."""
     lines = [_planned(reports) if dry_run else _done(reports)]
     for report in reports:
         lines += [f"{report.topic}: {note}" for note in report.notes]
         lines += [
-            f"{total.topic}-{total.partition}: {total.keyless_dropped:,} records without a key were dropped, as "
+            f"{report.topic}-{total.partition}: {total.keyless_dropped:,} records without a key were dropped, as "
             "Kafka's cleaner does"
             for total in report.totals()
             if total.keyless_dropped
         ]
-    return "\n".join(line for line in lines if line)
+    return "\n".join(filter(None, lines))
 
 
 def _done(reports: Sequence[TopicReport]) -> str:
-    rows = []
-    for total in (total for report in reports for total in report.totals()):
-        cleaned = total.dirty_ratio is not None
-        done = [f"{action} x{count}" if count > 1 else action for action, count in total.actions]
-        rows.append(
-            (
-                f"{total.topic}-{total.partition}",
-                ", ".join([*done, *(["FAILED"] if total.failed else [])]),
-                f"{total.before.records:,}",
-                f"{total.after.records:,}",
-                megabytes(total.before.nbytes),
-                megabytes(total.after.nbytes),
-                f"{total.tombstones_kept:,}" if cleaned else "-",
-                f"{total.tombstones_dropped:,}" if cleaned else "-",
-                f"{total.dirty_ratio:.2f}" if total.dirty_ratio is not None else "-",
-                f"{total.seconds:.1f}",
-            )
-        )
-    shown = table(_HEADINGS, rows, (0, 1)) if rows else ""
+    rows = [_row(report.topic, total) for report in reports for total in report.totals()]
+    shown = table(HEADINGS, rows, (0, 1)) if rows else ""
     idle = _idle(sum(len(report.before) for report in reports) - len(rows), "partition needed", "partitions needed")
     return "\n".join(filter(None, (shown, idle)))
+
+
+def _row(topic: str, total: PartitionTotal) -> tuple[str, ...]:
+    done = [f"{action} x{count}" if count > 1 else action for action, count in total.actions.items()]
+    cleaned = ("-", "-", "-")
+    if total.dirty_ratio is not None:
+        cleaned = (f"{total.tombstones_kept:,}", f"{total.tombstones_dropped:,}", f"{total.dirty_ratio:.2f}")
+    return (
+        f"{topic}-{total.partition}",
+        ", ".join([*done, *(["FAILED"] if total.failed else [])]),
+        f"{total.records_before:,}",
+        f"{total.records_after:,}",
+        megabytes(total.bytes_before),
+        megabytes(total.bytes_after),
+        *cleaned,
+        f"{total.seconds:.1f}",
+    )
 
 
 def _planned(reports: Sequence[TopicReport]) -> str:
     planned = [item for report in reports for item in report.planned]
     rows = [(f"{item.topic}-{item.partition}", item.action, megabytes(item.nbytes), item.why) for item in planned]
-    named = {(item.topic, item.partition) for item in planned}
+    partitions = {(item.topic, item.partition) for item in planned}
     shown = table(("PARTITION", "WOULD", "BYTES", "WHY"), rows, (0, 1, 3)) if rows else ""
-    idle = _idle(sum(len(report.before) for report in reports) - len(named), "partition needs", "partitions need")
+    idle = _idle(sum(len(report.before) for report in reports) - len(partitions), "partition needs", "partitions need")
     return "\n".join(filter(None, (shown, idle)))
 
 
 def _idle(count: int, one: str, many: str) -> str:
-    """A line for the partitions that have no row."""
+    """Return a line for the partitions that have no row."""
     return f"{count:,} {one if count == 1 else many} nothing" if count > 0 else ""
 
 
 def document(reports: Sequence[TopicReport], *, root: str, now_ms: int, dry_run: bool) -> dict[str, object]:
-    """The same as one JSON object. Bytes and records are exact, ratios and seconds are numbers."""
+    """Return the report as one JSON object. Bytes and records are exact, ratios and seconds are numbers."""
     return {
         "root": root,
         "nowMs": now_ms,
         "dryRun": dry_run,
         "failed": any(report.failed for report in reports),
-        "topics": [
-            {
-                "topic": report.topic,
-                "seconds": round(report.seconds, 3),
-                "partitions": [_total_document(total) for total in report.totals()],
-                "planned": [
-                    {"partition": item.partition, "action": item.action, "bytes": item.nbytes, "why": item.why}
-                    for item in report.planned
-                ],
-                "failures": [
-                    {
-                        "partitions": list(item.partitions),
-                        "what": item.title,
-                        "code": item.code,
-                        "message": item.message,
-                    }
-                    for item in report.failures
-                ],
-                "notes": list(report.notes),
-            }
-            for report in reports
-        ],
+        "topics": [_topic(report) for report in reports],
     }
 
 
-def _total_document(total: PartitionTotal) -> dict[str, object]:
+def _topic(report: TopicReport) -> dict[str, object]:
     return {
-        "partition": total.partition,
-        "actions": dict(total.actions),
-        "recordsBefore": total.before.records,
-        "recordsAfter": total.after.records,
-        "bytesBefore": total.before.nbytes,
-        "bytesAfter": total.after.nbytes,
-        "tombstonesKept": total.tombstones_kept,
-        "tombstonesDropped": total.tombstones_dropped,
-        "keylessDropped": total.keyless_dropped,
-        "dirtyRatio": total.dirty_ratio,
-        "seconds": round(total.seconds, 3),
-        "failed": total.failed,
+        "topic": report.topic,
+        "seconds": round(report.seconds, 3),
+        "partitions": json_value(report.totals()),
+        "planned": [
+            {"partition": item.partition, "action": item.action, "bytes": item.nbytes, "why": item.why}
+            for item in report.planned
+        ],
+        "failures": [
+            {"partitions": list(item.partitions), "what": item.title, "code": item.code, "message": item.message}
+            for item in report.failures
+        ],
+        "notes": list(report.notes),
     }

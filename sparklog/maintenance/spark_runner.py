@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.maintenance.progress import Meter, Narrator, say
+from sparklog.maintenance.output import say
+from sparklog.maintenance.progress import Meter
 from sparklog.maintenance.work import Done, InProcess, Progress, Runner, Work, silent
 from sparklog.storage.locks import ForkLock
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 HEARTBEAT_MS = 30_000
 STOP_SECONDS = 60
 _CONFIGS = {
-    # Over TCP each task waits some 40 ms for nothing; it must be said before the session starts.
+    # Over TCP each task waits some 40 ms for nothing; it must be set before the session starts.
     "spark.python.unix.domain.socket.enabled": "true",
     # spark-submit logs every step of every task, and draws a bar over it: our own lines could not be found in that.
     "spark.log.level": "WARN",
@@ -67,7 +68,7 @@ class SparkRunner:
 
 
 class SparkIfNeeded:
-    """A `Runner` that starts Spark when there is work for it, and works here where there is no pyspark or no Java.
+    """A `Runner` that starts Spark when it gets work, and works in this process without pyspark or Java.
 
     `name`: of the application. A session that runs already is used, and left running.
     """
@@ -95,7 +96,7 @@ class SparkIfNeeded:
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
         except ImportError:
-            return InProcess(Narrator().progress)
+            return InProcess(lambda work: Meter(work.title))
         running = SparkSession.getActiveSession()
         if running is not None:
             return SparkRunner(running)
@@ -107,7 +108,7 @@ class SparkIfNeeded:
         except PySparkException as error:
             # No Java, most of the time. What is to be done needs none.
             say(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")
-            return InProcess(Narrator().progress)
+            return InProcess(lambda work: Meter(work.title))
         return SparkRunner(self._started)
 
 
@@ -197,10 +198,10 @@ class _Batch:
         context.setJobGroup(self._group, work.title)  # type: ignore[attr-defined]
         try:
             rows = context.parallelize((0,), 1)  # type: ignore[attr-defined]
-            found = rows.mapPartitions(partial(_task, work, self._quiet)).collect()[0]
+            answer = rows.mapPartitions(partial(_task, work, self._quiet)).collect()[0]
         except (Py4JError, PySparkException) as error:
             return Unavailable(f"the Spark task of '{work.title}' failed: {_cause(str(error))}; run it again")
-        return found  # type: ignore[no-any-return]
+        return answer  # type: ignore[no-any-return]
 
 
 def _task(work: Work, quiet: bool, _rows: Iterable[int]) -> Iterator[Done | SparklogError]:

@@ -1,10 +1,8 @@
-"""The store's clock, by which maintenance tells what is old, and what a dry run does where it cannot be asked.
-
-Pieces of work: what a plan hands to tasks, and what tasks hand back to be committed.
+"""Pieces of work: a plan hands them to tasks, and tasks hand back `Done`, to be committed.
 
 A plan is made on the driver from a snapshot alone. Each `Work` carries all that its task needs (store, topic, source
-slices), so that a task opens nothing; it writes files that nothing names yet and answers with `Done`. Whoever runs
-the plan then commits each `Done` as one rewrite: a piece of work is done whole or not at all, and a task that is run
+slices), so that a task opens nothing; it writes files that no commit names yet and answers with `Done`. The runner
+of the plan then commits each `Done` as one rewrite: a piece of work is done whole or not at all, and a task that is run
 twice leaves an orphan, which the vacuum removes.
 """
 
@@ -25,26 +23,25 @@ from sparklog.storage.store import Store
 
 
 def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
-    """Milliseconds since 1970 by the store.
+    """Return milliseconds since 1970 by the store, by which maintenance tells what is old.
 
-    A local store tells by a file that it makes and removes. Where that is not allowed (a backup mounted read-only,
-    somebody else's root) a dry run, which changes nothing, goes by this machine's clock; any other run raises
-    `Unavailable`.
+    A local store makes and removes a file for it. Where that is not allowed (a backup mounted read-only) a dry run,
+    which changes nothing, goes by this machine's clock; any other run raises `Unavailable`.
     """
     return reading_clock_ms(store, env) if dry_run else store.now_ms()
 
 
 Progress = Callable[[int, int], None]
-"""Called by a task now and then with what it has done since the last call: records, bytes read."""
+"""Called by a task now and then with records and bytes read since the last call."""
 
 
 def silent(records: int, nbytes: int) -> None:
-    """Progress that nobody watches."""
+    """Progress that prints nothing."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run of maintenance goes by, beside each topic's own configs.
+    """Settings of a run of maintenance, beside each topic's configs.
 
     `now_ms`: the clock that decides (ages, delete horizons); commits keep their own. `defaults`: topic config name ->
     text, for topics that do not set it themselves (from a properties file). The others are broker configs:
@@ -66,7 +63,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class PieceReport:
-    """What one piece of work did to one partition; sizes in bytes. `dirty_ratio` None: it was no compaction."""
+    """Result of one piece of work on one partition; sizes in bytes. `dirty_ratio` None: it was no compaction."""
 
     action: str
     topic: str
@@ -84,7 +81,7 @@ class PieceReport:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a task has written: to be committed as one rewrite, `files` with their slices' bases."""
+    """Files that a task has written: to be committed as one rewrite, `files` with their slices' bases."""
 
     rewrites: tuple[Rewrite, ...]
     files: tuple[FileSlices, ...]
@@ -113,16 +110,16 @@ class Work(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What it will read: the larger ones are begun first."""
+        """Bytes to read: larger pieces are begun first."""
         ...
 
     def run(self, progress: Progress = silent) -> Done:
-        """Read, write files, say what was written. Raises `SparklogError`; then nothing that it wrote is named."""
+        """Read, write files, return what was written. Raises `SparklogError`; then no commit names what it wrote."""
         ...
 
 
 class Runner(Protocol):
-    """Where work runs: here, or in Spark tasks."""
+    """Runs work: in this process, or in Spark tasks."""
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
         """Run all, begun in the order given, several at once; each with its result as it is finished."""

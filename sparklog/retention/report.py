@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparklog.maintenance.progress import megabytes
-from sparklog.maintenance.report import table
+from sparklog.maintenance.output import megabytes, table
 from sparklog.retention.expiry import REASONS
 from sparklog.retention.retain import PartitionExpiry, RetainReport
 from sparklog.retention.vacuum import VacuumReport

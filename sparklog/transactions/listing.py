@@ -11,13 +11,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError
+from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, nearest
 from sparklog.groups.groups import Groups
 from sparklog.groups.state import GroupState
 from sparklog.log.decisions.decision import BY_OPERATOR, Decisions
 from sparklog.log.decisions.decision_log import open_transactions, timeout_of
 from sparklog.log.journal.clock import reading_clock_ms
-from sparklog.log.journal.names import check_id, nearest
+from sparklog.log.journal.names import check_id
 from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.cli.commands.get import KeyFormat
+from sparklog.cli.commands.consume import KeyFormat
 from sparklog.format.key_hash import partition_for_key
 from sparklog.format.text import KEY_FORMATS, parse_key
 from sparklog.kafka.in_place.location import open_view, resolve

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from sparklog.cli.lines import line_runs
-from sparklog.cli.times import parse_time
+from sparklog.cli.commands.produce import line_runs
+from sparklog.cli.options import parse_time
 
 
 def runs_of(data: bytes, run_bytes: int) -> list[bytes]:

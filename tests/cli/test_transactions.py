@@ -97,7 +97,7 @@ def test_abort_as_json_and_help(sparklog: Sparklog, held: Transaction) -> None:
 def test_a_decided_transaction_that_no_topic_has_recorded(sparklog: Sparklog, held: Transaction) -> None:
     held.commit()
     out = sparklog("transactions", "describe", "etl/orders").out
-    assert "a: 0 is decided and recorded by the next commit or by jobs/retain.py" in out
+    assert "a: 0 is decided and recorded by the next commit or by `sparklog retain`" in out
     assert "Held back" not in sparklog("topics", "describe", "a").out
     found = json.loads(sparklog("transactions", "describe", "etl/orders", "--json").out)
     assert found["unrecorded"] == [

@@ -60,7 +60,7 @@ def test_files_of_nobody_are_listed_and_no_damage(sparklog: Sparklog, log: Path)
     (log / "orders" / "append" / "00000000000000000001-lost.slices").write_bytes(b"12345")
     (log / "notes.txt").write_bytes(b"mine")
     first, orphan, second, foreign, verdict = sparklog("verify").lines
-    assert first.startswith("1 file named by nobody")
+    assert first.startswith("1 file unreferenced")
     assert "00000000000000000001-lost.slices  5 bytes, " in orphan
     assert second.startswith("1 file not sparklog's")
     assert foreign.strip().startswith("notes.txt  4 bytes, ")

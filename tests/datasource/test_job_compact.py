@@ -384,12 +384,12 @@ def test_under_spark_submit_the_document_is_the_last_line_and_progress_can_be_re
 def test_an_interrupted_run_ends_with_130(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*given: object) -> int:
+    def interrupted(*args: object, **options: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compact, "run", interrupted)
-    monkeypatch.setattr(sys, "argv", ["compact.py", "--root", str(tmp_path)])
-    assert compact.main() == 130
+    sparklog.open(tmp_path / "root", create=True)
+    monkeypatch.setattr(compact, "compact_root", interrupted)
+    assert compact.main(["--root", str(tmp_path / "root")]) == 130
     assert capsys.readouterr().err.startswith("sparklog compact: interrupted")
 
 

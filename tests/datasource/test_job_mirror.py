@@ -12,6 +12,7 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.jobs import mirror
+from sparklog.jobs.streaming import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,19 +67,19 @@ def test_what_a_command_line_means(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--topics", "a", "--pattern", "b"], "not allowed with"),
+        (["--topics", "a", "--pattern", "b"], "give one of --topics and --pattern"),
         ([], "--topics"),
         (["--topics", " ,"], "names no topic"),
         (["--pattern", "("], "not a regular expression"),
         (["--topics", "a", "--to", "kafka://b:1"], "--from or --to must be kafka://host:port"),
-        (["--topics", "a", "--from", "other"], "stream.py"),
+        (["--topics", "a", "--from", "other"], "sparklog stream"),
         (["--topics", "a", "--from", "kafka://broker"], "found 'kafka://broker'"),
         (["--topics", "a", "--kafka-option", "security.protocol"], "NAME=VALUE"),
         (["--topics", "a", "--kafka-option", "bootstrap.servers=b:1"], "kafka:// address"),
         (["--topics", "a", "--kafka-option", "kafka.isolation.level=x"], "--isolation-level"),
         (["--topics", "a", "--kafka-config", "nowhere.properties"], "nowhere.properties cannot be read"),
         (["--topics", "a", "--kafka-option", "metadata.max.age.ms=soon"], "a whole number of milliseconds"),
-        (["--topics", "a", "--max-offsets-per-trigger", "0"], "at least 1"),
+        (["--topics", "a", "--max-offsets-per-trigger", "0"], "--max-offsets-per-trigger"),
     ],
 )
 def test_wrong_usage_ends_with_2(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +90,7 @@ def test_wrong_usage_ends_with_2(given: list[str], says: str, capsys: pytest.Cap
 
 
 def planned(path: Path, kafka: FakeKafka, *what: str, back: bool = False) -> tuple[dict[str, int], list[str]]:
-    root = mirror.RootPlace(str(path), target=not back)
+    root = mirror.RootEndpoint(str(path), target=not back)
     source, target = (root, kafka) if back else (kafka, root)
     return mirror.plan(mirror.arguments([*INTO_ROOT, *what]), source, target)
 
@@ -101,7 +102,7 @@ def test_topics_that_are_missing_get_the_partitions_of_the_source(tmp_path: Path
         ["orders", "clicks"],
     )
     assert not (tmp_path / "new").exists()
-    place = mirror.RootPlace(str(tmp_path / "new"), target=True)
+    place = mirror.RootEndpoint(str(tmp_path / "new"), target=True)
     place.create("orders", 3)
     assert sparklog.open(tmp_path / "new").topic("orders").log.head().partitions == 3
     assert planned(tmp_path / "new", kafka, "--pattern", ".*r.*") == ({"orders": 3, "other": 1}, ["other"])
@@ -137,7 +138,7 @@ def test_a_pattern_that_nothing_matches_and_paths_that_are_no_roots(tmp_path: Pa
         planned(tmp_path, FakeKafka(), "--topics", "a", back=True)
     for target in (True, False):
         with pytest.raises(BadRequest, match="found a Kafka log directory folder"):
-            mirror.RootPlace(str(fixtures / "transactions" / "data"), target=target)
+            mirror.RootEndpoint(str(fixtures / "transactions" / "data"), target=target)
 
 
 def test_without_the_connector_it_says_what_to_give(
@@ -177,7 +178,7 @@ def test_topics_that_come_while_the_job_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kafka = FakeKafka(o1=2)
-    place = mirror.RootPlace(str(tmp_path / "root"), target=True)
+    place = mirror.RootEndpoint(str(tmp_path / "root"), target=True)
     place.create("o1", 2)
     root = sparklog.open(tmp_path / "root")
 
@@ -213,13 +214,13 @@ def test_topics_that_come_while_the_job_runs(
 
 def test_the_line_that_is_said_of_an_error() -> None:
     lost = "[STREAM_FAILED] Query terminated with exception: Some data may have been lost\nCaused by: other"
-    assert mirror.reason(lost) == lost.splitlines()[0]
+    assert reason(lost) == lost.splitlines()[0]
     sent = (
         "[STREAM_FAILED] Query terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: Traceback:\n"
         "    raise e\n: org.apache.spark.SparkException: Job aborted\n\tat org.apache\nCaused by: a.B: c\n\tat a.B\n"
         "Caused by: d.E: Invalid value bogus\n\t... 34 more\n"
     )
-    assert mirror.reason(sent) == "d.E: Invalid value bogus"
+    assert reason(sent) == "d.E: Invalid value bogus"
 
 
 def test_rows_of_the_connector_become_rows_of_the_sink(spark: SparkSession) -> None:

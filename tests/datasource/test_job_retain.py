@@ -146,7 +146,7 @@ def test_a_root_without_topics_is_one_line(tmp_path: Path, capsys: pytest.Captur
     [
         (["--now-ms", "-5"], "--now-ms"),
         (["--topic", "a/b"], "a/b"),
-        (["--retention-ms", "5"], "unrecognized"),
+        (["--retention-ms", "5"], "No such option"),
         (["--properties", "no-such-file"], "no-such-file"),
     ],
 )

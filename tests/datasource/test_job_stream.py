@@ -10,7 +10,7 @@ import pytest
 
 import sparklog
 from sparklog.groups import Groups
-from sparklog.jobs import stream
+from sparklog.jobs import stream, streaming
 from tests.datasource.streams import feed
 from tests.kafka.logs import HOUR_MS, batch, write_partition
 
@@ -115,15 +115,14 @@ def test_an_interrupt_stops_spark_and_is_one_line(
         def getOrCreate(self) -> FakeSpark:  # noqa: N802 - Spark's name
             return fake
 
-    def interrupted(spark: object, copy: stream.Copy) -> int:
+    def interrupted(spark: object, copy: stream.Copy) -> None:
         raise KeyboardInterrupt
 
     fake = FakeSpark()
-    monkeypatch.setattr(stream, "SparkSession", type("FakeSession", (), {"builder": Builder()}))
-    monkeypatch.setattr(stream, "run", interrupted)
-    given = ["stream.py", "--source", str(tmp_path), "--root", str(tmp_path / "root"), "--checkpoint", "c"]
-    monkeypatch.setattr("sys.argv", given)
-    assert stream.main() == 130
+    monkeypatch.setattr(streaming, "SparkSession", type("FakeSession", (), {"builder": Builder()}))
+    monkeypatch.setattr(stream.sparklog, "register", lambda spark: None)
+    monkeypatch.setattr(stream, "start", interrupted)
+    assert stream.main(["--source", str(tmp_path), "--root", str(tmp_path / "root"), "--checkpoint", "c"]) == 130
     assert fake.stopped
     said = capsys.readouterr().err
     assert said == "sparklog stream: interrupted; the next run with this checkpoint goes on where it was\n"

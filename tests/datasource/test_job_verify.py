@@ -13,7 +13,7 @@ import sparklog
 from sparklog.jobs import verify
 from sparklog.maintenance.spark_runner import SparkRunner
 from sparklog.maintenance.work import InProcess
-from sparklog.tools.verification import work
+from sparklog.tools.verification import data_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +83,7 @@ def test_an_empty_root_is_sound_and_said_to_be_empty(tmp_path: Path, capsys: pyt
 def test_tasks_of_spark_find_the_same(
     spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "PIECE_FILES", 4)
+    monkeypatch.setattr(data_file, "PIECE_FILES", 4)
     runner = SparkRunner(spark, quiet=True)
     assert verify.run(runner, chosen(place, "--json")) == 0
     counts = json.loads(capsys.readouterr().out)["counts"]

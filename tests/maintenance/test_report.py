@@ -11,9 +11,9 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.log.journal.env import SYSTEM
-from sparklog.maintenance import progress
-from sparklog.maintenance.progress import Meter, Narrator, megabytes
-from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary, table
+from sparklog.maintenance.output import megabytes, say, table
+from sparklog.maintenance.progress import Meter, say_outcome
+from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary
 from sparklog.maintenance.work import Done, PieceReport
 
 SEALED = PieceReport("seal", "orders", 3, 100, 90, 1000, 900, seconds=1.0)
@@ -36,15 +36,11 @@ REPORT = TopicReport(
 
 def test_totals_are_of_whole_partitions_and_add_up() -> None:
     lost, cleaned = REPORT.totals()
-    assert (lost.partition, lost.failed, lost.actions, lost.before, lost.after) == (
-        1,
-        True,
-        (),
-        Size(6, 60),
-        Size(6, 60),
-    )
-    assert cleaned.actions == (("seal", 1), ("compact", 2))
-    assert (cleaned.before, cleaned.after) == (Size(1500, 60_000), Size(1500 - 10 - 600 - 100, 60_000 - 100 - 35_000))
+    assert (lost.partition, lost.failed, lost.actions) == (1, True, {})
+    assert (lost.records_before, lost.bytes_before, lost.records_after, lost.bytes_after) == (6, 60, 6, 60)
+    assert cleaned.actions == {"seal": 1, "compact": 2}
+    assert (cleaned.records_before, cleaned.bytes_before) == (1500, 60_000)
+    assert (cleaned.records_after, cleaned.bytes_after) == (1500 - 10 - 600 - 100, 60_000 - 100 - 35_000)
     assert (cleaned.tombstones_kept, cleaned.tombstones_dropped, cleaned.keyless_dropped) == (6, 3, 10)
     assert (cleaned.dirty_ratio, cleaned.seconds) == (0.75, 5.0)
     assert REPORT.failed
@@ -135,15 +131,13 @@ class Titled:
     title = "compact orders-3"
 
 
-def test_the_narrator_says_what_became_of_a_piece(capsys: pytest.CaptureFixture[str]) -> None:
-    for quiet in (False, True):
-        narrator = Narrator(quiet)
-        narrator(Titled(), Done((), (), (CLEANED,)))  # type: ignore[arg-type]
-        narrator(Titled(), Corrupt("bad CRC"))  # type: ignore[arg-type]
-        narrator(Titled(), Done((), (), ()))  # type: ignore[arg-type]
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines() == [
+def test_the_outcome_of_a_piece_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    say_outcome(Titled(), Done((), (), (CLEANED,)))  # type: ignore[arg-type]
+    say_outcome(Titled(), Corrupt("bad CRC"))  # type: ignore[arg-type]
+    say_outcome(Titled(), Done((), (), ()))  # type: ignore[arg-type]
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
         "compact orders-3: done in 2.0 s: 1,000 -> 400 records, 50.0 KB -> 20.0 KB (0.00 M records/s, 0.0 MB/s)",
         "compact orders-3: failed: bad CRC [SPARKLOG_CORRUPT]",
         "compact orders-3: nothing to do after all",
@@ -151,5 +145,5 @@ def test_the_narrator_says_what_became_of_a_piece(capsys: pytest.CaptureFixture[
 
 
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    progress.say("here")
+    say("here")
     assert capsys.readouterr() == ("", "here\n")

@@ -1,4 +1,4 @@
-"""`sparklog backup`: a root in another place, and what lies there."""
+"""`sparklog backup`, `restore` and `clone`: copies of a root, of its past, and of one topic."""
 
 from __future__ import annotations
 
@@ -6,22 +6,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.options import JsonOption, LinkOption, example
-from sparklog.cli.terminal import complain, copy_progress, named, print_json, print_table
+from sparklog.cli.options import (
+    AsOfOption,
+    DryRunOption,
+    JsonOption,
+    LinkOption,
+    RootOption,
+    TopicsOption,
+    comma_separated,
+    example,
+    name_and_value,
+    parse_as_of,
+)
+from sparklog.cli.terminal import copy_progress, print_json, print_table, printable, warn_and_leave
+from sparklog.log.journal.clock import iso_time
+from sparklog.maintenance.output import json_value
 
 if TYPE_CHECKING:
     from sparklog.tools.backup.manifest import Manifest
     from sparklog.tools.backup.pruning import Pruned
+    from sparklog.tools.backup.restoring import Restored
 
-HELP = """Back a root up: all topics, transactions and consumer groups as of one moment, into a folder of their own.
+app = typer.Typer()
 
-Only what is new since the last backup is copied, and every byte is checked on the way. Writers and maintenance go on
-meanwhile. Killed at any time, run it again. `sparklog restore` makes a root of it, as of a backup or a time between.
-"""
-EXAMPLES = example("sparklog backup --root /data/log --to /backup/log --keep 14")
 DAY_MS = 86_400_000
 
 
+@app.command("backup", epilog=example("sparklog backup --root /data/log --to /backup/log --keep 14"))
 def backup(
     to: Annotated[
         str, typer.Option("--to", metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)
@@ -30,9 +41,7 @@ def backup(
         str | None,
         typer.Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="The root to back up."),
     ] = None,
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", help="Only this one; may be repeated.", show_default="all")
-    ] = None,
+    topic: TopicsOption = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the backups there are; make none.")] = False,
     prune: Annotated[
         bool, typer.Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")
@@ -45,10 +54,16 @@ def backup(
         typer.Option("--keep-days", min=0, metavar="DAYS", help="Afterwards drop backups that are older than this."),
     ] = None,
     link: LinkOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied, or dropped.")] = False,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    from sparklog.cli.places import open_folder, root_to_copy
+    """Back a root up: all topics, transactions and consumer groups as of one moment, into a folder of their own.
+
+    Only what is new since the last backup is copied, and every byte is checked on the way. Writers and maintenance
+    go on meanwhile. Killed at any time, run it again. `sparklog restore` makes a root of it, as of a backup or a
+    time between.
+    """
+    from sparklog.cli.source import open_folder, root_to_copy
     from sparklog.kafka.in_place.location import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
     from sparklog.tools.backup.entries import shown_left_out
@@ -58,7 +73,7 @@ def backup(
     refuse_inside(to)
     target = open_folder(to)
     if list_:
-        _show(Repository.open(target).manifests(), as_json)
+        _show_backups(Repository.open(target).manifests(), as_json)
         return
     keep_ms = None if keep_days is None else keep_days * DAY_MS
     if prune:
@@ -66,19 +81,20 @@ def backup(
         return
     if root is None:
         raise typer.BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
+    topics = comma_separated(topic) or None
     opened = root_to_copy(root)
     if dry_run:
-        plan = plan_backup(opened, target, topics=topic)
+        plan = plan_backup(opened, target, topics=topics)
         if as_json:
             print_json(plan)
         else:
             print(f"Would copy {plan.files} files of {plan.nbytes} bytes of {len(plan.topics)} topics.")
-        complain(shown_left_out(plan.left_out))
+        warn_and_leave(shown_left_out(plan.left_out))
         return
-    made = back_up(opened, target, topics=topic, link=link, progress=copy_progress("backed up"))
+    made = back_up(opened, target, topics=topics, link=link, progress=copy_progress("backed up"))
     pruned = drop(target, keep=keep, keep_ms=keep_ms) if keep is not None or keep_ms is not None else None
     if as_json:
-        print_json(named(made, pruned=pruned))
+        print_json(made, pruned=json_value(pruned))
     else:
         print(
             f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
@@ -86,17 +102,15 @@ def backup(
         )
         if pruned is not None:
             _show_pruned(pruned, False, False)
-    complain(shown_left_out(made.left_out))
+    warn_and_leave(shown_left_out(made.left_out))
 
 
-def _show(found: list[Manifest], as_json: bool) -> None:
-    from sparklog.log.journal.clock import iso_time
-
+def _show_backups(backups: list[Manifest], as_json: bool) -> None:
     if as_json:
-        print_json([named(item, fromMs=item.from_ms, totalBytes=item.total_bytes) for item in found])
+        print_json([{**json_value(item), "fromMs": item.from_ms, "totalBytes": item.total_bytes} for item in backups])
         return
     rows = []
-    for item in found:
+    for item in backups:
         alive = sum(not each.deleted for each in item.topics)
         since = iso_time(item.from_ms) if item.from_ms else "the beginning"
         topics = f"only {alive}" if item.only is not None else alive
@@ -106,15 +120,122 @@ def _show(found: list[Manifest], as_json: bool) -> None:
     print_table(headings, rows, right=("BACKUP", "TOPICS", "GROUPS", "BYTES", "COPIED"))
 
 
-def _show_pruned(found: Pruned, dry_run: bool, as_json: bool) -> None:
+def _show_pruned(pruned: Pruned, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        print_json(named(found, dryRun=dry_run))
+        print_json(pruned, dryRun=dry_run)
         return
-    numbers = ", ".join(map(str, found.dropped)) or "none"
+    numbers = ", ".join(map(str, pruned.dropped)) or "none"
     what = "Would drop" if dry_run else "Dropped"
-    print(f"{what} backups: {numbers}; {found.objects} objects of {found.nbytes} bytes. Kept: {len(found.kept)}.")
+    print(f"{what} backups: {numbers}; {pruned.objects} objects of {pruned.nbytes} bytes. Kept: {len(pruned.kept)}.")
 
 
-def register(app: typer.Typer) -> None:
-    """Put the command into the tree."""
-    app.command(name="backup", help=HELP, epilog=EXAMPLES)(backup)
+LATEST = "latest"
+
+
+@app.command(
+    "restore",
+    epilog=example("sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders"),
+)
+def restore(
+    source: Annotated[str, typer.Argument(metavar="PATH", help="Where the backups lie; or a root.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="PATH", help="Where the root is to be; empty or not there.", show_default=False),
+    ],
+    as_of: Annotated[
+        str,
+        typer.Option(
+            "--as-of",
+            metavar="latest|TIME|VERSION",
+            help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it says); a version, of one topic.",
+        ),
+    ] = LATEST,
+    number: Annotated[
+        int | None, typer.Option("--backup", min=1, metavar="N", help="Just as this backup has it (backup --list).")
+    ] = None,
+    topic: TopicsOption = None,
+    rename: Annotated[
+        list[str] | None, typer.Option("--rename", metavar="OLD=NEW", help="Another name for a topic; may be repeated.")
+    ] = None,
+    link: LinkOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a new root with what a backup holds, or what a root held: the newest state, or that of an earlier time.
+
+    Every byte is checked on the way. Transactions are whole, consumer groups go on where they were, topic ids stay.
+    Killed at any time, run it again with the same words.
+    """
+    from sparklog.cli.source import open_folder
+    from sparklog.kafka.in_place.location import refuse_inside
+    from sparklog.tools.backup.entries import shown_left_out
+    from sparklog.tools.backup.restore_point import Wanted
+    from sparklog.tools.backup.restoring import plan_restore
+    from sparklog.tools.backup.restoring import restore as make
+
+    version, time_ms = parse_as_of(None if as_of == LATEST else as_of)
+    wanted = Wanted(comma_separated(topic) or None, number, version, time_ms)
+    names = dict(name_and_value(text, "--rename", "OLD=NEW") for text in rename or ())
+    refuse_inside(to)
+    store = open_folder(source)
+    if dry_run:
+        restored = plan_restore(store, wanted, rename=names)
+    else:
+        progress = copy_progress("restored")
+        restored = make(store, open_folder(to), wanted, rename=names, link=link, progress=progress)
+    if as_json:
+        print_json(restored, dryRun=dry_run)
+    else:
+        _show_restored(restored, to, dry_run)
+    warn_and_leave(shown_left_out(restored.left_out))
+
+
+def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
+    origin = "a root" if restored.backup is None else f"backup {restored.backup}"
+    print(
+        f"{'Would restore' if dry_run else 'Restored'} {len(restored.topics)} topics and {restored.groups} groups from "
+        f"{origin} to {to}: {restored.files} files of {restored.nbytes} bytes."
+    )
+    rows = []
+    for item in restored.topics:
+        offsets = sum(end - start for start, end in zip(item.log_starts, item.log_ends, strict=True))
+        rows.append((item.topic, item.source, item.version, iso_time(item.time_ms), item.partitions, offsets))
+    headings = ("TOPIC", "WAS", "VERSION", "AS-OF", "PARTITIONS", "OFFSETS")
+    print_table(headings, rows, right=("VERSION", "PARTITIONS", "OFFSETS"))
+    for moved in restored.moved:
+        print(
+            f"Group {printable(moved.group)} {'would be' if dry_run else 'is'} set to {moved.now}, the end of "
+            f"{moved.topic}-{moved.partition} in this version; it was at {moved.was}."
+        )
+
+
+@app.command(
+    "clone", epilog=example("sparklog clone orders orders-tuesday --as-of 2026-01-27T12:00:00 --root /data/log")
+)
+def clone(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to clone; a deleted one with --as-of.")],
+    name: Annotated[str, typer.Argument(metavar="NEW-NAME", help="The topic to create.")],
+    root: RootOption,
+    as_of: AsOfOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
+
+    Both share files until one of them rewrites its own; either can be appended to, altered and deleted without the
+    other noticing. Offsets and configs are the same, the topic id is new. How far back a version can lie is what
+    the vacuum has kept: file.delete.delay.ms, a day.
+    """
+    from sparklog.cli.source import open_root
+    from sparklog.log.topic.cloning import clone_topic
+
+    version, time_ms = parse_as_of(as_of)
+    made = clone_topic(open_root(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
+    if as_json:
+        print_json(made, dryRun=dry_run)
+        return
+    offsets = sum(end - start for start, end in zip(made.log_starts, made.log_ends, strict=True))
+    print(
+        f"{'Would clone' if dry_run else 'Cloned'} topic {topic} at version {made.version} as {name}: "
+        f"{made.partitions} partitions, {offsets} offsets, {made.files} files of {made.nbytes} bytes shared."
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -10,11 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.options import JsonOption, PlaceOption, RootOption, example
-from sparklog.cli.terminal import print_json
+from sparklog.cli.options import (
+    DryRunOption,
+    JsonOption,
+    RootOption,
+    SourceOption,
+    TopicsArgument,
+    comma_separated,
+    example,
+    name_and_value,
+)
+from sparklog.cli.terminal import print_json, read_text
+from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
-    from sparklog.maintenance.config_docs import ConfigDoc
+    from sparklog.maintenance.properties import ConfigDoc
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Show and change configs of topics, and say what each one means."
@@ -26,22 +35,21 @@ _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
 
 @app.command(epilog=example("sparklog configs describe orders --root /data/log --all"))
 def describe(
-    root: PlaceOption,
-    topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Topics; none means all.")] = None,
+    root: SourceOption,
+    topics: TopicsArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Also those that have their default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the configs that were set on topics: value, where it comes from, default."""
-    from sparklog.cli.places import open_place
-    from sparklog.errors import BadRequest
+    from sparklog.cli.source import open_source
     from sparklog.log.state.config_table import definition
     from sparklog.log.state.description import describe_configs
 
-    place = open_place(root)
-    if place.root is None:
-        raise BadRequest(f"{place.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
-    log = place.root
-    found = place.each(topics, lambda name: (name, describe_configs(log.topic(name).log.head().configs)))
+    source = open_source(root)
+    if source.root is None:
+        raise BadRequest(f"{source.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
+    log = source.root
+    configs_of = source.each(topics, lambda name: (name, describe_configs(log.topic(name).log.head().configs)))
     rows = [
         {
             "topic": name,
@@ -50,22 +58,22 @@ def describe(
             "source": config.source,
             "default": definition(config.name).default,
         }
-        for name, configs in found
+        for name, configs in configs_of
         for config in configs
         if everything or config.source != "default"
     ]
     if as_json:
-        print(json.dumps(rows))
+        print_json(rows)
     else:
-        _show([name for name, _ in found], rows, everything)
-    place.complain()
+        _show([name for name, _ in configs_of], rows, everything)
+    source.finish()
 
 
 def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> None:
     for name in names:
-        own = [row for row in rows if row["topic"] == name]
-        print(f"{'All' if everything else 'Dynamic'} configs for topic {name} are:{'' if own else ' none'}")
-        for row in own:
+        mine = [row for row in rows if row["topic"] == name]
+        print(f"{'All' if everything else 'Dynamic'} configs for topic {name} are:{'' if mine else ' none'}")
+        for row in mine:
             default = "" if row["source"] == "default" else f"  (default {row['default'] or 'empty'})"
             print(f"  {row['name']}={row['value']}{default}")
 
@@ -88,14 +96,14 @@ def alter(
     delete_config: Annotated[
         list[str] | None, typer.Option("--delete-config", metavar="NAME,...", help="Back to the default. Repeatable.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, say what would change, change nothing.")] = False,
+    dry_run: DryRunOption = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Set configs of a topic, take them back. All of it happens in one commit, or nothing does."""
-    from sparklog.cli.places import open_root
+    from sparklog.cli.source import open_root
 
     changes = _changes(add_config, add_config_file, delete_config)
     opened = open_root(root).topic(topic)
@@ -106,7 +114,7 @@ def alter(
     before, after = head.configs, head.configs.changed(planned)
     rows = [{"name": name, "before": before.text(name), "after": after.text(name)} for name in sorted(planned)]
     if as_json:
-        print(json.dumps({"topic": topic, "dryRun": dry_run, "changes": rows}))
+        print_json({"topic": topic, "dryRun": dry_run, "changes": rows})
         return
     for row in rows:
         print(f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}")
@@ -128,11 +136,11 @@ def docs(
     if markdown:
         sys.stdout.write(config_docs.markdown())
         return
-    found = [config_docs.one_config_doc(name) for name in names] if names else config_docs.config_docs()
+    docs = [config_docs.one_config_doc(name) for name in names] if names else config_docs.config_docs()
     if as_json:
-        print_json(found)
+        print_json(docs)
         return
-    print("\n\n".join(_shown(each) for each in found))
+    print("\n\n".join(_shown(each) for each in docs))
 
 
 def _shown(doc: ConfigDoc) -> str:
@@ -146,17 +154,15 @@ def _shown(doc: ConfigDoc) -> str:
 
 
 def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | None) -> dict[str, str | None]:
-    """What to set (name -> value) and to take back (name -> None); usage errors for what cannot be meant."""
+    """Return configs to set (name -> value) and to take back (name -> None); usage errors for contradictions."""
     changes: dict[str, str | None] = {}
     if file is not None:
-        changes.update(_of_file(file))
+        changes.update(_from_file(file))
     for text in added or []:
         for item in _COMMA.split(text):
-            name, equals, value = item.partition("=")
-            if not equals or not name.strip():
-                raise typer.BadParameter(f"expected NAME=VALUE,..., found {item!r}", param_hint="'--add-config'")
-            changes[name.strip()] = value.strip().removeprefix("[").removesuffix("]").strip()
-    for name in [name.strip() for text in deleted or [] for name in text.split(",")]:
+            name, value = name_and_value(item, "--add-config", "NAME=VALUE,...")
+            changes[name] = value.removeprefix("[").removesuffix("]").strip()
+    for name in comma_separated(deleted):
         if name in changes:
             raise typer.BadParameter(f"{name} is both set and taken back: give it once", param_hint="'--delete-config'")
         changes[name] = None
@@ -165,8 +171,7 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
     return changes
 
 
-def _of_file(file: Path) -> dict[str, str]:
-    from sparklog.cli.terminal import read_text
+def _from_file(file: Path) -> dict[str, str]:
     from sparklog.maintenance.properties import parse_properties
 
     text = read_text(file, "--add-config-file")

@@ -1,13 +1,11 @@
-"""`sparklog consume`: print records, and with `--follow` go on printing as they come.
-
-Reading knows nothing of brokers: the same command prints a sparklog topic and a directory that a Kafka broker wrote.
-"""
+"""`sparklog consume`, `get` and `offsets`: records and offsets of topics, of a root or a Kafka directory."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,17 +13,22 @@ import typer
 from sparklog.cli.options import (
     CorruptOption,
     CorruptRecords,
-    HeadersShown,
     Isolation,
     IsolationOption,
-    KeyShown,
-    OffsetShown,
-    PartitionShown,
-    PlaceOption,
-    TimestampShown,
+    JsonOption,
+    PrintHeaders,
+    PrintKey,
+    PrintOffset,
+    PrintPartition,
+    PrintTimestamp,
+    SourceOption,
+    TopicOfFolder,
+    TopicsArgument,
     example,
+    parse_time,
 )
-from sparklog.cli.terminal import say, write
+from sparklog.cli.terminal import print_json, printable, warn, write
+from sparklog.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,17 +36,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.log.read.tail import Tail
+    from sparklog.log.state.view import LogView
 
-HELP = """Print the records of a topic: all there are, then end; with --follow go on.
-
-Without a place to start it begins at the log start, or with --follow at the end. The columns are those of
-kafka-console-consumer, one partition after the other. How many were printed is said on stderr.
-"""
-EXAMPLES = example("sparklog consume orders --root /data/log --print-key --max-messages 10")
+app = typer.Typer()
+EXIT_DELETED = 3
 
 
 def _batches(tail: Tail, columns: tuple[str, ...], follow: bool, timeout_s: float | None) -> Iterator[pa.RecordBatch]:
-    """Everything there is, then, if asked, what comes, until nothing came for `timeout_s`."""
+    """Read all records up to the end, then, if asked, those that come, until none came for `timeout_s`."""
     yield from tail.poll(columns)
     last_seen = time.monotonic()
     while follow and (timeout_s is None or time.monotonic() - last_seen < timeout_s):
@@ -60,26 +60,17 @@ def _print(batches: Iterator[pa.RecordBatch], formatter: Callable[[pa.RecordBatc
     if limit == 0:
         return 0
     for batch in batches:
-        taken = batch if limit is None else batch.slice(0, limit - count)
-        write(formatter(taken))
-        count += taken.num_rows
+        part = batch if limit is None else batch.slice(0, limit - count)
+        write(formatter(part))
+        count += part.num_rows
         if limit is not None and count >= limit:
             break
     return count
 
 
 def _start(tail: Tail, from_beginning: bool, offset: str | None, timestamp: str | None, follow: bool) -> None:
-    from sparklog.cli.times import parse_time
-
-    given = [
-        name
-        for name, wanted in (
-            ("--from-beginning", from_beginning),
-            ("--offset", offset is not None),
-            ("--from-timestamp", timestamp is not None),
-        )
-        if wanted
-    ]
+    options = {"--from-beginning": from_beginning or None, "--offset": offset, "--from-timestamp": timestamp}
+    given = [name for name, value in options.items() if value is not None]
     if len(given) > 1:
         raise typer.BadParameter(f"one place to start, found {' and '.join(given)}")
     number = _offset(offset, tail.partition)
@@ -96,7 +87,7 @@ def _start(tail: Tail, from_beginning: bool, offset: str | None, timestamp: str 
 
 
 def _offset(text: str | None, partition: int | None) -> int | None:
-    """The number in `--offset`, None for earliest, latest and no option."""
+    """Return the number in `--offset`, None for earliest, latest and no option."""
     if text is None or text in ("earliest", "latest"):
         return None
     if not text.isdecimal():
@@ -106,11 +97,10 @@ def _offset(text: str | None, partition: int | None) -> int | None:
     return int(text)
 
 
+@app.command("consume", epilog=example("sparklog consume orders --root /data/log --print-key --max-messages 10"))
 def consume(
-    root: PlaceOption,
-    topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="Topic; may be left out where the folder holds only one.")
-    ] = None,
+    root: SourceOption,
+    topic: TopicOfFolder = None,
     partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
     from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start at the log start.")] = False,
     offset: Annotated[
@@ -133,11 +123,11 @@ def consume(
     max_messages: Annotated[int | None, typer.Option("--max-messages", "-n", min=0, help="End after so many.")] = None,
     isolation: IsolationOption = Isolation.read_committed,
     corrupt_records: CorruptOption = CorruptRecords.fail,
-    print_timestamp: TimestampShown = False,
-    print_partition: PartitionShown = False,
-    print_offset: OffsetShown = False,
-    print_headers: HeadersShown = False,
-    print_key: KeyShown = False,
+    print_timestamp: PrintTimestamp = False,
+    print_partition: PrintPartition = False,
+    print_offset: PrintOffset = False,
+    print_headers: PrintHeaders = False,
+    print_key: PrintKey = False,
     print_value: Annotated[bool, typer.Option("--print-value/--no-print-value", help="The value.")] = True,
     key_separator: Annotated[
         str, typer.Option("--key-separator", help="Between columns.", show_default="a tab")
@@ -147,14 +137,19 @@ def consume(
         bool, typer.Option("--json", help="One JSON object per record, all columns; `produce --json` takes it.")
     ] = False,
 ) -> None:
+    """Print the records of a topic: all there are, then end; with --follow go on.
+
+    Without a place to start it begins at the log start, or with --follow at the end. The columns are those of
+    kafka-console-consumer, one partition after the other. Their number is printed on stderr.
+    """
     from sparklog.cli.json_records import format_json
-    from sparklog.cli.places import open_place
+    from sparklog.cli.source import open_source
     from sparklog.cli.text import Layout
     from sparklog.log.read.tail import Tail
     from sparklog.log.state.view import COLUMNS
 
-    place = open_place(root, follow=follow, corrupt_records=corrupt_records.value, on_skipped=say)
-    tail = Tail(place.view, place.one_topic(topic), isolation.value, partition, warn=say)
+    source = open_source(root, follow=follow, corrupt_records=corrupt_records.value, on_skipped=warn)
+    tail = Tail(source.view, source.one_topic(topic), isolation.value, partition, warn=warn)
     _start(tail, from_beginning, offset, timestamp, follow)
     layout = Layout(
         timestamp=print_timestamp,
@@ -172,6 +167,131 @@ def consume(
     print(f"Processed a total of {count} messages", file=sys.stderr)
 
 
-def register(app: typer.Typer) -> None:
-    """Put the command into the tree."""
-    app.command(name="consume", help=HELP, epilog=EXAMPLES)(consume)
+class KeyFormat(str, Enum):
+    """Formats of `sparklog.format.text`."""
+
+    string = "string"
+    hex = "hex"
+    base64 = "base64"
+    short = "short"
+    integer = "integer"
+    long = "long"
+    float = "float"
+    double = "double"
+
+
+@app.command("get", epilog=example("sparklog get orders --key customer-17 --root /data/log --print-offset"))
+def get(
+    root: SourceOption,
+    key: Annotated[str, typer.Option("--key", "-k", help="The key.")],
+    topic: TopicOfFolder = None,
+    key_format: Annotated[
+        KeyFormat, typer.Option("--key-format", help="How --key is given; numbers as Kafka's serializers write them.")
+    ] = KeyFormat.string,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Look in this partition.")] = None,
+    all_partitions: Annotated[bool, typer.Option("--all-partitions", help="Look in all of them.")] = False,
+    isolation: IsolationOption = Isolation.read_committed,
+    corrupt_records: CorruptOption = CorruptRecords.fail,
+    print_timestamp: PrintTimestamp = False,
+    print_partition: PrintPartition = False,
+    print_offset: PrintOffset = False,
+    print_headers: PrintHeaders = False,
+    print_key: PrintKey = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The record as a JSON object, all columns.")] = False,
+) -> None:
+    """Print the latest record of a key.
+
+    It is looked for backwards from the log end, in the partition where Kafka's default partitioner puts the key,
+    and where it put it before partitions were added to a topic of a root. Where another partitioner wrote it, or
+    partitions were added in Kafka, give --partition or --all-partitions (of several records the one with the
+    greatest timestamp). Exit code 3: the latest record is a tombstone, the key was deleted; 1: there is none.
+    """
+    from sparklog.cli.json_records import format_json
+    from sparklog.cli.source import open_source
+    from sparklog.cli.text import Layout
+    from sparklog.format.text import parse_key
+    from sparklog.log.read.key_lookup import latest_record
+
+    if partition is not None and all_partitions:
+        raise typer.BadParameter("--partition and --all-partitions exclude each other")
+    key_bytes = parse_key(key, key_format.value)
+    source = open_source(root, corrupt_records=corrupt_records.value, on_skipped=warn)
+    name = source.one_topic(topic)
+    source.view.refresh([name])
+    chosen = sorted(source.view.bounds(name)) if all_partitions else None if partition is None else [partition]
+    record = latest_record(source.view, name, key_bytes, partitions=chosen, isolation=isolation.value)
+    if record is None:
+        hint = "; another partitioner may have written it, or partitions were added in Kafka: try --all-partitions"
+        raise NotFound(f"no record of topic {name} has the key {key!r}{'' if all_partitions else hint}")
+    deleted = not record.column("value")[0].is_valid
+    layout = Layout(print_timestamp, print_partition, print_offset, print_headers, print_key, not deleted)
+    write(format_json(record) if as_json else layout.format(record))
+    if deleted:
+        offset, number = (record.column(name)[0].as_py() for name in ("offset", "partition"))
+        warn(f"key {key!r} of topic {name} was deleted: offset {offset} of partition {number} is a tombstone")
+        raise typer.Exit(EXIT_DELETED)
+
+
+LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
+NAMES = {"latest": LATEST, "earliest": EARLIEST, "max-timestamp": MAX_TIMESTAMP}
+
+
+def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int, int]:
+    """Return the offset per partition of a topic for a `--time`; partitions without an answer are missing."""
+    from sparklog.log.read.time_lookup import offsets_of_max_timestamp
+
+    bounds = view.bounds(topic)
+    if time == LATEST:
+        return {partition: bound.end(isolation) for partition, bound in bounds.items()}
+    if time == EARLIEST:
+        return {partition: bound.log_start for partition, bound in bounds.items()}
+    if time == MAX_TIMESTAMP:
+        answers = offsets_of_max_timestamp(view, topic, isolation)
+    else:
+        answers = view.offsets_for_timestamps(topic, dict.fromkeys(bounds, time), isolation)
+    return {partition: answer.offset for partition, answer in answers.items() if answer is not None}
+
+
+def _time(text: str) -> int:
+    if text in NAMES:
+        return NAMES[text]
+    if text in ("-1", "-2", "-3"):
+        return int(text)
+    return parse_time(text, "--time")
+
+
+@app.command("offsets", epilog=example("sparklog offsets orders --root /data/log --time -2"))
+def offsets(
+    root: SourceOption,
+    topics: TopicsArgument = None,
+    time: Annotated[
+        str, typer.Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")
+    ] = "latest",
+    isolation: Annotated[
+        Isolation, typer.Option("--isolation-level", help="read_committed: below the first open transaction.")
+    ] = Isolation.read_uncommitted,
+    as_json: JsonOption = False,
+) -> None:
+    """Print offsets of topics, one topic:partition:offset per line, as kafka-get-offsets does.
+
+    --time is -1 or latest (the end, the default), -2 or earliest (the log start), -3 or max-timestamp (the record with
+    the largest timestamp), or a time in milliseconds: the first record not older. Partitions without one are left out.
+    """
+    from sparklog.cli.source import open_source
+
+    wanted = _time(time)
+    source = open_source(root)
+    names = source.refreshed(topics)
+    rows = [
+        (name, partition, offset)
+        for name in names
+        for partition, offset in offsets_at(source.view, name, wanted, isolation.value).items()
+    ]
+    # Sorted by the text topic-partition, t-10 before t-2: as Kafka's tool does.
+    rows.sort(key=lambda row: f"{row[0]}-{row[1]}")
+    if as_json:
+        print_json([{"topic": name, "partition": partition, "offset": offset} for name, partition, offset in rows])
+    else:
+        for name, partition, offset in rows:
+            print(f"{printable(name)}:{partition}:{offset}")
+    source.finish()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from sparklog.cli.options import JsonOption, PlaceOption, RootOption, example
-from sparklog.cli.terminal import complain, print_json, print_table, printable
+from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, example, parse_time
+from sparklog.cli.terminal import print_json, print_table, printable, read_text, warn_and_leave
+from sparklog.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,31 +33,30 @@ TopicOption = Annotated[
     list[str] | None,
     typer.Option("--topic", "-t", metavar="TOPIC[:P,...]", help="A topic, or partitions of it; may be repeated."),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check, and change nothing.")]
 
 
 @app.command("list", epilog=example("sparklog groups list --root /data/log"))
 def list_(
-    root: PlaceOption,
-    state: Annotated[bool, typer.Option("--state", help="Also how each group stands.")] = False,
+    root: SourceOption,
+    state: Annotated[bool, typer.Option("--state", help="Also the state of each group.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the groups, one per line. Works on a Kafka log directory, too."""
-    found = _found(root)
-    names = found.names()
+    groups = _open_groups(root)
+    names = groups.names()
     if state:
-        _show_states(found.descriptions(names, found.failures), as_json)
+        _show_states(groups.descriptions(names, groups.failures), as_json)
     elif as_json:
-        print(json.dumps(names))
+        print_json(names)
     else:
         for name in names:
             print(printable(name))
-    complain(found.failures)
+    warn_and_leave(groups.failures)
 
 
 @app.command(epilog=example("sparklog groups describe billing --root /data/log"))
 def describe(
-    root: PlaceOption,
+    root: SourceOption,
     names: GroupArguments = None,
     all_groups: Annotated[bool, typer.Option("--all-groups", help="Every group there is.")] = False,
     state: Annotated[bool, typer.Option("--state", help="The groups themselves in place of their offsets.")] = False,
@@ -67,44 +66,29 @@ def describe(
 
     SECONDS-BEHIND is how long the first unread record has been waiting. The end is that of the log, as in Kafka:
     markers, and records that an open transaction hides, count as unread. Of a Kafka log directory the groups are shown
-    whose coordinator's log lies there, in the partitions that lie there; who is a member is not known.
+    whose coordinator's log lies there, in the partitions that lie there; members are not known.
     """
-    from sparklog.errors import NotFound
-
-    place = _found(root)
-    chosen = _chosen(place, names, all_groups)
-    found = place.descriptions(chosen, place.failures if all_groups else None)
-    missing = [item.id for item in found if item.state == "Dead"]
+    groups = _open_groups(root)
+    chosen = _chosen(groups, names, all_groups)
+    described = groups.descriptions(chosen, groups.failures if all_groups else None)
+    missing = [item.id for item in described if item.state == "Dead"]
     if missing:
-        raise NotFound(f"group '{missing[0]}' does not exist in {place.location}; `sparklog groups list` has all")
-    rows = [] if state else place.lag([item.id for item in found])
+        raise NotFound(f"group '{missing[0]}' does not exist in {groups.location}; `sparklog groups list` has all")
+    rows = [] if state else groups.lag([item.id for item in described])
     if state:
-        _show_states(found, as_json)
+        _show_states(described, as_json)
     elif as_json:
         print_json(rows)
     else:
-        for item in found:
+        for item in described:
             if item.state == "Empty":
                 print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
         if rows:
             print_table(OFFSETS, [_cells(row) for row in rows])
-    complain(place.failures)
-
-
-RESET = """Set a group's offsets by hand, in a partition, a topic or all of its topics.
-
-Exactly one of the options --to-earliest ... --from-file says where to. Nothing is changed without --execute: first
-look at what would be. Refused while the group is active: stop its consumer first. A consumer that was only asleep is
-fenced by the reset.
-
-A file for --from-file has lines topic,partition,offset, as --export prints them: `reset g --to-current --export`
-keeps offsets for later. A restarted Spark query goes on from its checkpoint, whatever the group says; a new one that
-says startingOffsets=group begins at these offsets.
-"""
+    warn_and_leave(groups.failures)
 
 
 @app.command(
-    help=RESET,
     epilog=example("sparklog groups reset billing --topic orders --to-datetime 2026-03-01T08:00 --root /data/log"),
 )
 def reset(
@@ -131,6 +115,16 @@ def reset(
     export: Annotated[bool, typer.Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
+    """Set a group's offsets by hand, in a partition, a topic or all of its topics.
+
+    Exactly one of the options --to-earliest ... --from-file says where to. Nothing is changed without --execute: first
+    look at what would be. Refused while the group is active: stop its consumer first. A consumer that was only asleep
+    is fenced by the reset.
+
+    A file for --from-file has lines topic,partition,offset, as --export prints them: `reset g --to-current --export`
+    keeps offsets for later. A restarted Spark query goes on from its checkpoint, whatever the group says; a new one
+    with startingOffsets=group begins at these offsets.
+    """
     from sparklog.groups.reset import plan_reset, with_offsets
 
     if execute and dry_run:
@@ -143,9 +137,9 @@ def reset(
         from_file,
     )
     topics = _topics(topic, all_topics, from_file is not None)
-    found = _groups(root).group(group)
-    plan = plan_reset(found, scenario, topics, now_ms=found.root.env.wall_ms())
-    found.alter(with_offsets(plan), dry_run=not execute)
+    opened = _groups_of_root(root).group(group)
+    plan = plan_reset(opened, scenario, topics, now_ms=opened.root.env.wall_ms())
+    opened.alter(with_offsets(plan), dry_run=not execute)
     for item in plan:
         if item.warning:
             print(f"WARN {printable(item.warning)}", file=sys.stderr)
@@ -157,9 +151,9 @@ def reset(
 @app.command(epilog=example("sparklog groups delete billing --root /data/log"))
 def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False, as_json: JsonOption = False) -> None:
     """Delete a group with its offsets. Refused while it is active."""
-    _groups(root).group(group).delete(dry_run=dry_run)
+    _groups_of_root(root).group(group).delete(dry_run=dry_run)
     if as_json:
-        print(json.dumps({"deleted": group, "dryRun": dry_run}))
+        print_json({"deleted": group, "dryRun": dry_run})
     else:
         print(f"Would delete group {printable(group)}." if dry_run else f"Deleted group {printable(group)}.")
 
@@ -173,23 +167,21 @@ def delete_offsets(
     as_json: JsonOption = False,
 ) -> None:
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
-    from sparklog.errors import NotFound
-
     wanted = _topics(topic, False, False)
     if not wanted:
         raise typer.BadParameter("name at least one --topic")
-    found = _groups(root).group(group)
-    there = found.committed()
+    opened = _groups_of_root(root).group(group)
+    committed_at = opened.committed()
     gone: dict[str, list[int]] = {}
     for name, partitions in sorted(wanted.items()):
-        committed = sorted(partition for at, partition in there if at == name)
+        committed = sorted(partition for at, partition in committed_at if at == name)
         chosen = committed if partitions is None else partitions
         missing = sorted(set(chosen) - set(committed))
         if missing or not chosen:
             which = f"partitions {', '.join(map(str, missing))} of topic" if missing else "topic"
             raise NotFound(f"group '{group}' has no offsets of {which} '{name}'")
         gone[name] = sorted(chosen)
-    found.delete_offsets(gone, dry_run=dry_run)
+    opened.delete_offsets(gone, dry_run=dry_run)
     if as_json:
         print_json({"group": group, "deleted": gone, "dryRun": dry_run})
         return
@@ -201,9 +193,8 @@ def delete_offsets(
 # -- arguments
 
 
-def _groups(root: str) -> Groups:
-    from sparklog.cli.places import open_root
-    from sparklog.errors import BadRequest
+def _groups_of_root(root: str) -> Groups:
+    from sparklog.cli.source import open_root
     from sparklog.groups import Groups
     from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, resolve
 
@@ -216,8 +207,8 @@ def _groups(root: str) -> Groups:
     return Groups(open_root(root))
 
 
-class _Found(Protocol):
-    """The groups of a place."""
+class _Groups(Protocol):
+    """Groups of a root, or of a Kafka log directory."""
 
     @property
     def location(self) -> str: ...
@@ -246,34 +237,34 @@ class _InRoot:
         return lag(self._groups.root, names, failures=self.failures)
 
 
-def _found(root: str) -> _Found:
-    from sparklog.cli.places import open_place
+def _open_groups(root: str) -> _Groups:
+    from sparklog.cli.source import open_source
     from sparklog.kafka.importing.group_lag import KafkaGroups
     from sparklog.kafka.in_place.view import KafkaView
 
-    view = open_place(root).view
-    return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups(root))
+    view = open_source(root).view
+    return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups_of_root(root))
 
 
-def _chosen(groups: _Found, names: Sequence[str] | None, all_groups: bool) -> list[str]:
+def _chosen(groups: _Groups, names: Sequence[str] | None, all_groups: bool) -> list[str]:
     if bool(names) == all_groups:
         raise typer.BadParameter("name groups, or give --all-groups")
     return groups.names() if all_groups else list(dict.fromkeys(names or []))
 
 
 def _topics(given: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:
-    """`["a", "b:0,1"]` -> `{"a": None, "b": {0, 1}}`; None: all topics of the group, or those of the file."""
+    """Turn `["a", "b:0,1"]` into `{"a": None, "b": {0, 1}}`; None: all topics of the group, or those of the file."""
     if sum((bool(given), all_topics, from_file)) > 1:
         raise typer.BadParameter("give one of --topic, --all-topics and --from-file")
-    found: dict[str, set[int] | None] = {}
+    chosen: dict[str, set[int] | None] = {}
     for text in given or []:
         name, colon, numbers = text.partition(":")
         parts = numbers.split(",")
         if colon and not all(part.strip().isdecimal() for part in parts):
             raise typer.BadParameter(f"expected TOPIC or TOPIC:0,1, found {text!r}", param_hint="'--topic'")
-        already = found.get(name, set())
-        found[name] = None if not colon or already is None else already | {int(part) for part in parts}
-    return found or None
+        already = chosen.get(name, set())
+        chosen[name] = None if not colon or already is None else already | {int(part) for part in parts}
+    return chosen or None
 
 
 def _scenario(
@@ -283,26 +274,23 @@ def _scenario(
     texts: Mapping[str, str | None],
     file: Path | None,
 ) -> Scenario:
-    from sparklog.cli.times import parse_time
     from sparklog.groups.reset import Scenario, To, parse_duration
 
-    found = [Scenario(To(name[2:])) for name, given in flags.items() if given]
-    found += [Scenario(To(name[2:]), number) for name, number in numbers.items() if number is not None]
+    scenarios = [Scenario(To(name[2:])) for name, given in flags.items() if given]
+    scenarios += [Scenario(To(name[2:]), number) for name, number in numbers.items() if number is not None]
     for name, text in texts.items():
         if text is not None:
             value = parse_time(text, name) if name == "--to-datetime" else parse_duration(text)
-            found.append(Scenario(To(name[2:]), value))
+            scenarios.append(Scenario(To(name[2:]), value))
     if file is not None:
-        found.append(Scenario(To.FILE, offsets=_offsets_of(group, file)))
-    if len(found) != 1:
+        scenarios.append(Scenario(To.FILE, offsets=_offsets_of(group, file)))
+    if len(scenarios) != 1:
         every = (*flags, *numbers, *texts, "--from-file")
-        raise typer.BadParameter(f"give exactly one of {', '.join(every)}; found {len(found)}")
-    return found[0]
+        raise typer.BadParameter(f"give exactly one of {', '.join(every)}; found {len(scenarios)}")
+    return scenarios[0]
 
 
 def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
-    from sparklog.cli.terminal import read_text
-    from sparklog.errors import BadRequest
     from sparklog.groups.reset import parse_offsets_file
 
     by_group = parse_offsets_file(read_text(file, "--from-file"), str(file))
@@ -312,7 +300,7 @@ def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
     return chosen
 
 
-# -- what is shown
+# -- output
 
 
 def _cells(row: Lag) -> tuple[object, ...]:
@@ -321,9 +309,9 @@ def _cells(row: Lag) -> tuple[object, ...]:
     return row.group, row.topic, row.partition, *("-" if cell is None else cell for cell in cells)
 
 
-def _show_states(found: Sequence[GroupDescription], as_json: bool) -> None:
+def _show_states(described: Sequence[GroupDescription], as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(described)
         return
     rows = [
         (
@@ -331,7 +319,7 @@ def _show_states(found: Sequence[GroupDescription], as_json: bool) -> None:
             "-" if item.session_timeout_ms is None else item.session_timeout_ms,
             len(item.pending),
         )
-        for item in found
+        for item in described
     ]
     if rows:
         print_table(STATES, rows)

@@ -1,7 +1,7 @@
 """`sparklog compact`, `retain`, `stream` and `mirror`: the jobs as commands, and `sparklog conf`: files to run them by.
 
-A job reads its own arguments, so `sparklog compact` takes what `spark-submit jobs/compact.py` takes. Spark starts with
-the defaults of this machine; where a cluster is meant, spark-submit starts `jobs/compact.py`.
+A job reads its arguments itself, so `sparklog compact` takes what `spark-submit jobs/compact.py` takes. Spark starts
+with the defaults of this machine; where a cluster is meant, spark-submit starts `jobs/compact.py`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,17 @@ import typer
 from sparklog.cli.options import example
 from sparklog.errors import BadRequest, NotFound
 
+app = typer.Typer()
+
 HELP = {
     "compact": "Merge small appends, seal them into segments, compact by key (a job; starts Spark if there is work).",
     "retain": "Expire records by time, size and log start, delete unnamed files (a job).",
     "stream": "Stream topics of a Kafka directory or a root into a root (a job; starts Spark).",
     "mirror": "Copy topics from or to a running Kafka cluster (a job; starts Spark with its Kafka connector).",
 }
-CONF_HELP = "Print a file to run the jobs by: a crontab, properties of maintenance, Spark's settings."
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Arguments belong to the job, `--help` too."""
 PACKAGE = Path(__file__).parents[2]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for name, text in HELP.items():
-        app.command(name, help=text, context_settings=PASS_ON)(_job)
-    app.command("conf", help=CONF_HELP, epilog=example("sparklog conf crontab"))(conf)
 
 
 def _job(context: typer.Context) -> None:
@@ -48,10 +42,19 @@ def _job(context: typer.Context) -> None:
     raise typer.Exit(job.main(context.args))
 
 
+for job_name, text in HELP.items():
+    app.command(job_name, help=text, context_settings=PASS_ON)(_job)
+
+
+@app.command(epilog=example("sparklog conf crontab"))
 def conf(
     name: str | None = typer.Argument(None, help="Which file: without it their names are listed."),
 ) -> None:
-    folder = _conf_folder()
+    """Print a file to run the jobs by: a crontab, properties of maintenance, Spark's settings."""
+    folder = PACKAGE / "conf"
+    if not folder.is_dir():
+        # A checkout, not an installed wheel.
+        folder = PACKAGE.parent / "conf"
     names = sorted(file.name for file in folder.iterdir() if file.is_file())
     if name is None:
         print("\n".join(names))
@@ -59,9 +62,3 @@ def conf(
         print((folder / name).read_text(), end="")
     else:
         raise NotFound(f"expected one of {', '.join(names)}; found {name!r}")
-
-
-def _conf_folder() -> Path:
-    """The folder of an installed wheel, else that of the checkout."""
-    installed = PACKAGE / "conf"
-    return installed if installed.is_dir() else PACKAGE.parent / "conf"

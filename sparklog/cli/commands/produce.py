@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
@@ -17,15 +19,11 @@ from sparklog.cli.options import RootOption, example
 if TYPE_CHECKING:
     import pyarrow as pa
 
-HELP = """Append lines to a topic: from standard input, or from a file.
-
-A line is a value, or with --key-separator a key and a value, or with --json an object as `sparklog consume --json`
-prints it. Lines are appended in batches, each whole or not at all, at the latest a second after they came.
-"""
-EXAMPLES = example("echo 'k1:hello' | sparklog produce orders --root /data/log --key-separator :")
+app = typer.Typer()
 
 RUN_BYTES = 16 << 20
 LINGER_S = 1.0
+READ_BYTES = 1 << 20
 
 
 class Codec(str, Enum):
@@ -38,6 +36,7 @@ class Codec(str, Enum):
     zstd = "zstd"
 
 
+@app.command("produce", epilog=example("echo 'k1:hello' | sparklog produce orders --root /data/log --key-separator :"))
 def produce(
     topic: Annotated[str, typer.Argument(help="Topic; must exist.")],
     root: RootOption,
@@ -64,9 +63,13 @@ def produce(
         Codec | None, typer.Option("--compression", help="Codec, where the topic leaves it to us. Default: zstd.")
     ] = None,
 ) -> None:
+    """Append lines to a topic: from standard input, or from a file.
+
+    A line is a value, or with --key-separator a key and a value, or with --json an object as `sparklog consume --json`
+    prints it. Lines are appended in batches, each whole or not at all, at the latest a second after they came.
+    """
     from sparklog.cli.json_records import parse_json
-    from sparklog.cli.lines import line_runs
-    from sparklog.cli.places import open_root
+    from sparklog.cli.source import open_root
     from sparklog.cli.text import LineFormat
     from sparklog.errors import SparklogError
     from sparklog.log.write.append_writer import WriteOptions
@@ -117,6 +120,51 @@ def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBa
     return pa.RecordBatch.from_arrays([*(batch.column(name) for name in names[:-1]), column], names=names)
 
 
-def register(app: typer.Typer) -> None:
-    """Put the command into the tree."""
-    app.command(name="produce", help=HELP, epilog=EXAMPLES)(produce)
+def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], float]) -> Iterator[bytes]:
+    """Read runs of whole lines from a file descriptor, each at least one line; the last may lack its newline.
+
+    So `sparklog produce < file` appends megabytes at a time, while lines that are typed are appended within a second.
+    A run ends when it has `run_bytes` or when `linger_s` have passed on `clock` since its first byte came. An interrupt
+    gives the whole lines that are held, then goes on to the caller.
+    """
+    held = bytearray()
+    deadline = 0.0
+    try:
+        while True:
+            if held and (len(held) >= run_bytes or not _ready(fd, deadline - clock())):
+                if run := _take_lines(held):
+                    yield run
+                deadline = clock() + linger_s
+                # One line longer than a run: wait for its end.
+                run_bytes = max(run_bytes, 2 * len(held))
+            data = os.read(fd, READ_BYTES)
+            if not data:
+                break
+            if not held:
+                deadline = clock() + linger_s
+            held += data
+    except KeyboardInterrupt:
+        if run := _take_lines(held):
+            yield run
+        raise
+    if held:
+        yield bytes(held)
+
+
+def _take_lines(held: bytearray) -> bytes:
+    """Take the whole lines out of `held`; what is left has no newline."""
+    end = held.rfind(b"\n") + 1
+    run = bytes(held[:end])
+    del held[:end]
+    return run
+
+
+def _ready(fd: int, wait_s: float) -> bool:
+    """True if a read would not block, waiting at most `wait_s` for that. Regular files are always ready."""
+    if wait_s <= 0:
+        return False
+    try:
+        return bool(select.select([fd], [], [], wait_s)[0])
+    except (OSError, ValueError):
+        # Not something select knows here (Windows pipes): read, and block if it must.
+        return True

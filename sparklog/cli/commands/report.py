@@ -1,37 +1,25 @@
-"""`sparklog report`: one page about a whole root, or the same facts as JSON."""
+"""`sparklog report` and `metrics`: figures of a whole root as a page, as JSON and for Prometheus."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from sparklog import __version__
-from sparklog.cli.options import PlaceOption, example
+from sparklog.cli.options import PropertiesOption, SourceOption, TopicsOption, comma_separated, example
+from sparklog.cli.terminal import print_json, write
 
-HELP = """Write one page about all topics: sizes, offsets, partition skew, commit rates, open transactions, consumer
-groups, what the next maintenance run would do, and what needs attention.
-
-The page is one HTML file that needs no network. Nothing is changed. A Kafka log directory is reported on in place, with
-what its files tell.
-"""
-EXAMPLES = example("sparklog report --root /data/log --html report.html")
+app = typer.Typer()
 
 
+@app.command("report", epilog=example("sparklog report --root /data/log --html report.html"))
 def report(
-    root: PlaceOption,
+    root: SourceOption,
     html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write the page here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON, for scripts.")] = False,
-    topics: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; may be repeated.")
-    ] = None,
-    properties: Annotated[
-        str | None,
-        typer.Option(
-            "--properties", metavar="FILE", help="What the maintenance jobs are given, as conf/sparklog.properties."
-        ),
-    ] = None,
+    topic: TopicsOption = None,
+    properties: PropertiesOption = None,
     now: Annotated[
         str | None,
         typer.Option(
@@ -39,28 +27,55 @@ def report(
         ),
     ] = None,
 ) -> None:
-    from sparklog.cli.places import open_place, report_settings
-    from sparklog.tools.report.facts import document
+    """Write one page about all topics: sizes, offsets, partition skew, commit rates, open transactions, consumer
+    groups, what the next maintenance run would do, and what needs attention.
+
+    The page is one HTML file that needs no network. Nothing is changed. A Kafka log directory is reported on in
+    place, with what its files tell.
+    """
+    from sparklog.cli.source import open_source, report_settings
     from sparklog.tools.report.gather import gather
 
     if html is None and not as_json:
         raise typer.BadParameter("say what to make: --html FILE, or --json", param_hint="'--html'")
-    place = open_place(root)
-    chosen = place.narrowed(topics)
-    found = gather(
-        place.view, report_settings(place, properties, now), topics=chosen, made_by=f"sparklog {__version__}"
-    )
+    source = open_source(root)
+    chosen = source.narrowed(comma_separated(topic))
+    settings = report_settings(source, properties, now)
+    facts = gather(source.view, settings, topics=chosen, made_by=f"sparklog {__version__}")
     if html is not None:
         from sparklog.tools.report.metrics import write_whole
         from sparklog.tools.report.page import as_html
 
-        write_whole(html, as_html(found), "--html")
+        write_whole(html, as_html(facts), "--html")
         if not as_json:
             print(f"Wrote {html}.")
     if as_json:
-        print(json.dumps(document(found)))
+        print_json(facts)
 
 
-def register(app: typer.Typer) -> None:
-    """Put the command into the tree."""
-    app.command(name="report", help=HELP, epilog=EXAMPLES)(report)
+@app.command(
+    "metrics", epilog=example("sparklog metrics --root /data/log --output /var/lib/node_exporter/sparklog.prom")
+)
+def metrics(
+    root: SourceOption,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here; otherwise it is printed.")
+    ] = None,
+    topic: TopicsOption = None,
+) -> None:
+    """Print lag of consumer groups, offsets, sizes and open transactions in Prometheus' text format.
+
+    With --output the file is replaced as a whole: point it into the folder of the node exporter's textfile
+    collector and run this from cron. A Kafka log directory is measured in place.
+    """
+    from sparklog.cli.source import open_source, report_settings
+    from sparklog.tools.report.gather import gather
+    from sparklog.tools.report.metrics import exposition, write_whole
+
+    source = open_source(root)
+    chosen = source.narrowed(comma_separated(topic))
+    text = exposition(gather(source.view, report_settings(source), topics=chosen, maintenance=False))
+    if output is None:
+        write(text.encode())
+    else:
+        write_whole(output, text, "--output")

@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklog.cli.options import ConfigOption, JsonOption, PlaceOption, RootOption, example, parse_configs
-from sparklog.cli.terminal import print_json, print_table, printable, say
+from sparklog.cli.options import (
+    ConfigOption,
+    JsonOption,
+    RootOption,
+    SourceOption,
+    TopicsArgument,
+    example,
+    parse_configs,
+)
+from sparklog.cli.terminal import print_json, print_table, printable, warn
+from sparklog.errors import NotFound
 
 if TYPE_CHECKING:
-    from sparklog.cli.places import Place
+    from sparklog.cli.source import Source
     from sparklog.log.state.view import LogView
     from sparklog.log.topic.root import Root
 
@@ -33,9 +42,11 @@ class PartitionRow:
 
 @dataclass(frozen=True)
 class TopicRow:
-    """One topic as `describe` shows it. `configs` are those that were set, `open_transactions` the transactional ids
-    that hold back the last stable offset; both None where the place does not say (Kafka's directories).
-    `kafka_topic_id`: of the topic that it was imported from, None if it was not or that had none."""
+    """One topic as `describe` shows it.
+
+    `configs` are those that were set, `open_transactions` the transactional ids that hold back the last stable offset;
+    both None for Kafka's directories. `kafka_topic_id`: id of the topic that it was imported from, None without one.
+    """
 
     topic: str
     topic_id: str
@@ -58,58 +69,58 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Create a topic. A folder that holds nothing yet becomes a new root."""
-    from sparklog.cli.places import open_root
+    from sparklog.cli.source import open_root
 
     configs = parse_configs(config)
     log = open_root(root, create=True)
-    there = if_not_exists and _exists(log, topic)
+    existed = if_not_exists and _exists(log, topic)
     if if_not_exists:
         log.ensure_topic(topic, partitions=partitions, configs=configs)
     else:
         log.create_topic(topic, partitions=partitions, configs=configs)
     if as_json:
-        print_json({"topic": topic, "created": not there})
+        print_json({"topic": topic, "created": not existed})
     else:
-        print(f"Topic {topic} is there already." if there else f"Created topic {topic}.")
+        print(f"Topic {topic} is there already." if existed else f"Created topic {topic}.")
 
 
 @app.command("list", epilog=example("sparklog topics list --root /data/log"))
-def list_(root: PlaceOption, as_json: JsonOption = False) -> None:
+def list_(root: SourceOption, as_json: JsonOption = False) -> None:
     """List the topics, one per line."""
-    from sparklog.cli.places import open_place
+    from sparklog.cli.source import open_source
 
-    place = open_place(root)
-    names = place.topics()
+    source = open_source(root)
+    names = source.topics()
     if as_json:
         print_json(names)
     else:
         for name in names:
             print(printable(name))
-    place.complain()
+    source.finish()
 
 
 @app.command(epilog=example("sparklog topics describe orders --root /data/log"))
 def describe(
-    root: PlaceOption,
-    topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Topics; none means all.")] = None,
+    root: SourceOption,
+    topics: TopicsArgument = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show id, configs and, for each partition, offsets and size."""
-    from sparklog.cli.places import open_place
+    from sparklog.cli.source import open_source
 
-    place = open_place(root)
-    rows = place.each(topics, lambda name: described(place, name))
+    source = open_source(root)
+    rows = source.each(topics, lambda name: described(source, name))
     if as_json:
         print_json(rows)
     else:
         for row in rows:
             show(row)
-    place.complain()
+    source.finish()
 
 
-def described(place: Place, name: str) -> TopicRow:
-    """What there is to say of one topic, from one snapshot of it."""
-    return _native(place.root, name) if place.root is not None else _kafka(place.view, name)
+def described(source: Source, name: str) -> TopicRow:
+    """Return the description of one topic, from one snapshot of it."""
+    return _native(source.root, name) if source.root is not None else _kafka(source.view, name)
 
 
 def _native(root: Root, name: str) -> TopicRow:
@@ -173,10 +184,12 @@ def alter(
     as_json: JsonOption = False,
 ) -> None:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
-    from sparklog.cli.places import open_root
+    from sparklog.cli.source import open_root
 
     open_root(root).topic(topic).alter(partitions=partitions)
-    say(f"keys of topic {printable(topic)} map to other partitions from now on: the order of a key's records ends here")
+    warn(
+        f"keys of topic {printable(topic)} map to other partitions from now on: the order of a key's records ends here"
+    )
     if as_json:
         print_json({"topic": topic, "partitions": partitions})
     else:
@@ -191,21 +204,19 @@ def delete(
     as_json: JsonOption = False,
 ) -> None:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""
-    from sparklog.cli.places import open_root
+    from sparklog.cli.source import open_root
 
     log = open_root(root)
-    there = not if_exists or _exists(log, topic)
-    if there:
+    exists = not if_exists or _exists(log, topic)
+    if exists:
         log.delete_topic(topic)
     if as_json:
-        print_json({"topic": topic, "deleted": there})
+        print_json({"topic": topic, "deleted": exists})
     else:
-        print(f"Deleted topic {topic}." if there else f"There is no topic {printable(topic)}.")
+        print(f"Deleted topic {topic}." if exists else f"There is no topic {printable(topic)}.")
 
 
 def _exists(log: Root, topic: str) -> bool:
-    from sparklog.errors import NotFound
-
     try:
         log.topic(topic)
     except NotFound:

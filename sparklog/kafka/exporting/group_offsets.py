@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sparklog.errors import NotFound
+from sparklog.errors import NotFound, did_you_mean
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.coordinators.group_messages import (
     GroupKey,
@@ -30,7 +30,6 @@ from sparklog.format.coordinators.group_messages import (
     encode_offset_key,
     encode_offset_value,
 )
-from sparklog.log.journal.names import did_you_mean
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 

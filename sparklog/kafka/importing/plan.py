@@ -20,7 +20,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, did_you_mean
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     HIGH_WATERMARKS_FILE,
@@ -35,7 +35,7 @@ from sparklog.kafka.in_place.damage import SKIP
 from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, next_offset_of, settled_segments
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
 from sparklog.log.journal.env import Env
-from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, did_you_mean
+from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
 from sparklog.log.state.kafka_source import ImportedEnd, KafkaSource
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root

@@ -17,14 +17,13 @@ rule has one.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.damage import FAIL, SKIP, OnSkipped, Skipped, check_policy, log_skipped, warn_once
@@ -341,7 +340,7 @@ class KafkaView:
         mine = {number: folder for (name, number), folder in folders.items() if name == topic}
         if not mine:
             names = sorted({name for name, _ in folders})
-            near = difflib.get_close_matches(topic, names, 3) or names[:10]
+            near = nearest(topic, names) or names[:10]
             raise NotFound(f"there is no topic {topic!r} in {self._path}: did you mean one of {near}?")
         return mine
 

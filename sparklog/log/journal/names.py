@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 
 from sparklog.errors import BadRequest
 
@@ -177,16 +176,3 @@ def path_read_version(path: str) -> int | None:
 def file_key(topic: str, path: str) -> str:
     """Return the key of a data file that a commit of `topic` names."""
     return path[1:] if path.startswith("/") else f"{topic}/{path}"
-
-
-def nearest(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
-    """Return the candidates most like `word`, best first, for "did you mean"."""
-    import difflib
-
-    return difflib.get_close_matches(word, list(candidates), n=limit, cutoff=0.6)
-
-
-def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?`, or an empty text."""
-    similar = nearest(word, candidates, limit=1)
-    return f"; did you mean '{similar[0]}'?" if similar else ""

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sparklog.errors import BadRequest
-from sparklog.log.journal.names import did_you_mean
+from sparklog.errors import BadRequest, did_you_mean
 
 SECURITY = (
     "it names the security of connections to a broker, and there is none: whoever may read or write the files may "

@@ -11,12 +11,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
 from sparklog.log.decisions.decision_log import DecisionLogs
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.journal import RootAccess
-from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, is_topic_name, nearest
+from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, is_topic_name
 from sparklog.log.journal.root_id import create_root_id, read_root_id
 from sparklog.log.state.commit import Commit, Resolved
 from sparklog.log.state.commit_log import Resolver

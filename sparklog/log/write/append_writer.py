@@ -8,14 +8,13 @@ Nothing is published here.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.format import append_file
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import CODECS, Codec
@@ -111,7 +110,7 @@ class WriteOptions:
 
     def __post_init__(self) -> None:
         if self.codec not in CODECS:
-            near = difflib.get_close_matches(self.codec, CODECS, 1)
+            near = nearest(self.codec, CODECS, limit=1)
             hint = f", perhaps {near[0]}" if near else ""
             raise BadRequest(f"expected a codec of {', '.join(CODECS)}, found {self.codec!r}{hint}")
         if not 1 <= self.buffer_bytes <= MAX_BUFFER_BYTES:

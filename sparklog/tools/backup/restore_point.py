@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.clock import iso_time, newest_at
 from sparklog.log.journal.entry_log import Entry, EntryKind
-from sparklog.log.journal.names import is_topic_name, nearest
+from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.history import History
 from sparklog.log.state.snapshot import Snapshot

@@ -1,4 +1,4 @@
-"""What is wrong with this machine, this Spark and this root, and the command that puts each thing right."""
+"""Checks of this machine, this Spark and a root, each with the command that puts it right."""
 
 from sparklog.tools.doctor.examine import examine
 from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding

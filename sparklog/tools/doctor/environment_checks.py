@@ -1,9 +1,7 @@
-"""Python: this one, its packages, its compiled kernels, and the one that Spark's workers use.
+"""Checks of a machine: Python, packages, compiled kernels, the Python of Spark's workers, Java, Spark's settings.
 
 Spark starts its workers with PYSPARK_PYTHON (or `spark.pyspark.python` of spark-submit), else with plain `python3` of
 the PATH, whatever Python the driver runs in; both must be of the same minor version.
-
-Java, and the Spark settings worth changing: as its configuration file says, or as a running session says.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding, Machine
 
 LEAST = (3, 10)
 _ASK = (
-    "import json, sys; found = {'version': list(sys.version_info[:3]), 'executable': sys.executable}\n"
+    "import json, sys; facts = {'version': list(sys.version_info[:3]), 'executable': sys.executable}\n"
     "for name in ('pyarrow', 'numba', 'sparklog'):\n"
-    "    try: found[name] = getattr(__import__(name), '__version__', '')\n"
-    "    except Exception as error: found[name] = None; found['error'] = repr(error)\n"
-    "print(json.dumps(found))"
+    "    try: facts[name] = getattr(__import__(name), '__version__', '')\n"
+    "    except Exception as error: facts[name] = None; facts['error'] = repr(error)\n"
+    "print(json.dumps(facts))"
 )
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")
 _BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
@@ -35,10 +33,10 @@ _BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
 
 def check_python() -> Finding:
     """This interpreter."""
-    found = f"Python {_dotted(sys.version_info[:3])} ({sys.executable})"
+    version = f"Python {_dotted(sys.version_info[:3])} ({sys.executable})"
     if sys.version_info[:2] >= LEAST:
-        return Finding("python", OK, found)
-    return Finding("python", FAIL, f"{found}, expected {_dotted(LEAST)} or newer", "make PYTHON=<a newer python3>")
+        return Finding("python", OK, version)
+    return Finding("python", FAIL, f"{version}, expected {_dotted(LEAST)} or newer", "make PYTHON=<a newer python3>")
 
 
 def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) -> Finding:
@@ -59,21 +57,21 @@ def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) ->
         return Finding("workers' python", bad, f"{source} is {program}, which does not exist", fix)
     answer = machine.run([path, "-c", _ASK])
     try:
-        found = json.loads(answer.text.splitlines()[-1]) if answer.code == 0 else None
+        worker = json.loads(answer.text.splitlines()[-1]) if answer.code == 0 else None
     except (ValueError, IndexError):
-        found = None
-    if not isinstance(found, dict):
-        said = " ".join(answer.text.split())[-120:]
-        return Finding("workers' python", bad, f"{path} ({source}) does not run: {said}", fix)
-    version = _dotted(found["version"])
-    here = f"Python {version} ({found['executable']}, by {source})"
-    if tuple(found["version"][:2]) != sys.version_info[:2]:
+        worker = None
+    if not isinstance(worker, dict):
+        message = " ".join(answer.text.split())[-120:]
+        return Finding("workers' python", bad, f"{path} ({source}) does not run: {message}", fix)
+    version = _dotted(worker["version"])
+    here = f"Python {version} ({worker['executable']}, by {source})"
+    if tuple(worker["version"][:2]) != sys.version_info[:2]:
         mine = _dotted(sys.version_info[:2])
         return Finding("workers' python", bad, f"{here}, expected {mine} as the driver's: Spark refuses to mix", fix)
-    missing = [name for name in ("sparklog", "pyarrow", "numba") if found[name] is None]
+    missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
     if missing:
-        return Finding("workers' python", bad, f"{here} cannot import {', '.join(missing)}: {found['error']}", fix)
-    return Finding("workers' python", OK, f"{here} imports sparklog {found['sparklog']}, pyarrow {found['pyarrow']}")
+        return Finding("workers' python", bad, f"{here} cannot import {', '.join(missing)}: {worker['error']}", fix)
+    return Finding("workers' python", OK, f"{here} imports sparklog {worker['sparklog']}, pyarrow {worker['pyarrow']}")
 
 
 def wanted_packages(requirements: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -85,7 +83,7 @@ def wanted_packages(requirements: Sequence[str]) -> Iterator[tuple[str, str, str
 
 
 def out_of_range(version: str, wanted: str) -> bool:
-    """Whether a version lies outside of `>=1.26,<3`; parts behind the numbers (rc1, .post1) do not count."""
+    """True if a version lies outside of `>=1.26,<3`; parts behind the numbers (rc1, .post1) do not count."""
     have = _numbers(version)
     for sign, text in _BOUND.findall(wanted):
         bound = _numbers(text)
@@ -98,13 +96,13 @@ def out_of_range(version: str, wanted: str) -> bool:
 
 
 def check_packages() -> list[Finding]:
-    """What sparklog needs, in the ranges it declares; of its extras what Spark needs."""
+    """Check the packages that sparklog requires, in the ranges it declares, and pyspark of its extras."""
     try:
         requirements = metadata.requires("sparklog") or []
     except metadata.PackageNotFoundError:
-        said = "sparklog is not installed, it runs from a folder: the versions of what it needs are not known"
-        return [Finding("packages", WARN, said, f"{sys.executable} -m pip install -e '.[spark]'")]
-    bad, there = [], []
+        message = "sparklog is not installed, it runs from a folder: the versions of what it needs are not known"
+        return [Finding("packages", WARN, message, f"{sys.executable} -m pip install -e '.[spark]'")]
+    wrong, right = [], []
     spark = None
     for name, wanted, extra in wanted_packages(requirements):
         if extra not in ("", "spark"):
@@ -116,34 +114,36 @@ def check_packages() -> list[Finding]:
         if extra == "spark":
             spark = _pyspark(name, version, wanted)
         elif version is None or out_of_range(version, wanted):
-            bad.append(f"{name} {version or 'missing'} (expected {wanted})")
+            wrong.append(f"{name} {version or 'missing'} (expected {wanted})")
         else:
-            there.append(f"{name} {version}")
+            right.append(f"{name} {version}")
     fix = f"{sys.executable} -m pip install --upgrade sparklog"
-    found = Finding("packages", FAIL, ", ".join(bad), fix) if bad else Finding("packages", OK, ", ".join(there))
-    return [found, spark] if spark is not None else [found]
+    finding = Finding("packages", OK, ", ".join(right))
+    if wrong:
+        finding = Finding("packages", FAIL, ", ".join(wrong), fix)
+    return [finding, spark] if spark is not None else [finding]
 
 
 def _pyspark(name: str, version: str | None, wanted: str) -> Finding:
     fix = f"{sys.executable} -m pip install 'sparklog[spark]'"
     if version is None:
-        said = "no pyspark here: the command line and the Python API work, queries and distributed jobs do not"
-        return Finding("pyspark", WARN, said, fix)
+        message = "no pyspark here: the command line and the Python API work, queries and distributed jobs do not"
+        return Finding("pyspark", WARN, message, fix)
     if out_of_range(version, wanted):
         return Finding("pyspark", FAIL, f"{name} {version}, expected {wanted}", fix)
     return Finding("pyspark", OK, f"{name} {version}")
 
 
 def check_kernels() -> Finding:
-    """Whether compiled code is kept, so that nobody waits for the compiler."""
+    """Check that compiled code is kept, so that no process waits for the compiler."""
     fix = f"{sys.executable} -m sparklog.format.kernels.warm"
     try:
         from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
     except ImportError as error:
         return Finding("kernels", FAIL, f"they cannot be loaded: {error}", "see packages")
     if CACHE_DIRECTORY is None:
-        said = "no folder to keep compiled kernels in: each process compiles them anew, half a minute"
-        return Finding("kernels", WARN, said, "export TMPDIR=<a folder that can be written to>")
+        message = "no folder to keep compiled kernels in: each process compiles them anew, half a minute"
+        return Finding("kernels", WARN, message, "export TMPDIR=<a folder that can be written to>")
     compiled = sum(name.endswith(".nbc") for _, _, names in os.walk(CACHE_DIRECTORY) for name in names)
     if not compiled:
         return Finding("kernels", WARN, f"not compiled yet, kept in {CACHE_DIRECTORY}", fix)
@@ -187,7 +187,7 @@ WORTH_CHANGING = (
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """What was found: `source` is the file or session they come from, None without any; `problem`: why it is unread."""
+    """Settings, and the file or session they come from, None without any; `problem`: why it is unread."""
 
     source: str | None
     values: Mapping[str, str]
@@ -195,7 +195,7 @@ class SparkSettings:
 
 
 def has_spark(machine: Machine) -> bool:
-    """Whether there is a Spark here: pyspark, or a SPARK_HOME."""
+    """True if there is a Spark: pyspark, or a SPARK_HOME."""
     return bool(machine.environ.get("SPARK_HOME")) or util.find_spec("pyspark") is not None
 
 
@@ -211,8 +211,8 @@ def check_java(machine: Machine, *, spark: bool) -> Finding:
         return Finding("java", bad, f"none (tried {java}); Spark needs Java {LEAST_JAVA} or newer", fix)
     version = re.search(r'version "((?:1\.)?(\d+)[^"]*)"', answer.text)
     if version is None:
-        said = " ".join(answer.text.split())[:80]
-        return Finding("java", bad, f"{path} does not say its version: {said}", fix)
+        message = " ".join(answer.text.split())[:80]
+        return Finding("java", bad, f"{path} does not say its version: {message}", fix)
     if int(version[2]) < LEAST_JAVA:
         return Finding("java", bad, f"Java {version[1]} ({path}), Spark needs {LEAST_JAVA} or newer", fix)
     return Finding("java", OK, f"Java {version[1]} ({path})")
@@ -243,8 +243,8 @@ def _places(machine: Machine) -> list[str]:
     if not folder and machine.environ.get("SPARK_HOME"):
         folder = os.path.join(machine.environ["SPARK_HOME"], "conf")
     if not folder:
-        found = util.find_spec("pyspark")
-        folder = os.path.join(os.path.dirname(found.origin), "conf") if found and found.origin else None
+        module = util.find_spec("pyspark")
+        folder = os.path.join(os.path.dirname(module.origin), "conf") if module and module.origin else None
     return [os.path.join(folder, DEFAULTS)] if folder else []
 
 
@@ -256,22 +256,22 @@ def check_settings(machine: Machine, settings: SparkSettings) -> list[Finding]:
     where = file if settings.source in (None, SESSION) else str(settings.source)
     folder = os.path.dirname(where)
     make = "" if os.path.isdir(folder) or folder.startswith("$") else f"mkdir -p {folder} && "
-    found = []
+    findings = []
     for wanted in WORTH_CHANGING:
         value = settings.values.get(wanted.name)
         # Spark itself shows sizes as 67108864b.
         if value is not None and value.strip().lower().removesuffix("b") == wanted.value:
-            found.append(Finding("spark settings", OK, f"{wanted.name} is {wanted.value} ({settings.source})"))
+            findings.append(Finding("spark settings", OK, f"{wanted.name} is {wanted.value} ({settings.source})"))
             continue
         here = "is not set" if value is None else f"is {value}"
         source = f" in {settings.source}" if settings.source else ", there is no spark-defaults.conf"
         fix = f"{make}echo '{wanted.name} {wanted.value}' >> {where}"
-        found.append(Finding("spark settings", WARN, f"{wanted.name} {here}{source}: {wanted.why}", fix))
-    return found
+        findings.append(Finding("spark settings", WARN, f"{wanted.name} {here}{source}: {wanted.why}", fix))
+    return findings
 
 
 def _in_a_worker(_: int) -> tuple[str, str, str]:
-    """What a worker is: version, interpreter, sparklog's version (it was imported to find this function)."""
+    """Return version, interpreter and sparklog's version of a worker, which imported it to find this function."""
     version = str(getattr(sys.modules["sparklog"], "__version__", ""))
     return ".".join(map(str, sys.version_info[:3])), sys.executable, version
 
@@ -292,8 +292,8 @@ def ask_spark() -> tuple[SparkSettings, list[Finding]]:
         values[name] = str(session.conf.get(name))
         settings = SparkSettings(SESSION, values)
         version, executable, sparklog = context.parallelize([0], 1).map(_in_a_worker).collect()[0]
-        said = f"Spark {session.version}; a worker is Python {version} ({executable}) with sparklog {sparklog}"
-        finding = Finding("spark session", OK, said)
+        message = f"Spark {session.version}; a worker is Python {version} ({executable}) with sparklog {sparklog}"
+        finding = Finding("spark session", OK, message)
     except Exception as error:  # noqa: BLE001 - whatever keeps Spark from starting is what is looked for
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         fix = f"export PYSPARK_PYTHON={sys.executable}, and see java"

@@ -1,4 +1,4 @@
-"""All checks, in the order in which their troubles are best put right."""
+"""All checks, in the order in which troubles are best put right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def examine(
     """
     settings = spark_settings(machine, conf_file)
     spark = has_spark(machine)
-    found = [
+    findings = [
         check_python(),
         *check_packages(),
         check_kernels(),
@@ -41,11 +41,11 @@ def examine(
         check_java(machine, spark=spark),
     ]
     if start_spark:
-        settings, said = ask_spark()
-        found += [*said, *(check_settings(machine, settings) if settings.source is not None else [])]
+        settings, answers = ask_spark()
+        findings += [*answers, *(check_settings(machine, settings) if settings.source is not None else [])]
     elif spark or conf_file is not None:
-        found += check_settings(machine, settings)
-    return found if root is None else [*found, *examine_root(root, machine)]
+        findings += check_settings(machine, settings)
+    return findings if root is None else [*findings, *examine_root(root, machine)]
 
 
 def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
@@ -72,14 +72,14 @@ def _root(location: Location, machine: Machine) -> list[Finding]:
     store = open_store(location.root)
     if location.kind == NOTHING:
         refuse_foreign(store)
-    found = [*check_disk(machine, location.root), *check_store(store)]
+    findings = [*check_disk(machine, location.root), *check_store(store)]
     if location.kind == NOTHING:
-        said = f"{location.path} is no root yet: the first topic makes it one"
+        message = f"{location.path} is no root yet: the first topic makes it one"
         fix = f"sparklog topics create <topic> --root {location.path}"
-        return [*found, Finding("root", WARN, said, fix)]
-    return [*found, *check_root(open_log(location))]
+        return [*findings, Finding("root", WARN, message, fix)]
+    return [*findings, *check_root(open_log(location))]
 
 
-def failed(found: Sequence[Finding]) -> bool:
-    """Whether something does not work, as against could be better."""
-    return any(each.status == FAIL for each in found)
+def failed(findings: Sequence[Finding]) -> bool:
+    """True if something does not work; a warning could only be better."""
+    return any(each.status == FAIL for each in findings)

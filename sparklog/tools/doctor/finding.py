@@ -1,4 +1,4 @@
-"""What a check finds, and the world that checks look at."""
+"""Finding of a check, and the machine that checks look at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANSWER_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: what was found, and for `warn` and `fail` the exact command or setting that puts it right."""
+    """Result of one check; `fix`: for `warn` and `fail` the exact command or setting that puts it right."""
 
     check: str
     status: str
@@ -24,14 +24,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a program ended, None where it could not be started, and what it wrote to both of its streams."""
+    """Exit code of a program, None where it could not be started, and the text on both of its streams."""
 
     code: int | None
     text: str
 
 
 def _run(command: Sequence[str]) -> Answer:
-    """Away from the current folder: Python would take modules from there that no worker has."""
+    """Run a program away from the current folder: Python would take modules from it that no worker has."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False, cwd="/"
@@ -42,14 +42,14 @@ def _run(command: Sequence[str]) -> Answer:
 
 
 def _free(path: str) -> tuple[int, int]:
-    """Bytes free, and bytes in all, of the file system of a path."""
+    """Return free and total bytes of the file system of a path."""
     usage = shutil.disk_usage(path)
     return usage.free, usage.total
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What checks ask of the operating system: environment, programs on the PATH, running one, space of a disk."""
+    """Calls to the operating system: environment, programs on the PATH, running one, space of a disk."""
 
     environ: Mapping[str, str]
     which: Callable[[str], str | None] = shutil.which

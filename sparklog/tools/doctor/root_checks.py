@@ -1,8 +1,4 @@
-"""The place of a root: does its store keep its promises, is it the right kind of disk, is there space, is the clock
-right?
-
-The state of a root's topics: does maintenance run, are there checkpoints, does a transaction hold something back?
-"""
+"""Checks of a root: its store, disk, space and clock, and of its topics maintenance, checkpoints and transactions."""
 
 from __future__ import annotations
 
@@ -41,19 +37,19 @@ def check_store(store: Store) -> list[Finding]:
         report = probe(store)
     except SparklogError as error:
         return [Finding("store", FAIL, str(error), fix)]
-    said = f"{report.location} creates exclusively (8 threads, one winner), durably, and tells case apart"
-    return [Finding("store", OK, f"{said}; {report.took_ms:.0f} ms"), _clock(report.clock_ahead_ms)]
+    message = f"{report.location} creates exclusively (8 threads, one winner), durably, and tells case apart"
+    return [Finding("store", OK, f"{message}; {report.took_ms:.0f} ms"), _clock(report.clock_ahead_ms)]
 
 
 def _clock(ahead_ms: int) -> Finding:
     fix = "sudo timedatectl set-ntp true"
     side = "ahead of" if ahead_ms > 0 else "behind"
-    said = f"this machine's clock is {abs(ahead_ms) / 1000:.1f} s {side} the store's"
+    message = f"this machine's clock is {abs(ahead_ms) / 1000:.1f} s {side} the store's"
     if ahead_ms > MAX_AHEAD_MS:
-        return Finding("clock", FAIL, f"{said}; beyond {MAX_AHEAD_MS // 1000} s nothing is committed", fix)
+        return Finding("clock", FAIL, f"{message}; beyond {MAX_AHEAD_MS // 1000} s nothing is committed", fix)
     if abs(ahead_ms) > WORTH_A_WORD_MS:
-        return Finding("clock", WARN, said, fix)
-    return Finding("clock", OK, said if ahead_ms else "this machine's clock is the store's")
+        return Finding("clock", WARN, message, fix)
+    return Finding("clock", OK, message if ahead_ms else "this machine's clock is the store's")
 
 
 def check_disk(machine: Machine, path: str) -> list[Finding]:
@@ -61,20 +57,21 @@ def check_disk(machine: Machine, path: str) -> list[Finding]:
     mount = mount_of(path)
     kind = mount.rpartition("(")[2].rstrip(")") if mount.endswith(")") else ""
     if _NETWORK.fullmatch(kind):
-        said = f"{mount} is a network file system: it works as far as the probe can see, a commit costs several trips"
-        system = Finding("file system", WARN, said, "put the root on a local disk, or keep its clients' caches short")
+        message = f"{mount} is a network file system: the probe sees no trouble, but a commit costs several trips"
+        fix = "put the root on a local disk, or keep its clients' caches short"
+        system = Finding("file system", WARN, message, fix)
     elif kind in _MEMORY:
         system = Finding("file system", WARN, f"{mount} is memory: nothing there outlives a restart", "use a disk")
     else:
         system = Finding("file system", OK, mount)
     free, total = machine.free(path)
-    said = f"{free / 2**30:,.1f} GiB of {total / 2**30:,.1f} GiB are free on {mount}"
-    fix = "free space: shorten retention.ms, run jobs/retain.py, or enlarge the disk"
+    message = f"{free / 2**30:,.1f} GiB of {total / 2**30:,.1f} GiB are free on {mount}"
+    fix = "free space: shorten retention.ms, run `sparklog retain`, or enlarge the disk"
     if free < FULL_BYTES:
-        return [system, Finding("space", FAIL, f"{said}: neither writers nor jobs get on", fix)]
+        return [system, Finding("space", FAIL, f"{message}: neither writers nor jobs get on", fix)]
     if free < NEARLY_FULL_BYTES or free < total * NEARLY_FULL_SHARE:
-        return [system, Finding("space", WARN, said, fix)]
-    return [system, Finding("space", OK, said)]
+        return [system, Finding("space", WARN, message, fix)]
+    return [system, Finding("space", OK, message)]
 
 
 NEVER_COMPACTED_SLICES = 1_000
@@ -83,7 +80,7 @@ CHECKPOINT_LATE_COMMITS = 8 * CHECKPOINT_COMMITS
 NAMED = 3
 
 _Complaint = tuple[str, str, str]
-"""Of one topic: check, what was found, what puts it right."""
+"""Trouble of one topic: check, message, fix."""
 
 
 def check_root(root: Root) -> list[Finding]:
@@ -101,24 +98,24 @@ def check_root(root: Root) -> list[Finding]:
                 complaints += check(root, topic)
         except SparklogError as error:
             broken.append(Finding("topics", FAIL, f"{name}: {error}", f"sparklog verify --root {_shown(root)}"))
-    found = [_joined(complaints, kind) for kind in dict.fromkeys(kind for kind, _, _ in complaints)]
+    findings = [_joined(complaints, kind) for kind in dict.fromkeys(kind for kind, _, _ in complaints)]
     if not broken:
-        found.insert(0, Finding("topics", OK, f"{count} in {root.location}, all of them open"))
-    return [*broken, *found]
+        findings.insert(0, Finding("topics", OK, f"{count} in {root.location}, all of them open"))
+    return [*broken, *findings]
 
 
 def _joined(complaints: Sequence[_Complaint], kind: str) -> Finding:
-    mine = [(said, fix) for name, said, fix in complaints if name == kind]
-    more = f"; and {len(mine) - NAMED} more" if len(mine) > NAMED else ""
-    fixes = list(dict.fromkeys(fix for _, fix in mine))[:NAMED]
-    return Finding(kind, WARN, "; ".join(said for said, _ in mine[:NAMED]) + more, "; ".join(fixes))
+    of_kind = [(message, fix) for name, message, fix in complaints if name == kind]
+    more = f"; and {len(of_kind) - NAMED} more" if len(of_kind) > NAMED else ""
+    fixes = list(dict.fromkeys(fix for _, fix in of_kind))[:NAMED]
+    return Finding(kind, WARN, "; ".join(message for message, _ in of_kind[:NAMED]) + more, "; ".join(fixes))
 
 
 def _maintenance(root: Root, topic: Topic) -> list[_Complaint]:
     rows = topic.snapshot(refresh=False).slices.all()
     unsealed = ~rows.sealed()
     many = int(unsealed.sum())
-    compact = f"spark-submit jobs/compact.py --root {_shown(root)}, every hour (see conf/crontab)"
+    compact = f"sparklog compact --root {_shown(root)}, every hour (see `sparklog conf crontab`)"
     if many > MANY_UNSEALED:
         return [("maintenance", f"topic {topic.name} holds {many:,} unsealed slices, writers warn", compact)]
     untouched = unsealed.all() and not (rows.flags & MERGE_TIER_MASK).any()
@@ -132,25 +129,25 @@ def _checkpoint(root: Root, topic: Topic) -> list[_Complaint]:
     behind = state.head.version - state.checkpoint_version
     if behind < CHECKPOINT_LATE_COMMITS:
         return []
-    said = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
+    message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
     fix = f"look why writers cannot: permissions and space below {_shown(root)}/{topic.name}/_log/checkpoints"
-    return [("checkpoints", f"{said}{CHECKPOINT_COMMITS}", fix)]
+    return [("checkpoints", f"{message}{CHECKPOINT_COMMITS}", fix)]
 
 
 def _transactions(root: Root, topic: Topic) -> list[_Complaint]:
     head = topic.log.head(refresh=False)
-    found = []
+    complaints = []
     for transaction in dict.fromkeys(item.txn.id for item in head.open):
         prepares = [item for item in head.open if item.txn.id == transaction]
         if root.decisions.overdue(topic.name, prepares, reading_clock_ms(root.store, root.env)):
-            said = f"transaction {transaction} holds back topic {topic.name} beyond its timeout"
+            message = f"transaction {transaction} holds back topic {topic.name} beyond its timeout"
             command = f"sparklog transactions abort {shlex.quote(transaction)} --root {_shown(root)}"
-            found.append(("transactions", said, f"{command}, or run either job"))
+            complaints.append(("transactions", message, f"{command}, or run either job"))
     for owner in sorted({owner_of(each) for each in head.kafka_open}):
-        said = f"transaction {owner}, which Kafka left open, holds back imported topic {topic.name}"
+        message = f"transaction {owner}, which Kafka left open, holds back imported topic {topic.name}"
         command = f"sparklog transactions abort {shlex.quote(owner)} --root {_shown(root)}"
-        found.append(("transactions", said, command))
-    return found
+        complaints.append(("transactions", message, command))
+    return complaints
 
 
 _CHECKS: tuple[Callable[[Root, Topic], list[_Complaint]], ...] = (_maintenance, _checkpoint, _transactions)

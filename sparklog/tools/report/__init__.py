@@ -1,1 +1,1 @@
-"""One page about a whole root: what is there, how far readers are, what maintenance would do, what needs attention."""
+"""One page about a whole root: topics, consumer lag, the next maintenance run, and what needs attention."""

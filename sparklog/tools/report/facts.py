@@ -1,9 +1,10 @@
-"""What a report says, as data: gathered once, shown as a page or as JSON. Times are ms since the epoch, sizes bytes."""
+"""Facts of a report, as data: gathered once, shown as a page or as JSON. Times are ms since the epoch, sizes bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
 ATTENTION, INFORMATION = "attention", "information"
 
@@ -15,6 +16,8 @@ class PartitionFacts:
     `oldest_ms`, `newest_ms`: smallest and greatest record time; None without times. Of a Kafka directory the oldest is
     the first record's. `unsealed`: its slices that are not sealed yet; None in Kafka's directories, as is `slices`.
     """
+
+    COMPUTED: ClassVar = ("offsets",)
 
     partition: int
     log_start: int
@@ -35,8 +38,8 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Of a topic's own log: its version, when that was committed, commits of the last hour and day that are kept, and
-    how many commits came after its newest checkpoint (None: it has none)."""
+    """Activity of a topic's commit log: its version, when that was committed, commits of the last hour and day that are
+    kept, and the number of commits after its newest checkpoint (None: it has none)."""
 
     version: int
     newest_ms: int
@@ -48,6 +51,8 @@ class Activity:
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
     """One topic. `cleanup_policy`, `configs` (those that were set), `activity`: None in Kafka's directories."""
+
+    COMPUTED: ClassVar = ("bytes", "offsets", "records", "oldest_ms", "newest_ms", "unsealed", "held_back", "skew")
 
     topic: str
     topic_id: str
@@ -67,7 +72,7 @@ class TopicFacts:
 
     @property
     def records(self) -> int | None:
-        """Of all partitions; None if one does not say."""
+        """Records of all partitions; None if one is not known."""
         known = [part.records for part in self.partitions if part.records is not None]
         return sum(known) if len(known) == len(self.partitions) else None
 
@@ -99,11 +104,13 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """How far a group is in one partition. `offset` None: it has committed none; `lag` (offsets) None then, too;
+    """Consumer lag in one partition. `offset` None: it has committed none; `lag` (offsets) None then, too;
     it is negative where a group has committed offsets that the log does not have.
 
     `seconds_behind`: how long the first record that it has not read has been waiting; None in Kafka's directories.
     """
+
+    COMPUTED: ClassVar = ("lost",)
 
     topic: str
     partition: int
@@ -122,6 +129,8 @@ class GroupPartition:
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
     """One consumer group; `state` in Kafka's words, `member`: the instance that has joined while it is active."""
+
+    COMPUTED: ClassVar = ("lag", "seconds_behind")
 
     group: str
     state: str
@@ -142,6 +151,8 @@ class HeldBack:
     """An open transaction: read_committed readers of the partition stop at `first`. `owner`: a transactional id, or
     one of Kafka's producers; `age_ms`, `timeout_ms`: None where the files do not say."""
 
+    COMPUTED: ClassVar = ("overdue",)
+
     topic: str
     partition: int
     owner: str
@@ -152,14 +163,14 @@ class HeldBack:
 
     @property
     def overdue(self) -> bool:
-        """Whether anybody may abort it by now; the next commit or maintenance run does."""
+        """True if any writer may abort it by now; the next commit or maintenance run does."""
         return self.age_ms is not None and self.timeout_ms is not None and self.age_ms > self.timeout_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What the next maintenance run would do to a partition: `action` is seal, merge, compact or expire, `due` whether
-    it would (else `why` says why not)."""
+    """Work of the next maintenance run on a partition: `action` is seal, merge, compact or expire. Where it
+    is not `due`, `why` says why not."""
 
     topic: str
     partition: int
@@ -182,7 +193,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something to know: `level` is `attention` or `information`; `topic` empty where it is about the whole place."""
+    """A note: `level` is `attention` or `information`; `topic` is empty where it is about the whole root."""
 
     level: str
     topic: str
@@ -191,7 +202,9 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything. `kind` is `root` or `kafka`; `doing`, `removals` and `groups` are None where they do not apply."""
+    """All facts. `kind` is `root` or `kafka`; `doing`, `removals` and `groups` are None where they do not apply."""
+
+    COMPUTED: ClassVar = ("bytes",)
 
     location: str
     kind: str
@@ -211,31 +224,3 @@ class Report:
     @property
     def partitions(self) -> int:
         return sum(len(topic.partitions) for topic in self.topics)
-
-
-_COMPUTED = {
-    PartitionFacts: ("offsets",),
-    TopicFacts: ("bytes", "offsets", "records", "oldest_ms", "newest_ms", "unsealed", "held_back", "skew"),
-    GroupFacts: ("lag", "seconds_behind"),
-    GroupPartition: ("lost",),
-    HeldBack: ("overdue",),
-    Report: ("bytes",),
-}
-
-
-def document(value: object) -> object:
-    """A report, a part of one, or other data classes as JSON has them, what is computed included. Names are in camel
-    case, and `nbytes` is `bytes`."""
-    if is_dataclass(value):
-        names = [each.name for each in fields(value)] + list(_COMPUTED.get(type(value), ()))
-        return {_camel(name): document(getattr(value, name)) for name in names}
-    if isinstance(value, (tuple, list)):
-        return [document(each) for each in value]
-    if isinstance(value, Mapping):
-        return {str(name): document(each) for name, each in value.items()}
-    return value
-
-
-def _camel(name: str) -> str:
-    first, *others = ("bytes" if name == "nbytes" else name).split("_")
-    return first + "".join(word.capitalize() for word in others)

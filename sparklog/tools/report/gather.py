@@ -1,9 +1,7 @@
-"""What a person should know of a root, judged from its report alone: pure, so that each rule is easily tested.
+"""Gather a report from a sparklog root, or from a Kafka directory read in place. Nothing is changed, no record read.
 
-Gathers a report: from a sparklog root, or from a Kafka directory read in place. Nothing is changed, no record read.
-
-Costs a listing of each topic's log and data files and what the dry runs of maintenance cost: metadata only. What cannot
-be read is a note, and the rest is reported.
+Costs a listing of each topic's log and data files and the dry runs of maintenance: metadata only. A topic that cannot
+be read is a note, and the rest is reported. `health` judges a report alone, without a root.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from sparklog.tools.report.facts import (
 )
 
 MANY_UNSEALED = 500
-"""Unsealed slices of one partition: after a run of jobs/compact.py there are some 32."""
+"""Unsealed slices of one partition: after a run of `sparklog compact` there are some 32."""
 MANY_COMMITS = 1_000
 """Commits behind the newest checkpoint; writers make one every 128."""
 MUCH_SKEW = 3.0
@@ -58,15 +56,15 @@ FAR_AHEAD_MS = 3_600_000
 
 
 def health(report: Report) -> Report:
-    """The report with the notes that follow from it, what needs attention first."""
-    found = [*report.notes, *_of_place(report)]
+    """Return the report with the notes that follow from it, those that need attention first."""
+    notes = [*report.notes, *_root_notes(report)]
     for topic in report.topics:
-        found += _of_topic(report, topic)
+        notes += _topic_notes(report, topic)
     order = (ATTENTION, INFORMATION)
-    return replace(report, notes=tuple(sorted(found, key=lambda note: (order.index(note.level), note.topic))))
+    return replace(report, notes=tuple(sorted(notes, key=lambda note: (order.index(note.level), note.topic))))
 
 
-def _of_place(report: Report) -> Iterator[Note]:
+def _root_notes(report: Report) -> Iterator[Note]:
     by_topic: dict[str, list[str]] = {}
     for held in report.held_back:
         if held.overdue:
@@ -92,17 +90,19 @@ def _of_place(report: Report) -> Iterator[Note]:
     gone = sum(removal.bytes for removal in report.removals or ())
     if gone > max(report.bytes, 1 << 20):
         yield Note(
-            ATTENTION, "", "files that nothing needs any more take more space than the log itself: run jobs/retain.py"
+            ATTENTION,
+            "",
+            "unreferenced files take more space than the log itself: run `sparklog retain`",
         )
 
 
-def _of_topic(report: Report, topic: TopicFacts) -> Iterator[Note]:
+def _topic_notes(report: Report, topic: TopicFacts) -> Iterator[Note]:
     worst = max((part.unsealed or 0 for part in topic.partitions), default=0)
     if worst > MANY_UNSEALED:
         yield Note(
             ATTENTION,
             topic.topic,
-            f"{worst:,} small slices in one partition: reads get slower; run jobs/compact.py, hourly",
+            f"{worst:,} small slices in one partition: reads get slower; run `sparklog compact`, hourly",
         )
     if topic.activity is not None:
         behind = topic.activity.since_checkpoint
@@ -136,19 +136,19 @@ def gather(
     made_by: str = "sparklog",
     maintenance: bool = True,
 ) -> Report:
-    """A report of these topics (none given: all), as of `settings.now_ms`, which decides ages and what is due.
+    """Gather a report of these topics (none given: all), as of `settings.now_ms`, which decides ages and what is due.
 
     `made_by`: the program and its version, for the report's foot. `maintenance`: also plan what its next run would do.
 
     `NotFound` if a topic that is named does not exist; `BadRequest` for a view of another kind.
     """
     if isinstance(view, RootView):
-        found = _root(view, settings, tuple(dict.fromkeys(topics)), maintenance)
+        report = _root(view, settings, tuple(dict.fromkeys(topics)), maintenance)
     elif isinstance(view, KafkaView):
-        found = _kafka(view, settings, tuple(dict.fromkeys(topics)))
+        report = _kafka(view, settings, tuple(dict.fromkeys(topics)))
     else:
         raise BadRequest(f"expected a sparklog root or a Kafka directory to report on, found {type(view).__name__}")
-    return health(replace(found, made_by=made_by))
+    return health(replace(report, made_by=made_by))
 
 
 # -- a sparklog root
@@ -158,17 +158,17 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenan
     root, notes = view.root, list[Note]()
     for name in chosen:
         root.topic(name)
-    found: list[TopicFacts] = []
+    facts: list[TopicFacts] = []
     held: list[HeldBack] = []
     for name in chosen or sorted(name for name in root.store.list_folders("") if is_topic_name(name)):
         try:
             if root.topic_handle(name).log.refresh().head.exists:
                 snapshot = root.topic(name).read_snapshot()
-                found.append(_topic(root, snapshot, settings))
+                facts.append(_topic(root, snapshot, settings))
                 held += _held_back(root, snapshot, settings.now_ms)
         except SparklogError as error:
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
-    names = [topic.topic for topic in found]
+    names = [topic.topic for topic in facts]
     compaction = (
         compact_root(root, settings, InProcess(), CompactOptions(topics=names, dry_run=True))
         if maintenance and names
@@ -182,7 +182,7 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenan
         location=view.location,
         kind="root",
         now_ms=settings.now_ms,
-        topics=tuple(found),
+        topics=tuple(facts),
         groups=tuple(_groups(root, settings.now_ms, chosen, notes)),
         held_back=tuple(held),
         doing=tuple(_doing(compaction, retention)) if maintenance else None,
@@ -208,12 +208,12 @@ def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
 def _partitions(snapshot: Snapshot) -> tuple[PartitionFacts, ...]:
     head, rows = snapshot.head, snapshot.slices.all()
     stable, sealed = head.last_stable(), rows.sealed()
-    found = []
+    partitions = []
     for partition in range(head.partitions):
         span = rows.partition_rows(partition)
         oldest, newest = rows.min_ts[span], rows.max_ts[span]
         timed = newest >= 0
-        found.append(
+        partitions.append(
             PartitionFacts(
                 partition=partition,
                 log_start=int(head.log_start[partition]),
@@ -227,7 +227,7 @@ def _partitions(snapshot: Snapshot) -> tuple[PartitionFacts, ...]:
                 unsealed=int((~sealed[span]).sum()),
             )
         )
-    return tuple(found)
+    return tuple(partitions)
 
 
 def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activity:
@@ -245,12 +245,12 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
 
 
 def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
-    """What is open by this snapshot, which knows what is decided. Ages go by the store's clock."""
-    name, found = snapshot.topic, list[HeldBack]()
+    """Return the open transactions of this snapshot, which knows the decided ones. Ages go by the store's clock."""
+    name, held_back = snapshot.topic, list[HeldBack]()
     for prepare in snapshot.head.open:
         age = max(0, now_ms - root.decisions.prepared_ms(name, prepare))
         owner = f"{prepare.txn.id} #{prepare.txn.n}"
-        found += [
+        held_back += [
             HeldBack(name, partition, owner, first, prepare.end[partition], age, timeout_of(prepare))
             for partition, first in prepare.first.items()
         ]
@@ -259,8 +259,8 @@ def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
         # No timeout here: only Kafka, or an operator, ends these.
         owner = held.owner if each.transactional_id is None else f"Kafka's {each.transactional_id}"
         since = None if each.start_ms is None else max(0, now_ms - each.start_ms)
-        found.append(replace(held, owner=owner, age_ms=since))
-    return sorted(found, key=lambda held: (held.partition, held.first))
+        held_back.append(replace(held, owner=owner, age_ms=since))
+    return sorted(held_back, key=lambda held: (held.partition, held.first))
 
 
 def _kafka_held(topic: str, partition: int, producer: int, first: int, end: int) -> HeldBack:
@@ -268,20 +268,20 @@ def _kafka_held(topic: str, partition: int, producer: int, first: int, end: int)
 
 
 def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note]) -> Iterator[GroupFacts]:
-    """All groups, or those that read one of the topics that were chosen; what cannot be read becomes a note."""
+    """Return all groups, or those that read a chosen topic; a group that cannot be read becomes a note."""
     damaged: list[SparklogError] = []
     hidden: list[SparklogError] = []
     groups = Groups(root)
-    there = groups.descriptions(groups.names(damaged), damaged)
-    found = {name: each for name, each in there.items() if each.state != DEAD}
-    behind: dict[str, list[GroupPartition]] = {name: [] for name in found}
+    described = groups.descriptions(groups.names(damaged), damaged)
+    alive = {name: each for name, each in described.items() if each.state != DEAD}
+    behind: dict[str, list[GroupPartition]] = {name: [] for name in alive}
     # All at once: each topic is looked at once, however many groups read it.
-    for row in lag(root, found, now_ms=now_ms, failures=hidden):
+    for row in lag(root, alive, now_ms=now_ms, failures=hidden):
         if not chosen or row.topic in chosen:
             behind[row.group].append(_group_partition(row))
-    for name, described in found.items():
+    for name, group in alive.items():
         if behind[name] or not chosen:
-            yield GroupFacts(name, described.state, described.instance, tuple(behind[name]))
+            yield GroupFacts(name, group.state, group.instance, tuple(behind[name]))
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
     notes += _hidden(hidden)
 
@@ -292,7 +292,7 @@ def _hidden(failures: Sequence[SparklogError]) -> list[Note]:
 
 
 def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport]) -> list[Doing]:
-    found = [
+    doing = [
         Doing(item.topic, item.partition, item.action, item.nbytes, _due(item.why), item.why)
         for report in compaction
         for item in report.planned
@@ -301,12 +301,12 @@ def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport])
         for part in report.expired:
             for reason, segments, nbytes in part.reasons:
                 why = f"{segments:,} of {part.segments:,} segments by {REASONS[reason]}, to offset {part.log_start:,}"
-                found.append(Doing(report.topic, part.partition, "expire", nbytes, True, why))
-    return sorted(found, key=lambda item: (not item.due, item.topic, item.partition))
+                doing.append(Doing(report.topic, part.partition, "expire", nbytes, True, why))
+    return sorted(doing, key=lambda item: (not item.due, item.topic, item.partition))
 
 
 def _due(why: str) -> bool:
-    """A plan's own words for what it leaves."""
+    """True unless a plan says that it leaves the work."""
     return not why.startswith(("not due:", "refused:"))
 
 
@@ -324,12 +324,12 @@ def _removals(retention: Sequence[RetainReport]) -> list[Removal]:
 
 def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> Report:
     notes: list[Note] = []
-    found: list[TopicFacts] = []
+    facts: list[TopicFacts] = []
     held: list[HeldBack] = []
     for name in chosen or view.topics():
         try:
             view.refresh([name])
-            found.append(_kafka_topic(view, name))
+            facts.append(_kafka_topic(view, name))
             held += _kafka_open(view, name)
         except SparklogError as error:
             if chosen:
@@ -339,8 +339,8 @@ def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> Repo
         location=view.location,
         kind="kafka",
         now_ms=settings.now_ms,
-        topics=tuple(found),
-        groups=_kafka_groups(view, found, settings.now_ms, chosen, notes),
+        topics=tuple(facts),
+        groups=_kafka_groups(view, facts, settings.now_ms, chosen, notes),
         held_back=tuple(held),
         doing=None,
         removals=None,
@@ -387,7 +387,7 @@ def _kafka_open(view: KafkaView, name: str) -> list[HeldBack]:
 def _kafka_groups(
     view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, chosen: tuple[str, ...], notes: list[Note]
 ) -> tuple[GroupFacts, ...] | None:
-    """What the coordinator's own topic says, of the partitions that lie here; None where that topic does not."""
+    """Return the groups of the coordinator's topic, in the partitions that lie here; None where that topic does not."""
     if not has_groups(view):
         return None
     try:
@@ -400,7 +400,7 @@ def _kafka_groups(
     parts: dict[str, list[GroupPartition]] = {name: [] for name in groups.names()}
     for row in rows:
         parts[row.group].append(_group_partition(row))
-    return tuple(GroupFacts(name, UNKNOWN, None, tuple(own)) for name, own in parts.items() if own or not chosen)
+    return tuple(GroupFacts(name, UNKNOWN, None, tuple(rows)) for name, rows in parts.items() if rows or not chosen)
 
 
 def _group_partition(row: Lag) -> GroupPartition:

@@ -1,13 +1,11 @@
-"""Writing a file that others read at any moment.
-
-A report's figures as Prometheus reads them: the text exposition format, version 0.0.4.
+"""A report's figures as Prometheus reads them: the text exposition format, version 0.0.4.
 
     # HELP sparklog_group_lag Offsets between the committed offset and the log end.
     # TYPE sparklog_group_lag gauge
     sparklog_group_lag{group="billing",topic="orders",partition="0"} 12
 
 A file of these lines is what the node exporter's textfile collector takes in. All are gauges: offsets go back when a
-topic is created again. What is not known (a Kafka directory's record counts, say) has no line.
+topic is created again. An unknown figure (the record counts of a Kafka directory) has no line.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from sparklog.tools.report.facts import ATTENTION, Report
 
 
 def write_whole(path: str, text: str, option: str) -> None:
-    """Write a text that is seen whole, or not at all: then what was there before stays.
+    """Write a file whole, or not at all: readers see the old text or the new one.
 
     Of several writers at once the last one counts. `BadRequest`, naming `option`, if the file cannot be written.
     """
@@ -45,21 +43,14 @@ class Metric:
 
 
 def exposition(report: Report) -> str:
-    """The lines, each metric's together, labels in a fixed order; ends with a line feed."""
-    return text_of(_metrics(report))
+    """Return the lines, each metric's together, labels in a fixed order; ends with a line feed."""
+    now = Metric("sparklog_metrics_timestamp_seconds", "When these figures were taken.", [({}, report.now_ms / 1000)])
+    return text_of([now, *_of_partitions(report), *_of_topics(report), *_of_groups(report)])
 
 
 def text_of(metrics: Iterable[Metric]) -> str:
-    """The lines of any metrics, all of them gauges."""
+    """Return the lines of any metrics, all of them gauges."""
     return "".join(line + "\n" for metric in metrics for line in _lines(metric))
-
-
-def _metrics(report: Report) -> Iterator[Metric]:
-    now = report.now_ms / 1000
-    yield Metric("sparklog_metrics_timestamp_seconds", "When these figures were taken.", [({}, now)])
-    yield from _of_partitions(report)
-    yield from _of_topics(report)
-    yield from _of_groups(report)
 
 
 def _of_partitions(report: Report) -> Iterator[Metric]:

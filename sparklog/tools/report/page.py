@@ -25,7 +25,7 @@ LARGEST_TOPICS = 12
 
 
 def as_html(report: Report) -> str:
-    """The page. The same report gives the same text."""
+    """Return the page. The same report gives the same text."""
     template = _environment(report).get_template("report.html")
     largest = sorted(report.topics, key=lambda topic: -topic.bytes)[:LARGEST_TOPICS]
     text: str = template.render(
@@ -43,8 +43,8 @@ def as_html(report: Report) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What a run does to some partitions of one topic, as one row."""
+class PlannedRow:
+    """Work of a run on some partitions of one topic, as one row."""
 
     topic: str
     action: str
@@ -53,24 +53,24 @@ class Piece:
     why: str
 
 
-def by_topic(items: Sequence[Doing]) -> list[Piece]:
-    """One row for each topic and action; where reasons differ, that of the partition with the most bytes."""
+def by_topic(items: Sequence[Doing]) -> list[PlannedRow]:
+    """Return one row for each topic and action; where reasons differ, that of the partition with the most bytes."""
     groups: dict[tuple[str, str], list[Doing]] = {}
     for item in items:
         groups.setdefault((item.topic, item.action), []).append(item)
-    found = []
+    rows = []
     for (topic, action), mine in groups.items():
         largest = max(mine, key=lambda item: item.bytes)
         alike = all(item.why == largest.why for item in mine)
         where = "" if alike else f"partition {largest.partition}: "
         partitions = tuple(sorted({item.partition for item in mine}))
-        found.append(Piece(topic, action, partitions, sum(item.bytes for item in mine), where + largest.why))
-    return sorted(found, key=lambda piece: (piece.topic, piece.action))
+        rows.append(PlannedRow(topic, action, partitions, sum(item.bytes for item in mine), where + largest.why))
+    return sorted(rows, key=lambda row: (row.topic, row.action))
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a group is in one topic, as one row; the topic is empty for a group without offsets.
+class GroupRow:
+    """Consumer lag of a group in one topic, as one row; the topic is empty for a group without offsets.
 
     `lag`, `seconds_behind`: of all partitions, and of the one that is furthest behind; None where nothing is committed.
     """
@@ -94,21 +94,19 @@ class Progress:
         return 1000 * max(known) if known else None
 
 
-def progress(groups: Sequence[GroupFacts]) -> list[Progress]:
-    """One row for each group and topic."""
-    found = []
+def progress(groups: Sequence[GroupFacts]) -> list[GroupRow]:
+    """Return one row for each group and topic."""
+    rows = []
     for group in groups:
         parts_of: dict[str, list[GroupPartition]] = {}
         for part in group.partitions:
             parts_of.setdefault(part.topic, []).append(part)
-        found += [Progress(group, topic, tuple(parts)) for topic, parts in parts_of.items()]
-        if not parts_of:
-            found.append(Progress(group, "", ()))
-    return found
+        rows += [GroupRow(group, topic, tuple(parts)) for topic, parts in (parts_of or {"": []}).items()]
+    return rows
 
 
 def numbers(partitions: Sequence[int]) -> str:
-    """`0-3, 7`."""
+    """Return `0-3, 7`."""
     runs: list[list[int]] = []
     for number in partitions:
         if runs and number == runs[-1][-1] + 1:
@@ -121,29 +119,25 @@ def numbers(partitions: Sequence[int]) -> str:
 def _environment(report: Report) -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("sparklog.tools.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["count"] = count
-    found.filters["size"] = size
-    found.filters["numbers"] = numbers
-    found.filters["time"] = time
-    found.filters["duration"] = duration
-    found.filters["ago"] = lambda ms: ago(ms, report.now_ms)
-    return found
+    filters = {"count": count, "size": size, "numbers": numbers, "time": time, "duration": duration}
+    environment.filters.update(filters, ago=lambda ms: ago(ms, report.now_ms))
+    return environment
 
 
 def count(number: float | None) -> str:
-    """`1,234,567`; a dash where nobody knows."""
+    """Return `1,234,567`; a dash for an unknown number."""
     return "–" if number is None else f"{number:,.0f}"
 
 
 def size(nbytes: float | None) -> str:
-    """Bytes in the unit that suits them, as disks are sold: `1.5 MB` are 1,500,000."""
+    """Return bytes in the unit that suits them, as disks are sold: `1.5 MB` are 1,500,000."""
     if nbytes is None:
         return "–"
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -153,7 +147,7 @@ def size(nbytes: float | None) -> str:
 
 
 def time(ms: int | None) -> str:
-    """`2026-01-31 12:00:00`, in UTC."""
+    """Return `2026-01-31 12:00:00`, in UTC."""
     if ms is None:
         return "–"
     if not 0 <= ms <= LAST_MS:
@@ -162,7 +156,7 @@ def time(ms: int | None) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """`3 h`: one unit, the largest that fits."""
+    """Return `3 h`: one unit, the largest that fits."""
     if ms is None:
         return "–"
     for unit, scale in (("years", 365.25 * 86_400_000), ("days", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
@@ -172,14 +166,14 @@ def duration(ms: float | None) -> str:
 
 
 def ago(ms: int | None, now_ms: int) -> str:
-    """`3 h ago`, `in 3 h`; a dash where there is no time."""
+    """Return `3 h ago`, `in 3 h`; a dash without a time."""
     if ms is None:
         return "–"
     return f"{duration(now_ms - ms)} ago" if ms <= now_ms else f"in {duration(ms - now_ms)}"
 
 
 def shown_partitions(topic: TopicFacts) -> list[PartitionFacts]:
-    """In order; of very many the largest."""
+    """Return partitions in order; of very many the largest."""
     if len(topic.partitions) <= MOST_PARTITIONS:
         return list(topic.partitions)
     largest = sorted(topic.partitions, key=lambda part: -part.bytes)[:MOST_PARTITIONS]
@@ -187,7 +181,7 @@ def shown_partitions(topic: TopicFacts) -> list[PartitionFacts]:
 
 
 def bars(topic: TopicFacts) -> list[tuple[int, float, int]]:
-    """(partition, height from 0 to 1, bytes) of the first partitions: bytes of each over those of the largest."""
+    """Return (partition, height from 0 to 1, bytes) of the first partitions: bytes over those of the largest."""
     most = max((part.bytes for part in topic.partitions), default=0) or 1
     return [(part.partition, part.bytes / most, part.bytes) for part in topic.partitions[:MOST_BARS]]
 

@@ -1,1 +1,1 @@
-"""Is everything still there, and is it what was written? Every byte of a root, or of a Kafka log directory, is read."""
+"""Verification: every byte of a root, or of a Kafka log directory, is read and compared with what was written."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.append_file import TAIL_BYTES, Footer, WrittenSlice, build_index, decode_footer
@@ -13,19 +14,17 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.slice_columns import WRITTEN
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.slices import SliceFlag
+from sparklog.maintenance.work import Progress
 from sparklog.storage.store import Store
-from sparklog.tools.verification.batches import Claim
 from sparklog.tools.verification.findings import FOOTER, SIZE, Counts, Finding
 from sparklog.tools.verification.index_files import Batches
-from sparklog.tools.verification.reading import (
-    RANGE,
+from sparklog.tools.verification.slice_checks import (
     Checked,
+    Claim,
     CutOff,
     DataFile,
-    Progress,
+    Window,
     check_crc,
-    count,
-    disorder,
     read,
     unframed,
     walk,
@@ -33,7 +32,7 @@ from sparklog.tools.verification.reading import (
 
 
 def check_append_file(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
-    """Check an append file whole; what is found and counted goes into `checked`. `CutOff` if it is too short."""
+    """Check an append file whole; findings and counts go into `checked`. `CutOff` if it is too short."""
     footer = _footer(store, file, checked)
     claims = list(file.claims)
     entries: dict[int, WrittenSlice] = {}
@@ -71,19 +70,13 @@ def _footer(store: Store, file: DataFile, checked: Checked) -> Footer | None:
 
 
 def _placed_footer(finding: Finding, data: bytes, start: int) -> Finding:
-    from crc32c import crc32c
-
-    from sparklog.format.checksums import flipped_bit
-
-    body, said = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
-    found = crc32c(body)
-    if found == said:
-        # What the checksum does not cover: length and magic of the tail, or a writer's fault.
+    body, expected = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
+    crc = crc32c(body)
+    if crc == expected:
+        # The checksum does not cover length and magic of the tail; or it is a writer's fault.
         return replace(finding, position=start + len(data) - TAIL_BYTES + 4)
-    at = flipped_bit(len(body), found, said)
-    if at is None:
-        return replace(finding, position=finding.position or start)
-    return replace(finding, position=start + at[0], bit=at[1])
+    flipped = finding.at_flipped_bit(start, len(body), crc, expected)
+    return flipped or replace(finding, position=finding.position or start)
 
 
 def _unnamed(footer: Footer, file: DataFile) -> list[Claim]:
@@ -146,8 +139,6 @@ def _check_run(
     progress: Progress,
 ) -> Counts:
     """Slices side by side, in one request: all at once if their checksums hold, else one by one."""
-    from crc32c import crc32c
-
     start = run[0].position
     nbytes = run[-1].position + run[-1].size - start
     data = memoryview(read(store, file.key, start, nbytes))
@@ -164,17 +155,15 @@ def _check_run(
         progress(counted.records, nbytes)
         return counted
     row_of = np.searchsorted(starts, headers.position, side="right") - 1
-    shift, base, end = (np.array([getattr(claim, name) for claim in run], np.int64) for name in RANGE)
-    checked.findings += disorder(file, data, headers, row_of, shift, base, end, start, file.sealed)
-    counted = count(file, run, data, headers, row_of, shift, start, checked)
+    window = Window(file, run, data, headers, row_of, start)
+    checked.findings += window.wrong_batches()
+    counted = window.count(checked)
     for row, claim in enumerate(run):
         entry = entries.get(claim.position)
-        if entry is not None:
-            inside = headers[row_of == row] if entry.index is not None or len(entry.aborted) else None
-            if inside is not None:
-                batches = Batches()
-                batches.add(data, inside, -int(starts[row]))
-                checked.findings += _against_index(file.key, claim, entry, batches)
+        if entry is not None and (entry.index is not None or len(entry.aborted)):
+            batches = Batches()
+            batches.add(data, headers[row_of == row], -int(starts[row]))
+            checked.findings += _against_index(file.key, claim, entry, batches)
     progress(counted.records, nbytes)
     return counted
 
@@ -185,17 +174,16 @@ def _check_slice(
     """One slice in memory, of which something is wrong."""
     before = len(checked.findings)
     headers = scan_headers(data, whole=False)
-    one = np.zeros(len(headers), np.int64)
-    shift, base, end = (np.array([getattr(claim, name)], np.int64) for name in RANGE)
     if headers.stop != "end":
         checked.findings.append(unframed(file, claim, headers, claim.position))
-    inside = headers if headers.stop == "end" else headers[: len(headers)]
-    if len(inside):
-        checked.findings += disorder(file, data, inside, one, shift, base, end, claim.position, file.sealed)
-    check_crc(file, claim, data, checked, before)
+    # Without the mark that the last batch is cut off.
+    window = Window.of_one(file, claim, data, headers[: len(headers)], claim.position)
+    if len(headers):
+        checked.findings += window.wrong_batches()
+    check_crc(file, claim, crc32c(data), checked, before)
     if len(checked.findings) > before:
         return Counts(slices=1, nbytes=len(data))
-    return count(file, [claim], data, inside, one, shift, claim.position, checked)
+    return window.count(checked)
 
 
 def _check_long_slice(
@@ -213,22 +201,22 @@ def _against_index(key: str, claim: Claim, entry: WrittenSlice, batches: Batches
     position, _, stamp = batches.columns()
     offset = np.concatenate(batches.offset) if batches.offset else np.empty(0, np.int64)
     built = build_index(position, offset, stamp, claim.size)
-    found = []
+    findings = []
     same = (built is None) == (entry.index is None)
     if same and built is not None and entry.index is not None:
         same = all(np.array_equal(getattr(built, name), getattr(entry.index, name)) for name in _INDEX_COLUMNS)
     if not same:
-        found.append(
+        findings.append(
             Finding(FOOTER, key, "the footer's index is not that of the slice's batches", position=claim.position)
         )
     for producer, last in zip(entry.aborted.producer_ids.tolist(), entry.aborted.last_offsets.tolist(), strict=True):
         if batches.aborts.get(last) != producer:
             message = f"the footer says that producer {producer} aborts at {last}; no such marker lies in the slice"
-            found.append(Finding(FOOTER, key, message, position=claim.position, offset=last + claim.shift))
+            findings.append(Finding(FOOTER, key, message, position=claim.position, offset=last + claim.shift))
     if bool(len(entry.aborted)) != bool(claim.flags & SliceFlag.KAFKA_ABORTED):
         message = "flag 16 and the footer's aborted transactions do not agree"
-        found.append(Finding(FOOTER, key, message, position=claim.position, offset=claim.base))
-    return found
+        findings.append(Finding(FOOTER, key, message, position=claim.position, offset=claim.base))
+    return findings
 
 
 _LABELS = {"nbytes": "size", "crc": "CRC-32C", "offsets": "end offset", "min_ts": "minTs", "max_ts": "maxTs"}

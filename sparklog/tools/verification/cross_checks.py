@@ -1,7 +1,7 @@
-"""Logs against one another: what a COMMIT names must be there, what a topic recorded must have been decided.
+"""Logs against one another: prepares that a COMMIT names must exist, outcomes that a topic records must be decided.
 
-Logs are read one after the other while others write, so what seems to be missing is asked for once more: a newer state
-knows more, never less.
+Logs are read one after the other while others write, so a log is read again where something seems to be missing: a
+newer state has more, never less.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TOGETHER = "topics that share transactions are restored together: restore the on
 def check_transactions(
     topics: Mapping[str, TopicLog], states: Mapping[str, Decisions], reread: Callable[[str], Decisions | None]
 ) -> Iterator[Finding]:
-    """Decisions against the topics they name, and what topics have open or recorded against the decisions.
+    """Compare decisions with the topics they name, and open and recorded transactions of topics with the decisions.
 
     `states`: newest entry by id, read before the topics; `reread`: the same, now.
     """
-    state_of = _asked(states, reread)
+    state_of = _state_reader(states, reread)
     for state in states.values():
         yield from _named(state, topics)
     for topic in topics.values():
@@ -47,7 +47,7 @@ def check_transactions(
 def check_groups(
     groups: Mapping[str, GroupState], states: Mapping[str, Decisions], reread: Callable[[str], Decisions | None]
 ) -> Iterator[Finding]:
-    """Decisions against the groups that they name, and what groups have pending against the decisions.
+    """Compare decisions with the groups that they name, and pending offsets of groups with the decisions.
 
     `groups`: newest entry by id, read after `states`, which are as in `check_transactions`.
     """
@@ -62,7 +62,7 @@ def check_groups(
                         f"which ends at {newest}"
                     )
                     yield Finding(TRANSACTION, file, message, TOGETHER)
-    state_of = _asked(states, reread)
+    state_of = _state_reader(states, reread)
     for group in groups.values():
         for waiting in group.pending:
             decided = state_of(waiting.txn, waiting.n - 1)
@@ -75,10 +75,10 @@ def check_groups(
                 yield Finding(TRANSACTION, commit_key(groups_prefix(group.id), group.number), message, TOGETHER)
 
 
-def _asked(
+def _state_reader(
     states: Mapping[str, Decisions], reread: Callable[[str], Decisions | None]
 ) -> Callable[[str, int], Decisions | None]:
-    """The state of an id, read again where the known one has not decided `n`."""
+    """Return a function for the state of an id, which reads it again where the known one has not decided `n`."""
     known = dict(states)
 
     def state_of(id_: str, n: int) -> Decisions | None:
@@ -92,7 +92,7 @@ def _asked(
 
 
 def _named(state: Decisions, topics: Mapping[str, TopicLog]) -> Iterator[Finding]:
-    """Prepares that a COMMIT names, as far as the topics' logs go back."""
+    """Check the prepares that a COMMIT names, as far as the topics' logs go back."""
     file = commit_key(transactions_prefix(state.id), state.number)
     for item in state.commits:
         for each in item.prepares:
@@ -103,23 +103,23 @@ def _named(state: Decisions, topics: Mapping[str, TopicLog]) -> Iterator[Finding
             if each.version > topic.newest:
                 yield Finding(TRANSACTION, file, f"{what}, which ends at {topic.newest}", TOGETHER)
                 continue
-            found = topic.prepares.get(each.version)
-            if each.version < topic.first or (found is None and _damaged(topic, each.version)):
+            prepared = topic.prepares.get(each.version)
+            if each.version < topic.first or (prepared is None and _damaged(topic, each.version)):
                 continue
             wanted = (each.commit_id, state.id, item.n)
-            if found is None or (found.commit_id, found.id, found.n) != wanted:
+            if prepared is None or (prepared.commit_id, prepared.id, prepared.n) != wanted:
                 message = f"{what}; that commit is another one"
                 yield Finding(TRANSACTION, commit_key(each.topic, each.version), message, TOGETHER)
 
 
 def _damaged(topic: TopicLog, version: int) -> bool:
-    """Whether that commit is among the findings already."""
+    """True if that commit is among the findings already."""
     key = commit_key(topic.name, version)
     return any(finding.file == key for finding in topic.findings)
 
 
 def _recorded(topic: TopicLog, state_of: Callable[[str, int], Decisions | None]) -> Iterator[Finding]:
-    """Outcomes in the topic's commits against the decisions, as far as these still say anything of them."""
+    """Compare outcomes in the topic's commits with the decisions, as far as these still have them."""
     topic_id = None if topic.head is None else topic.head.topic_id
     for version, item in topic.resolved:
         state = state_of(item.id, item.n)
@@ -144,14 +144,14 @@ def _recorded(topic: TopicLog, state_of: Callable[[str, int], Decisions | None])
 
 
 def check_siblings(store: Store, topics: Mapping[str, TopicLog]) -> Iterator[Finding]:
-    """A topic is not behind what transactions with other topics have seen of it."""
+    """Check that no topic is behind the version that a transaction with another topic has seen."""
     for topic in topics.values():
         for name, version in {} if topic.head is None else topic.head.siblings.items():
             other = topics.get(name)
             if other is None or version <= other.newest:
                 continue
-            found = History(store, name).commits.version
-            newest = int(found[-1]) if len(found) else -1
+            versions = History(store, name).commits.version
+            newest = int(versions[-1]) if len(versions) else -1
             if version > newest:
                 message = (
                     f"topic '{name}' ends at version {newest}; a transaction with topic '{topic.name}' has seen "

@@ -1,28 +1,23 @@
-"""Numbers beyond a gap: no reader gets to them.
+"""A log of entries (decisions of a transactional id, offsets of a group): every entry, their chain, and every copy.
 
-A reader begins behind the newest checkpoint and ends at the first number that is missing. What lies beyond is either
-the rest of a log that lost objects, or was made by a process that outlived its root and went on with its own numbers.
+Entries below the second newest copy may have been deleted, the oldest first; all others must exist. A copy must equal
+its entry byte for byte. Each entry carries the whole state: a damaged one that is not the newest loses its past alone.
 
-Reading the JSON objects of a log so that damage in one is named to the byte.
-
-A log of entries (decisions of a transactional id, offsets of a group): every entry, their chain, and every copy.
-
-Entries below the second newest copy may have been deleted, the oldest first; all others must be there. What a copy
-says must be what its entry says, byte for byte. Each entry carries the whole state, so of a damaged one that is not the
-newest only its own past is lost.
+Commit logs share two parts. Damage in a JSON object is named to the byte. And numbers beyond a gap are named: a reader
+begins behind the newest checkpoint and ends at the first number that is missing. Objects beyond it are the rest of a
+log that lost objects, or were made by a process that outlived its root and went on with its numbers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.format.checksums import flipped_bit
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.names import checkpoint_key, checkpoint_version, commit_key, id_folder
 from sparklog.storage.store import Store
@@ -33,7 +28,7 @@ REMEDY = "restore what is missing before it, or delete it if a process that outl
 
 
 def log_end(numbers: Sequence[int], checkpoint: int) -> int:
-    """The last of `numbers` (ascending) that readers get to, who begin behind `checkpoint` (-1: there is none).
+    """Return the last of `numbers` (ascending) that readers reach, who begin behind `checkpoint` (-1: there is none).
 
     All numbers count as reached where nothing lies below the gap.
     """
@@ -46,7 +41,7 @@ def log_end(numbers: Sequence[int], checkpoint: int) -> int:
 
 
 def unreached(store: Store, prefix: str, what: str, numbers: Sequence[int], end: int) -> Iterator[Finding]:
-    """Name what lies beyond the end of a log. `NotFound` if the gap was one of the listing alone: list again."""
+    """Name objects beyond the end of a log. `NotFound` if the gap was one of the listing alone: list again."""
     beyond = [number for number in numbers if number > end]
     if beyond and store.stat(commit_key(prefix, end + 1)) is not None:
         raise NotFound(f"{what} {end + 1} came to be while the log was listed")
@@ -63,7 +58,7 @@ T = TypeVar("T")
 def read_object(
     store: Store, key: str, decode: Callable[[bytes], T], kind: str
 ) -> tuple[T | None, bytes, Finding | None]:
-    """The decoded object, its bytes, and what is wrong with it. `NotFound` if it is not there.
+    """Return the decoded object, its bytes, and its damage. `NotFound` if it does not exist.
 
     Read again before it is called damaged: a bit may flip on the way. An object of a newer sparklog is a finding, too.
     """
@@ -82,33 +77,29 @@ def read_object(
 
 
 def numbered(decode: Callable[[bytes, str, int], T], key: str, number: int) -> Callable[[bytes], T]:
-    """`decode(data, key, number)` for the object of one number, which lies under `key`."""
+    """Return `decode(data, key, number)` for the object of one number, which lies under `key`."""
     return lambda data: decode(data, key, number)
 
 
 def _placed(finding: Finding, data: bytes) -> Finding:
-    """With the place of the damage, as well as it can be told."""
-    from crc32c import crc32c
-
+    """Add the place of the damage, as well as it can be told."""
     end = _TRAILER.search(data)
     cut = data.rfind(_MARK)
     if end is not None and cut >= 0 and cut + len(_MARK) == end.start(1):
-        said = int(end[1])
-        body = data[:cut]
-        found = crc32c(body)
-        at = flipped_bit(len(body), found, said) if said < 2**32 else None
-        if at is not None:
-            return replace(finding, position=at[0], bit=at[1])
-        # A digit of the checksum itself, or more than one bit.
-        return finding if found == said else replace(finding, position=cut + len(_MARK) if _near(said, found) else 0)
+        expected, crc = int(end[1]), crc32c(data[:cut])
+        if crc == expected:
+            return finding
+        flipped = finding.at_flipped_bit(0, cut, crc, expected) if expected < 2**32 else None
+        # Else a digit of the checksum itself, or more than one bit.
+        return flipped or replace(finding, position=cut + len(_MARK) if _near(expected, crc) else 0)
     odd = next((at for at, byte in enumerate(data[:-1]) if not 0x20 <= byte < 0x7F), None)
     # Nothing else is known to be odd: it is the checksum's own member, the last one.
     return replace(finding, position=odd if odd is not None else max(data.rfind(b","), 0))
 
 
-def _near(said: int, found: int) -> bool:
-    """Whether two numbers differ in one digit."""
-    left, right = str(said), str(found)
+def _near(one: int, other: int) -> bool:
+    """True if two numbers differ in one digit."""
+    left, right = str(one), str(other)
     return len(left) == len(right) and sum(a != b for a, b in zip(left, right, strict=True)) == 1
 
 
@@ -120,9 +111,10 @@ DELETE_COPY = "delete the copy: the entries say the same"
 
 @dataclass(slots=True)
 class EntryChain(Generic[E]):
-    """What lies in one log: its newest entry (None: none can be read), what is wrong, and the keys accounted for."""
+    """One log: its newest entry (None: none can be read), its damage, and its objects. `label`: kind of findings."""
 
-    folder: str
+    prefix: str
+    label: str
     newest: E | None = None
     findings: list[Finding] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
@@ -130,35 +122,35 @@ class EntryChain(Generic[E]):
 
 
 def read_chain(store: Store, kind: EntryKind[E], folder: str, label: str) -> EntryChain[E]:
-    """Read the log in `folder` whole; `label`: kind of its findings. What is collected meanwhile is looked at again."""
+    """Read the log in `folder` whole, again if objects are deleted meanwhile; `label`: kind of its findings."""
     prefix = f"{kind.folder}/{folder}"
     gone: NotFound | None = None
     for _ in range(TRIES):
         try:
-            return _read(store, kind, folder, prefix, label)
+            return _read(store, kind, folder, EntryChain(prefix, label))
         except NotFound as error:
             gone = error
     message = f"objects of the log are listed and not there: {gone}"
-    return EntryChain(folder, findings=[Finding(MISSING, f"{prefix}/_log", message)])
+    return EntryChain(prefix, label, findings=[Finding(MISSING, f"{prefix}/_log", message)])
 
 
-def _read(store: Store, kind: EntryKind[E], folder: str, prefix: str, label: str) -> EntryChain[E]:
-    found: EntryChain[E] = EntryChain(folder)
+def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -> EntryChain[E]:
+    prefix = chain.prefix
     entries, copies = _numbers(store, prefix)
     if not entries and not copies:
-        return found
+        return chain
     end = log_end(entries, copies[-1] if copies else -1)
-    found.findings += unreached(store, prefix, "entry", entries, end)
+    chain.findings += unreached(store, prefix, "entry", entries, end)
     stored: dict[int, bytes] = {}
     crc: int | None = None
     before = -1
     for number in entries:
         key = commit_key(prefix, number)
-        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), label)
-        found.objects.add(key)
-        found.counts += Counts(entries=1, nbytes=len(data))
+        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), chain.label)
+        chain.objects.add(key)
+        chain.counts += Counts(entries=1, nbytes=len(data))
         if finding is not None:
-            found.findings.append(finding)
+            chain.findings.append(finding)
         known = crc if number == before + 1 else None
         before, crc = number, None if entry is None else int(crc32c(data))
         if number in copies:
@@ -167,23 +159,23 @@ def _read(store: Store, kind: EntryKind[E], folder: str, prefix: str, label: str
             continue
         if id_folder(entry.id) != folder:
             message = f"{kind.what} of '{entry.id}' do not belong here"
-            found.findings.append(Finding(label, key, message))
+            chain.findings.append(Finding(chain.label, key, message))
         if known is not None and entry.prev_crc != known:
             message = (
                 f"the chain is broken: entry {number} was made after one with CRC-32C {entry.prev_crc}, this one has "
                 f"{known}"
             )
             remedy = "one of the two is another one's: restore both"
-            found.findings.append(Finding(CHAIN, commit_key(prefix, number - 1), message, remedy))
+            chain.findings.append(Finding(CHAIN, commit_key(prefix, number - 1), message, remedy))
         if number <= end:
-            found.newest = entry
-    _copies(store, kind, prefix, copies, stored, found, label)
-    _missing(prefix, entries, copies, found)
-    return found
+            chain.newest = entry
+    _copies(store, kind, chain, copies, stored)
+    _missing(chain, entries, copies)
+    return chain
 
 
 def _numbers(store: Store, prefix: str) -> tuple[list[int], list[int]]:
-    """Numbers of entries and of copies, in order."""
+    """Return the numbers of entries and of copies, in order."""
     entries, copies = [], []
     for info in store.list(f"{prefix}/_log/"):
         number = checkpoint_version(info.key)
@@ -197,36 +189,28 @@ def _numbers(store: Store, prefix: str) -> tuple[list[int], list[int]]:
 
 
 def _copies(
-    store: Store,
-    kind: EntryKind[E],
-    prefix: str,
-    copies: Sequence[int],
-    stored: dict[int, bytes],
-    found: EntryChain[E],
-    label: str,
+    store: Store, kind: EntryKind[E], chain: EntryChain[E], copies: Sequence[int], stored: Mapping[int, bytes]
 ) -> None:
     for number in copies:
-        key = checkpoint_key(prefix, number)
-        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), label)
-        found.objects.add(key)
-        found.counts += Counts(checkpoints=1, nbytes=len(data))
+        key = checkpoint_key(chain.prefix, number)
+        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), chain.label)
+        chain.objects.add(key)
+        chain.counts += Counts(checkpoints=1, nbytes=len(data))
         if finding is not None:
             remedy = DELETE_COPY if number in stored else finding.remedy
-            found.findings.append(
-                Finding(CHECKPOINT, key, finding.message, remedy, finding.position, None, finding.bit)
-            )
+            chain.findings.append(replace(finding, kind=CHECKPOINT, file=key, remedy=remedy, offset=None))
         elif number in stored and stored[number] != data:
             message = f"the copy is not what entry {number} says"
-            found.findings.append(Finding(CHECKPOINT, key, message, DELETE_COPY))
-        if entry is not None and (found.newest is None or found.newest.number < number):
-            found.newest = entry
+            chain.findings.append(Finding(CHECKPOINT, key, message, DELETE_COPY))
+        if entry is not None and (chain.newest is None or chain.newest.number < number):
+            chain.newest = entry
 
 
-def _missing(prefix: str, entries: Sequence[int], copies: Sequence[int], found: EntryChain[E]) -> None:
-    """Entries that nobody may have deleted, and that are not there."""
+def _missing(chain: EntryChain[E], entries: Sequence[int], copies: Sequence[int]) -> None:
+    """Name entries that no collection deletes, and that are missing."""
     first = copies[-2] if len(copies) > 1 else 0
     last = max([*entries, *copies])
     missing = sorted(set(range(first, last + 1)) - set(entries))
     for number in missing[:MOST_MISSING]:
         message = f"entry {number} is not there, and later ones are"
-        found.findings.append(Finding(MISSING, commit_key(prefix, number), message))
+        chain.findings.append(Finding(MISSING, commit_key(chain.prefix, number), message))

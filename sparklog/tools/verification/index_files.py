@@ -1,14 +1,13 @@
 """Kafka's index files against the batches they point into.
 
 Neither has a checksum, but an entry of an `.index` is a pair (last offset, position) and one of a `.timeindex` a pair
-(timestamp, offset) of one batch: whichever of the two changes, no batch has both. How many entries there are follows
-from `index.interval.bytes`, which may have been another one at the time, so it cannot be told from the batches alone.
-A `.txnindex` is held against the ABORT markers; where a transaction began that the cleaner has cut is only said there.
+(timestamp, offset) of one batch: whichever of the two changes, no batch has both. The number of entries follows from
+`index.interval.bytes`, which may have been another one at the time, so the batches alone do not tell it. A `.txnindex`
+is compared with the ABORT markers; the begin of a transaction that the cleaner has cut stands nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from sparklog.errors import Corrupt
 from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.control import ABORT, control_types
 from sparklog.format.record_batch import BatchHeaders, BytesLike
-from sparklog.tools.verification.findings import INDEX, Finding
+from sparklog.tools.verification.findings import INDEX, RESTORE, Finding
 
 Int64s = npt.NDArray[np.int64]
 REBUILD = "restore the file from a backup; it can be built anew from the segment beside it"
@@ -26,13 +25,13 @@ REBUILD = "restore the file from a backup; it can be built anew from the segment
 
 @dataclass(slots=True)
 class Batches:
-    """What indexes need of a segment, window by window: positions in the file, offsets of the log, times in ms."""
+    """Batches of a segment, window by window: positions in the file, offsets of the log, times in ms."""
 
     position: list[Int64s] = field(default_factory=list)
     last: list[Int64s] = field(default_factory=list)
     stamp: list[Int64s] = field(default_factory=list)
     old: list[npt.NDArray[np.bool_]] = field(default_factory=list)
-    """Which are messages of formats v0 or v1."""
+    """True for messages of formats v0 or v1."""
     aborts: dict[int, int] = field(default_factory=dict)
     """Offset of each ABORT marker -> its producer id."""
     offset: list[Int64s] = field(default_factory=list)
@@ -58,11 +57,24 @@ class Batches:
 
     def columns(self) -> tuple[Int64s, Int64s, Int64s]:
         """Positions, last offsets and greatest timestamps of all batches."""
-        return _joined(self.position), _joined(self.last), _joined(self.stamp)
+        empty = [np.empty(0, np.int64)]
+        position, last, stamp = (np.concatenate(parts or empty) for parts in (self.position, self.last, self.stamp))
+        return position, last, stamp
 
 
-def _joined(parts: Sequence[Int64s]) -> Int64s:
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+def check_index(
+    suffix: str, data: bytes, base: int, batches: Batches, *, file: str, active: bool = False
+) -> list[Finding]:
+    """Check an index file of the segment that starts at offset `base`; `active`: the segment may still grow."""
+    try:
+        if suffix == "index":
+            return _check_offset_index(data, base, batches, file, preallocated=active)
+        if suffix == "timeindex":
+            return _check_time_index(data, base, batches, file, active=active)
+        return _check_transaction_index(data, base, batches, file)
+    except Corrupt as error:
+        remedy = RESTORE if suffix == "txnindex" else REBUILD
+        return [replace(Finding.of(INDEX, error, file, remedy), position=error.position or 0)]
 
 
 def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding]:
@@ -77,99 +89,71 @@ def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding
     return []
 
 
-def check_offset_index(
-    data: bytes, base: int, batches: Batches, *, file: str, preallocated: bool = False, whole: bool = True
-) -> list[Finding]:
-    """An `.index` of the segment that starts at offset `base`. `whole`: all batches of the segment are known.
+def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, preallocated: bool) -> list[Finding]:
+    """Check an `.index`.
 
     Kafka's followers, and brokers before 4.0, name several batches by one entry: the first one's position, the last
     one's offset. Readers find the same batches by them, so such entries are right, too.
     """
-    try:
-        found = offset_index.parse(data, base, file=file)
-    except Corrupt as error:
-        return [replace(Finding.of(INDEX, error, file, REBUILD), position=error.position or 0)]
-    wrong = _tail(data, len(found) * offset_index.ENTRY_BYTES, preallocated, file)
-    if not len(found):
+    entries = offset_index.parse(data, base, file=file)
+    wrong = _tail(data, len(entries) * offset_index.ENTRY_BYTES, preallocated, file)
+    if not len(entries):
         return wrong
     position, last, _ = batches.columns()
     if not len(position):
         return [Finding(INDEX, file, "expected no entries, for the segment has no batches", REBUILD, 0)]
-    rows = np.minimum(np.searchsorted(position, found.positions), len(position) - 1)
-    ends = np.minimum(np.searchsorted(last, found.offsets), len(last) - 1)
-    named = (position[rows] == found.positions) & (last[ends] == found.offsets) & (ends >= rows)
+    rows = np.minimum(np.searchsorted(position, entries.positions), len(position) - 1)
+    ends = np.minimum(np.searchsorted(last, entries.offsets), len(last) - 1)
+    named = (position[rows] == entries.positions) & (last[ends] == entries.offsets) & (ends >= rows)
     # The batches of one entry lie before the next one's.
     after = np.append(rows[1:], len(position))
     named &= ends < after
-    known = np.ones(len(found), np.bool_) if whole else found.positions <= position[-1]
-    for entry in np.flatnonzero(~named & known).tolist():
-        wrong.append(
-            Finding(
-                INDEX,
-                file,
-                f"no batch at byte {int(found.positions[entry])} of the segment ends with offset "
-                f"{int(found.offsets[entry])}, as entry {entry} says",
-                REBUILD,
-                entry * offset_index.ENTRY_BYTES,
-                int(found.offsets[entry]),
-            )
-        )
+    for entry in np.flatnonzero(~named).tolist():
+        place, offset = int(entries.positions[entry]), int(entries.offsets[entry])
+        message = f"no batch at byte {place} of the segment ends with offset {offset}, as entry {entry} says"
+        wrong.append(Finding(INDEX, file, message, REBUILD, entry * offset_index.ENTRY_BYTES, offset))
     return wrong
 
 
-def check_time_index(
-    data: bytes, base: int, batches: Batches, *, file: str, preallocated: bool = False, closed: bool = True
-) -> list[Finding]:
-    """A `.timeindex`. `closed`: the last entry is the segment's greatest timestamp (not so in an active segment).
+def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, active: bool) -> list[Finding]:
+    """Check a `.timeindex`. Its last entry is the segment's greatest timestamp, unless the segment is active.
 
     An entry names the earliest batch with its timestamp; but of messages of formats v0 and v1 that were appended
     together and have one time, it names the last.
     """
-    try:
-        found = time_index.parse(data, base, file=file)
-    except Corrupt as error:
-        return [replace(Finding.of(INDEX, error, file, REBUILD), position=error.position or 0)]
+    entries = time_index.parse(data, base, file=file)
     size = time_index.ENTRY_BYTES
-    wrong = _tail(data, len(found) * size, preallocated, file)
+    wrong = _tail(data, len(entries) * size, active, file)
     _, last, stamp = batches.columns()
     if not len(stamp):
         return wrong
     running = np.maximum.accumulate(stamp)
-    rows = np.minimum(np.searchsorted(last, found.offsets), len(last) - 1)
+    rows = np.minimum(np.searchsorted(last, entries.offsets), len(last) - 1)
     # The earliest batch with the greatest timestamp so far.
     rises = np.concatenate(([True], running[1:] > running[:-1]))
     first = rises | (np.concatenate(batches.old) & (stamp == running))
-    named = (last[rows] == found.offsets) & (stamp[rows] == found.timestamps) & first[rows]
-    if len(found) == 1 and int(found.timestamps[0]) == 0 and int(found.offsets[0]) == base:
+    named = (last[rows] == entries.offsets) & (stamp[rows] == entries.timestamps) & first[rows]
+    if len(entries) == 1 and int(entries.timestamps[0]) == 0 and int(entries.offsets[0]) == base:
         # What Kafka's indexes begin with where nothing has a time.
         named |= running[-1] <= 0
     for entry in np.flatnonzero(~named).tolist():
-        wrong.append(
-            Finding(
-                INDEX,
-                file,
-                f"the batch that ends with offset {int(found.offsets[entry])} is not the first with timestamp "
-                f"{int(found.timestamps[entry])}, as entry {entry} says",
-                REBUILD,
-                entry * size,
-                int(found.offsets[entry]),
-            )
+        stamped, offset = int(entries.timestamps[entry]), int(entries.offsets[entry])
+        message = (
+            f"the batch that ends with offset {offset} is not the first with timestamp {stamped}, as entry {entry} says"
         )
-    greatest = int(found.timestamps[-1]) if len(found) else -1
-    if closed and not wrong and greatest < int(running[-1]):
+        wrong.append(Finding(INDEX, file, message, REBUILD, entry * size, offset))
+    greatest = int(entries.timestamps[-1]) if len(entries) else -1
+    if not active and not wrong and greatest < int(running[-1]):
         message = f"expected the last entry to have the greatest timestamp {int(running[-1])}, found {greatest}"
-        wrong.append(Finding(INDEX, file, message, REBUILD, len(found) * size))
+        wrong.append(Finding(INDEX, file, message, REBUILD, len(entries) * size))
     return wrong
 
 
-def check_transaction_index(data: bytes, base: int, batches: Batches, *, file: str) -> list[Finding]:
-    """A `.txnindex`: each entry has its ABORT marker among the segment's."""
-    try:
-        found = transaction_index.parse(data, base, file=file)
-    except Corrupt as error:
-        return [replace(Finding.of(INDEX, error, file), position=error.position or 0)]
+def _check_transaction_index(data: bytes, base: int, batches: Batches, file: str) -> list[Finding]:
+    """Check a `.txnindex`: each entry has its ABORT marker among the segment's."""
+    entries = transaction_index.parse(data, base, file=file)
     wrong = []
-    columns = (found.producer_ids, found.first_offsets, found.last_offsets, found.last_stable_offsets)
+    columns = (entries.producer_ids, entries.first_offsets, entries.last_offsets, entries.last_stable_offsets)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for entry, (producer, first, last, stable) in enumerate(rows):
         if batches.aborts.get(last) != producer or first < 0 or not 0 <= stable <= last + 1:

@@ -1,7 +1,7 @@
-"""A Kafka log directory, or one partition folder of it, in place: what `verify` says of it. Nothing is written.
+"""A Kafka log directory, or one partition folder of it, verified in place. Nothing is written.
 
-Most of Kafka's small files have no checksum. What of them cannot be held against anything else is said to be so: the
-numbers in the log dir's checkpoint files, and the id in `partition.metadata` where a topic has one partition here.
+Most of Kafka's small files have no checksum. Some of their numbers cannot be compared with anything: those in the log
+dir's checkpoint files, and the id in `partition.metadata` where a topic has one partition here.
 A number above the log's end is no damage by itself: where Kafka cuts a log, after an unclean stop or to follow another
 leader, it writes some of these files later and others never. But it is noted, for a lost end looks the same.
 """
@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from sparklog.errors import Corrupt, NotFound
+from sparklog.errors import Corrupt, NotFound, did_you_mean
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     HIGH_WATERMARKS_FILE,
@@ -27,7 +27,6 @@ from sparklog.format.checkpoint_files import (
 from sparklog.kafka.in_place.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
 from sparklog.kafka.in_place.file_names import CLEANED, DELETED, SWAP
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.names import did_you_mean
 from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Orphan, Report
 from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
 from sparklog.tools.verification.run import Say
@@ -36,7 +35,7 @@ CHECKPOINTS = (LOG_STARTS_FILE, HIGH_WATERMARKS_FILE, RECOVERY_POINTS_FILE, CLEA
 KNOWN = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", ".kafka_cleanshutdown"})
 LEFT = (DELETED, CLEANED, SWAP)
 SEGMENT_FILE = re.compile(r"\d{20}\.(?:log|index|timeindex|txnindex)")
-"""What a swap replaces, where it counts and they do not."""
+"""Files that a swap replaces: where one lies there, they do not count."""
 LEFT_FOLDERS = ("-delete", "-future", "-stray")
 
 
@@ -69,18 +68,18 @@ def verify_log_dir(
         if topics and key[0] not in topics:
             continue
         say(f"reading {os.path.basename(folders[key])}")
-        read[key] = found = read_partition(
+        read[key] = part = read_partition(
             folders[key],
             folder,
             log_start=offsets.get(LOG_STARTS_FILE, {}).get(key),
             cleaned=offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None,
             env=env,
         )
-        findings += found.findings
-        counts += found.counts
-        negative, beyond = _out_of_bounds(key, found, offsets)
+        findings += part.findings
+        counts += part.counts
+        negative, beyond = _out_of_bounds(key, part, offsets)
         findings += negative
-        notes += [*found.notes, *beyond]
+        notes += [*part.notes, *beyond]
     findings += _ids(read, folder)
     orphans, foreign = _others(folder, layout, read, env.wall_ms())
     counts += Counts(topics=len({topic for topic, _ in read}))
@@ -90,7 +89,7 @@ def verify_log_dir(
 
 
 def _checkpoints(folder: str) -> tuple[list[Finding], Counts, dict[str, dict[TopicPartition, int]]]:
-    """The log dir's own files."""
+    """Check the checkpoint files of the log dir."""
     findings: list[Finding] = []
     counts = Counts()
     offsets: dict[str, dict[TopicPartition, int]] = {}
@@ -110,15 +109,15 @@ def _checkpoints(folder: str) -> tuple[list[Finding], Counts, dict[str, dict[Top
 
 
 def _out_of_bounds(
-    key: TopicPartition, found: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]
+    key: TopicPartition, part: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]
 ) -> tuple[list[Finding], list[Finding]]:
-    """Offsets in checkpoint files that no log has, and those that this one does not reach."""
+    """Find offsets in checkpoint files that no log has, and those that this one does not reach."""
     negative, beyond = [], []
     # A log that was emptied, and whose start moved, ends where it starts.
-    end = max(found.log_end, offsets.get(LOG_STARTS_FILE, {}).get(key, 0))
+    end = max(part.log_end, offsets.get(LOG_STARTS_FILE, {}).get(key, 0))
     for name, values in offsets.items():
         offset = values.get(key, 0)
-        reached = found.log_end if name == LOG_STARTS_FILE else end
+        reached = part.log_end if name == LOG_STARTS_FILE else end
         message = f"it says offset {offset} of {key[0]}-{key[1]}, whose log ends at {reached}"
         if offset < 0:
             negative.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
@@ -129,10 +128,10 @@ def _out_of_bounds(
 
 
 def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]:
-    """All partitions of a topic have one id."""
+    """Check that all partitions of a topic have one id."""
     wrong = []
     for topic in sorted({name for name, _ in read}):
-        ids = {key: found.topic_id for key, found in read.items() if key[0] == topic and found.topic_id is not None}
+        ids = {key: part.topic_id for key, part in read.items() if key[0] == topic and part.topic_id is not None}
         usual = Counter(ids.values()).most_common()
         if len(usual) > 1:
             for key, topic_id in ids.items():
@@ -146,7 +145,7 @@ def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]
 def _others(
     folder: str, layout: str, read: dict[TopicPartition, KafkaPartition], now_ms: int
 ) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
-    """What else lies there: Kafka's left-overs, and what it knows nothing of."""
+    """Return the other files: Kafka's left-overs, and files that it does not know."""
     orphans: list[Orphan] = []
     foreign: list[Orphan] = []
 
@@ -158,16 +157,16 @@ def _others(
         age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
         target.append(Orphan(os.path.relpath(path, folder), stat.st_size, age, why))
 
-    for found in read.values():
-        swapping = any(".log" + SWAP in name for name in found.names)
-        for name in sorted(os.listdir(found.folder)):
-            if name in found.names:
+    for part in read.values():
+        swapping = any(".log" + SWAP in name for name in part.names)
+        for name in sorted(os.listdir(part.folder)):
+            if name in part.names:
                 continue
             left = name.endswith(LEFT) or (swapping and SEGMENT_FILE.match(name) is not None)
             why = "the broker removes or finishes it" if left else "Kafka gives no such name"
-            note(os.path.join(found.folder, name), orphans if left else foreign, why)
+            note(os.path.join(part.folder, name), orphans if left else foreign, why)
     if layout == "log-dir":
-        partitions = {os.path.basename(found.folder) for found in read.values()}
+        partitions = {os.path.basename(part.folder) for part in read.values()}
         for name in sorted(os.listdir(folder)):
             path = os.path.join(folder, name)
             if name in KNOWN or name in partitions:

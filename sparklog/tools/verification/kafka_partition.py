@@ -36,13 +36,7 @@ from sparklog.kafka.in_place.sound_batches import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.env import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
-from sparklog.tools.verification.index_files import (
-    REBUILD,
-    Batches,
-    check_offset_index,
-    check_time_index,
-    check_transaction_index,
-)
+from sparklog.tools.verification.index_files import REBUILD, Batches, check_index
 from sparklog.tools.verification.kafka_gaps import Gap, Gaps
 
 LOOKS = 3
@@ -55,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class KafkaPartition:
-    """What one folder holds: what is wrong, how much was read, names of its files that are known, its topic's id.
+    """Result of reading one folder: damage, counts, names of its known files, its topic's id.
 
     `notes`: what may be damage or Kafka's doing.
     """
@@ -94,8 +88,7 @@ class _Segment:
 def read_partition(folder: str, root: str, *, log_start: int | None, cleaned: int | None, env: Env) -> KafkaPartition:
     """Read a partition folder whole; files are named relative to `root`.
 
-    `log_start`, `cleaned`: what the log dir's checkpoints say. None: there is no log start; nobody knows what was
-    cleaned.
+    `log_start`, `cleaned`: offsets in the log dir's checkpoints. None: no log start; unknown what was cleaned.
     """
     return _Reader(folder, root, log_start, cleaned, env).run()
 
@@ -108,9 +101,9 @@ class _Reader:
         self.cleaned = cleaned or 0
         self.cleaner_known = cleaned is not None
         self.env = env
-        self.found = KafkaPartition(folder)
+        self.result = KafkaPartition(folder)
         self.old = False
-        """Whether there are messages of formats v0 or v1."""
+        """True once messages of formats v0 or v1 were read."""
 
     def run(self) -> KafkaPartition:
         names = settled_segments(self.folder, env=self.env)
@@ -124,58 +117,58 @@ class _Reader:
         for segment in segments:
             expected = self._segment(segment, expected, before)
             before = segment.gaps
-        self.found.log_end = expected
+        self.result.log_end = expected
         self._undecided(segments)
         self._epochs(segments, start)
         self._transactions(segments)
         self._metadata()
         self._snapshots()
-        self.found.counts += Counts(slices=len(segments))
-        return self.found
+        self.result.counts += Counts(slices=len(segments))
+        return self.result
 
     def _place(self, path: str) -> str:
         return os.path.relpath(path, self.root)
 
-    def _say(self, kind: str, path: str, message: str, remedy: str = REPLICA, **place: int | None) -> None:
-        self.found.findings.append(Finding(kind, self._place(path), message, remedy, **place))
+    def _report(self, kind: str, path: str, message: str, remedy: str = REPLICA, **place: int | None) -> None:
+        self.result.findings.append(Finding(kind, self._place(path), message, remedy, **place))
 
     def _data(self, path: str) -> bytes | None:
         data = file_bytes(path)
         if data is None:
             return None
-        self.found.names.add(os.path.basename(path))
-        self.found.counts += Counts(files=1, nbytes=len(data))
+        self.result.names.add(os.path.basename(path))
+        self.result.counts += Counts(files=1, nbytes=len(data))
         return data
 
     # -- segments
 
     def _segment(self, segment: _Segment, expected: int, before: Gaps) -> int:
-        """Read one segment and its indexes; the offset behind it. `before`: the gaps of the one in front of it."""
+        """Read one segment and its indexes; return the offset behind it. `before`: gaps of the segment before."""
         path = segment.name.path
-        self.found.names.add(os.path.basename(path))
+        self.result.names.add(os.path.basename(path))
         if segment.swapped:
             # A pass goes from the log's start on: it has been everywhere up to the next segment.
             self.cleaned = max(self.cleaned, segment.name.base if segment.limit is None else segment.limit)
         for look in range(LOOKS):
-            findings = len(self.found.findings)
+            findings = len(self.result.findings)
             segment.gaps = Gaps(before.uncleaned, before.leader_epoch)
             size, changed = self._walk(segment, expected)
-            if len(self.found.findings) == findings or not segment.last:
+            if len(self.result.findings) == findings or not segment.last:
                 break
             # A broker may be writing: what is half there now is whole a moment later.
             self.env.sleep(PAUSE_SECONDS)
             now = os.stat(path)
             if (now.st_size, now.st_mtime_ns) == (size, changed) or look == LOOKS - 1:
                 break
-            del self.found.findings[findings:]
-        self.found.counts += Counts(files=1, nbytes=size, gaps=segment.gaps.offsets)
+            del self.result.findings[findings:]
+        self.result.counts += Counts(files=1, nbytes=size, gaps=segment.gaps.offsets)
         for gap in () if segment.damaged else segment.gaps.lost:
             self._lost(gap, path)
         self._indexes(segment)
         return max(segment.end, segment.name.base)
 
     def _walk(self, segment: _Segment, expected: int) -> tuple[int, int]:
-        """The batches of a segment; size and time of the file as it was read."""
+        """Check the batches of a segment; return size and time of the file as it was read."""
         segment.batches, segment.epochs, segment.events = Batches(), [], TransactionEvents()
         segment.damaged, segment.end = False, expected
         with SegmentFile(segment.name.path) as file:
@@ -188,7 +181,7 @@ class _Reader:
                 remedy = CUT_OFF if segment.last and cut_off else REPLICA
                 kind = CHECKSUM if damage.wrong_crc else CONTENT
                 position, bit = self._flipped(file, damage)
-                self._say(kind, file.path, damage.reason, remedy, position=position, offset=damage.offset, bit=bit)
+                self._report(kind, file.path, damage.reason, remedy, position=position, offset=damage.offset, bit=bit)
                 return True
 
             windows = sound_windows(
@@ -205,7 +198,7 @@ class _Reader:
             return file.size, file.modified
 
     def _flipped(self, file: SegmentFile, damage: Damage) -> tuple[int, int | None]:
-        """Where exactly, if one bit explains the wrong checksum of a batch."""
+        """Return position and bit, if one bit explains the wrong checksum of a batch."""
         from crc32c import crc32c
 
         from sparklog.format.checksums import flipped_bit
@@ -219,7 +212,7 @@ class _Reader:
         return (damage.position, None) if at is None else (damage.position + CRC_START + at[0], at[1])
 
     def _take(self, segment: _Segment, window: Window, path: str) -> None:
-        """Count in the batches of a window."""
+        """Take in the batches of a window."""
         from sparklog.format.decode import decode
 
         headers = window.headers
@@ -236,17 +229,17 @@ class _Reader:
                 file_position=window.start,
             )
         except SparklogError as error:
-            self.found.findings.append(Finding.of(CONTENT, error, self._place(path), REPLICA))
+            self.result.findings.append(Finding.of(CONTENT, error, self._place(path), REPLICA))
         self.old |= bool(headers.is_legacy.any())
         segment.batches.add(window.data, headers, window.start)
         segment.events.add(window)
         segment.epochs.append((headers.base_offset, headers.leader_epoch, headers.position + window.start))
         segment.gaps.add(window, records, segment.end, self.cleaned)
         segment.end = int(headers.next_offset[-1])
-        self.found.counts += Counts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
+        self.result.counts += Counts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
 
     def _lost(self, gap: Gap, path: str) -> None:
-        self._say(
+        self._report(
             CONTENT,
             path,
             f"expected a batch at offset {gap.start}, found one at {gap.end}: the cleaner has not been here",
@@ -268,16 +261,19 @@ class _Reader:
             "fetched from or before this broker died, the log was cut there for another leader, or they are lost"
         )
         note = Finding(CONTENT, self._place(first.name.path), message, COMPARE, gap.position, gap.start)
-        self.found.notes.append(note)
+        self.result.notes.append(note)
 
     def _indexes(self, segment: _Segment) -> None:
         for suffix in SUFFIXES:
             path = segment.index_path(suffix)
             data = self._data(path)
             if data is not None and not segment.damaged:
-                self.found.findings += _index(suffix, data, segment, self._place(path))
+                base = segment.name.base
+                self.result.findings += check_index(
+                    suffix, data, base, segment.batches, file=self._place(path), active=segment.last
+                )
             elif data is None and suffix != "txnindex" and len(segment.batches.position):
-                self._say(INDEX, path, "expected an index beside the segment, found none", REBUILD)
+                self._report(INDEX, path, "expected an index beside the segment, found none", REBUILD)
 
     # -- what lies beside
 
@@ -287,7 +283,7 @@ class _Reader:
         if epochs is None:
             return
         if data and leader_epochs_to_bytes(epochs) != data:
-            self._say(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
+            self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
         if epochs:
             for segment in segments:
                 self._epochs_of(segment, epochs, log_start, path)
@@ -296,27 +292,27 @@ class _Reader:
         starts = np.array([each.start_offset for each in epochs], np.int64)
         numbers = np.array([-1, *(each.epoch for each in epochs)], np.int64)
         for base, epoch, position in segment.epochs:
-            said = numbers[np.searchsorted(starts, base, "right")]
+            stored = numbers[np.searchsorted(starts, base, "right")]
             # Below the log start Kafka forgets them, and it begins to write them down when old formats end.
-            known = (said >= 0) | ((base >= log_start) & (not self.old))
-            wrong = np.flatnonzero((epoch >= 0) & (said != epoch) & known)
+            known = (stored >= 0) | ((base >= log_start) & (not self.old))
+            wrong = np.flatnonzero((epoch >= 0) & (stored != epoch) & known)
             if len(wrong):
                 row = int(wrong[0])
-                self._say(
+                self._report(
                     CONTENT,
                     segment.name.path,
-                    f"the batch's leader epoch is {int(epoch[row])}, {os.path.basename(path)} says {int(said[row])}: "
+                    f"the batch's leader epoch is {int(epoch[row])}, {os.path.basename(path)} says {int(stored[row])}: "
                     "one of the two is damaged",
                     position=int(position[row]),
                     offset=int(base[row]),
                 )
                 place = self._place(path)
-                message = f"it says epoch {int(said[row])} for offset {int(base[row])}, the batch {int(epoch[row])}"
-                self.found.findings.append(Finding(CHECKPOINT, place, message, REPLICA))
+                message = f"it says epoch {int(stored[row])} for offset {int(base[row])}, the batch {int(epoch[row])}"
+                self.result.findings.append(Finding(CHECKPOINT, place, message, REPLICA))
                 return
 
     def _transactions(self, segments: Sequence[_Segment]) -> None:
-        """Where aborted transactions began, unless a cleaner may have removed their first batches."""
+        """Check where aborted transactions began, unless a cleaner may have removed their first batches."""
         if self.cleaned or not self.cleaner_known or any(each.damaged or each.gaps.offsets for each in segments):
             return
         state = TransactionState()
@@ -335,12 +331,14 @@ class _Reader:
 
     def _aborted(self, path: str, markers: dict[int, tuple[int, int]], segment: _Segment, oldest: int) -> None:
         try:
-            found = transaction_index.parse(file_bytes(path) or b"", segment.name.base)
+            entries = transaction_index.parse(file_bytes(path) or b"", segment.name.base)
         except Corrupt:
-            found = transaction_index.none()
-        columns = (found.last_offsets, found.first_offsets, found.last_stable_offsets)
-        said = {last: (first, stable) for last, first, stable in zip(*(each.tolist() for each in columns), strict=True)}
-        for entry, (last, pair) in enumerate(said.items()):
+            entries = transaction_index.none()
+        columns = (entries.last_offsets, entries.first_offsets, entries.last_stable_offsets)
+        stored = {
+            last: (first, stable) for last, first, stable in zip(*(each.tolist() for each in columns), strict=True)
+        }
+        for entry, (last, pair) in enumerate(stored.items()):
             right = markers.get(last)
             # What began in segments that are gone is known to Kafka alone.
             if right is None or right == pair or 0 <= min(pair) < oldest:
@@ -349,10 +347,10 @@ class _Reader:
                 f"of the transaction that ends at offset {last} it says first offset {pair[0]} and last stable offset "
                 f"{pair[1]}, the log {right[0]} and {right[1]}"
             )
-            self._say(INDEX, path, message, REBUILD, position=entry * transaction_index.ENTRY_BYTES, offset=last)
-        missing = sorted(set(markers) - set(said)) if not segment.last else []
+            self._report(INDEX, path, message, REBUILD, position=entry * transaction_index.ENTRY_BYTES, offset=last)
+        missing = sorted(set(markers) - set(stored)) if not segment.last else []
         if missing and os.path.exists(path):
-            self._say(
+            self._report(
                 INDEX, path, f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}", REBUILD
             )
 
@@ -361,9 +359,9 @@ class _Reader:
         data, topic_id = self._parsed(path, parse_partition_metadata)
         if topic_id is None:
             return
-        self.found.topic_id = topic_id
+        self.result.topic_id = topic_id
         if data.rstrip(b"\n") != partition_metadata_to_bytes(topic_id):
-            self._say(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
+            self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
 
     def _snapshots(self) -> None:
         for name in sorted(os.listdir(self.folder)):
@@ -372,26 +370,17 @@ class _Reader:
                 self._parsed(os.path.join(self.folder, name), parse_snapshot, remedy)
 
     def _parsed(self, path: str, parse: Callable[..., T], remedy: str = REPLICA) -> tuple[bytes, T | None]:
-        """The bytes of a small file and what they say: None if it is not there, or damaged, which is a finding."""
+        """Return the bytes of a small file and their meaning: None if it is missing, or damaged, which is a finding."""
         data = self._data(path)
         if data is None:
             return b"", None
         try:
             return data, parse(data, file=self._place(path))
         except Corrupt as error:
-            self.found.findings.append(Finding.of(CHECKPOINT, error, self._place(path), remedy))
+            self.result.findings.append(Finding.of(CHECKPOINT, error, self._place(path), remedy))
             return data, None
 
 
-def _index(suffix: str, data: bytes, segment: _Segment, file: str) -> list[Finding]:
-    base, batches, last = segment.name.base, segment.batches, segment.last
-    if suffix == "index":
-        return check_offset_index(data, base, batches, file=file, preallocated=last)
-    if suffix == "timeindex":
-        return check_time_index(data, base, batches, file=file, preallocated=last, closed=not last)
-    return check_transaction_index(data, base, batches, file=file)
-
-
 def _odd_byte(data: bytes) -> int:
-    """The first byte that is neither a digit, nor a minus, nor a newline, nor one space; 0 if there is none."""
+    """Return the first byte that is neither a digit, nor a minus, nor a newline, nor one space; 0 if there is none."""
     return next((at for at, byte in enumerate(data) if byte not in b"0123456789-\n "), 0)

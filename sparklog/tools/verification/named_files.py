@@ -1,4 +1,4 @@
-"""Which data files some versions name, and what they say of them."""
+"""Data files that versions name, with their slices."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.slice_table import Slices, SliceTable
 from sparklog.log.state.topic_state import Head
-from sparklog.tools.verification.batches import Claim
-from sparklog.tools.verification.reading import DataFile
+from sparklog.tools.verification.slice_checks import Claim, DataFile
 
 _CLAIM = tuple(each.name for each in fields(Claim) if each.name in COLUMN_TYPES)
 
 
 @dataclass(slots=True)
 class NamedFiles:
-    """Data files by key; grown version by version, what two versions say alike is there once."""
+    """Data files by key, grown version by version; equal slices of two versions are kept once."""
 
     topic: str
     _files: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     _claims: dict[str, dict[Claim, None]] = field(default_factory=dict)
 
     def add(self, rows: Slices) -> None:
-        """What these rows of a table name."""
+        """Add the files of these rows of a table."""
         keys = {code: file_key(self.topic, rows.paths[code]) for code in np.unique(rows.file).tolist()}
         whole = zip(
             *(rows.columns[name].tolist() for name in ("file", "file_size", "footer_length", "index_crc")), strict=True
@@ -38,7 +37,7 @@ class NamedFiles:
             self._claims.setdefault(key, {})[Claim(*values)] = None
 
     def files(self) -> list[DataFile]:
-        """All of them, in the order of their keys."""
+        """Return all files, in the order of their keys."""
         return [
             DataFile(key, size, footer_length, tuple(self._claims[key]), index_crc)
             for key, (size, footer_length, index_crc) in sorted(self._files.items())
@@ -46,17 +45,17 @@ class NamedFiles:
 
 
 def differing_columns(left: SliceTable, right: SliceTable) -> list[str]:
-    """Columns in which two tables do not say the same; `rows` if their numbers of rows differ."""
+    """Return the columns in which two tables differ; `rows` if their numbers of rows differ."""
     one, other = left.all(), right.all()
     if len(one) != len(other):
         return ["rows"]
-    found = [
+    columns = [
         name
         for name in COLUMN_TYPES
         if name not in ("file", "txn") and not np.array_equal(one.columns[name], other.columns[name])
     ]
     texts = [name for name in ("file", "txn") if not np.array_equal(_words(one, name), _words(other, name))]
-    return found + texts
+    return columns + texts
 
 
 def _words(rows: Slices, name: str) -> np.ndarray:
@@ -66,7 +65,7 @@ def _words(rows: Slices, name: str) -> np.ndarray:
 
 
 def gaps(head: Head, table: SliceTable) -> int:
-    """How many offsets between log start and log end lie in no slice."""
+    """Return the number of offsets between log start and log end that lie in no slice."""
     rows = table.all()
     if head.deleted:
         return 0
@@ -78,11 +77,11 @@ def gaps(head: Head, table: SliceTable) -> int:
 
 
 def all_keys(files: Iterable[DataFile]) -> set[str]:
-    """Every object that these files are, the index files beside segments included."""
-    found = set()
+    """Return the keys of these files, the index files beside segments included."""
+    keys = set()
     for file in files:
-        found.add(file.key)
+        keys.add(file.key)
         if file.sealed:
             stem = file.key.removesuffix("log")
-            found.update(f"{stem}{suffix}" for suffix in ("index", "timeindex", "txnindex"))
-    return found
+            keys.update(f"{stem}{suffix}" for suffix in ("index", "timeindex", "txnindex"))
+    return keys

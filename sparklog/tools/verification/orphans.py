@@ -1,4 +1,4 @@
-"""Objects that nobody names: what they may be, and whether they are sparklog's at all."""
+"""Unreferenced files: what they may be, and whether they are sparklog's at all."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sparklog.tools.verification.topic_log import TopicLog
 def sorted_out(
     store: Store, listing: Sequence[ObjectInfo], named: Collection[str], topics: Mapping[str, TopicLog], now_ms: int
 ) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
-    """Of a listing what is not named: sparklog's own, and what has no name that sparklog gives. `now_ms`: the store's.
+    """Sort the unreferenced files of a listing: sparklog's, and foreign ones. `now_ms`: the store's clock.
 
-    What was written while this ran is neither.
+    Files that were written meanwhile are neither.
     """
     orphans: list[Orphan] = []
     foreign: list[Orphan] = []
@@ -42,7 +42,7 @@ def sorted_out(
 
 
 def _why(info: ObjectInfo, topics: Mapping[str, TopicLog]) -> str | None:
-    """What an unnamed object may be; None if it is not sparklog's."""
+    """Say what an unreferenced file may be; None if it is not sparklog's."""
     owner, _, below = info.key.partition("/")
     if owner in (TRANSACTIONS_FOLDER, GROUPS_FOLDER):
         return "written just now" if key_kind(info.key) in ("commit", "checkpoint") and LOG_FOLDER in below else None

@@ -12,32 +12,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
 from sparklog.groups.state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.entry_log import EntryKind
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, check_topic_name, did_you_mean, id_folder, is_topic_name
+from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, check_topic_name, id_folder, is_topic_name
 from sparklog.log.journal.root_id import ROOT_JSON
 from sparklog.maintenance.work import InProcess, Runner
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.tools.verification.cross_checks import check_groups, check_siblings, check_transactions
+from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_indexes, pieces
 from sparklog.tools.verification.entry_chain import EntryChain, read_chain, read_object
 from sparklog.tools.verification.findings import DECISION, GROUP, MISSING, ROOT, SIZE, Counts, Finding, Report
 from sparklog.tools.verification.named_files import all_keys
 from sparklog.tools.verification.orphans import sorted_out
-from sparklog.tools.verification.reading import DataFile
-from sparklog.tools.verification.sealed_segment import missing_indexes
+from sparklog.tools.verification.slice_checks import DataFile
 from sparklog.tools.verification.topic_log import TopicLog, read_topic
-from sparklog.tools.verification.work import Verified, VerifyWork, pieces
 
 Say = Callable[[str], None]
 KINDS: tuple[tuple[EntryKind[Any], str], ...] = ((DECISIONS, DECISION), (GROUPS, GROUP))
-
-
-def _silent(line: str) -> None:
-    """Nobody watches."""
 
 
 def verify_root(
@@ -46,13 +41,13 @@ def verify_root(
     topics: Sequence[str] = (),
     quick: bool = False,
     runner: Runner | None = None,
-    say: Say = _silent,
+    say: Say = lambda line: None,
     env: Env = SYSTEM,
 ) -> Report:
-    """Read everything of the root in `store`, or of these topics, and say what is not as it was written.
+    """Read everything of the root in `store`, or of these topics, and report damage.
 
-    `quick`: logs are read whole, of files only whether they are there and how long they are. `runner`: where files are
-    read. `say` is told now and then how far it is. `NotFound` if there is no root, or no such topic, `BadRequest` if
+    `quick`: logs are read whole, of files only existence and size are checked. `runner` reads the files. `say` prints
+    progress now and then. `NotFound` if there is no root, or no such topic, `BadRequest` if
     backups lie there; damage is never raised.
     """
     return _Verification(store, tuple(topics), quick, InProcess() if runner is None else runner, say, env).run()
@@ -85,11 +80,10 @@ class _Verification:
             self._entries()
         for name in names:
             self.say(f"reading the log of {name}")
-            found = read_topic(self.store, name, now_ms)
-            self.logs[name] = found
-            self.findings += found.findings
-            self.counts += found.counts
-            self.named |= found.objects | all_keys(found.files)
+            log = self.logs[name] = read_topic(self.store, name, now_ms)
+            self.findings += log.findings
+            self.counts += log.counts
+            self.named |= log.objects | all_keys(log.files)
         if not self.chosen:
             self.findings += check_transactions(self.logs, self.states, self._state)
             self.findings += check_groups(self.groups, self.states, self._state)
@@ -150,14 +144,13 @@ class _Verification:
 
     def _names(self) -> list[str]:
         """The topics to verify, deleted ones included."""
-        there = [name for name in self.store.list_folders("") if is_topic_name(name) and self._has_log(name)]
+        existing = [name for name in self.store.list_folders("") if is_topic_name(name) and self._has_log(name)]
         for name in self.chosen:
             check_topic_name(name)
-            if name not in there:
-                raise NotFound(
-                    f"topic '{name}' does not exist in {self.store.location}{did_you_mean(name, there)}; check --topic"
-                )
-        return list(dict.fromkeys(self.chosen)) or there
+            if name not in existing:
+                hint = did_you_mean(name, existing)
+                raise NotFound(f"topic '{name}' does not exist in {self.store.location}{hint}; check --topic")
+        return list(dict.fromkeys(self.chosen)) or existing
 
     def _listing(self, names: Sequence[str]) -> list[ObjectInfo]:
         if not self.chosen:
@@ -168,14 +161,13 @@ class _Verification:
         """The logs of transactional ids and of groups."""
         for kind, label in KINDS:
             for folder in self.store.list_folders(f"{kind.folder}/"):
-                found: EntryChain[Any] = read_chain(self.store, kind, folder, label)
-                self.findings += found.findings
-                self.counts += found.counts
-                self.named |= found.objects
-                if label == DECISION and found.newest is not None:
-                    self.states[found.newest.id] = found.newest
-                if label == GROUP and found.newest is not None:
-                    self.groups[found.newest.id] = found.newest
+                chain: EntryChain[Any] = read_chain(self.store, kind, folder, label)
+                self.findings += chain.findings
+                self.counts += chain.counts
+                self.named |= chain.objects
+                if chain.newest is not None:
+                    states: dict[str, Any] = self.states if label == DECISION else self.groups
+                    states[chain.newest.id] = chain.newest
 
     def _state(self, id_: str) -> Decisions | None:
         return read_chain(self.store, DECISIONS, id_folder(id_), DECISION).newest
@@ -206,7 +198,7 @@ class _Verification:
             self._gone(gone, {name for key in gone for name in owners[key]})
 
     def _measured(self, file: DataFile, sizes: dict[str, ObjectInfo], gone: list[str]) -> bool:
-        """Whether a file is there and as long as it should be."""
+        """True if a file exists and is as long as it should be."""
         info = sizes.get(file.key) or self.store.stat(file.key)
         if info is None:
             gone.append(file.key)
@@ -222,7 +214,7 @@ class _Verification:
         return True
 
     def _gone(self, keys: Sequence[str], topics: set[str]) -> None:
-        """Files that are not there: is that by right now?"""
+        """Report files that are missing, and that a newer state of their topics still needs."""
         now, _ = _once(
             [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in sorted(topics)]
         )
@@ -238,12 +230,12 @@ class _Verification:
 
 def _once(logs: Iterable[TopicLog]) -> tuple[list[DataFile], dict[str, list[str]]]:
     """Every file once, with all that topics say of it (a clone shares its source's), and the topics that name it."""
-    found: dict[str, DataFile] = {}
+    files: dict[str, DataFile] = {}
     owners: dict[str, list[str]] = {}
     for log in logs:
         for file in log.files:
-            before = found.get(file.key)
+            before = files.get(file.key)
             owners.setdefault(file.key, []).append(log.name)
             claims = file.claims if before is None else tuple(dict.fromkeys((*before.claims, *file.claims)))
-            found[file.key] = replace(file, claims=claims)
-    return [found[key] for key in sorted(found)], owners
+            files[file.key] = replace(file, claims=claims)
+    return [files[key] for key in sorted(files)], owners

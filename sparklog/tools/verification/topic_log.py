@@ -1,9 +1,9 @@
-"""The log of one topic: every commit and checkpoint, and which data files must be there.
+"""The log of one topic: every commit and checkpoint, and the data files that must exist.
 
 Commits are replayed from the beginning of what is kept; each checkpoint on the way must say what the replay says. Where
 a commit is damaged the replay goes on from the next sound checkpoint.
 
-**What must be there.** Of the log: every commit from the anchor on, which is the newest checkpoint that lies at or
+**What must exist.** Of the log: every commit from the anchor on, which is the newest checkpoint that lies at or
 below both the upload floor and the second newest checkpoint: the vacuum deletes commits below that alone, the oldest
 first. Of data: what the state at the upload floor names, what any later version adds, and what a held version names: a
 reader may have planned on any version that is not older than the floor, and the vacuum keeps just that.
@@ -30,7 +30,7 @@ from sparklog.storage.store import Store
 from sparklog.tools.verification.entry_chain import log_end, numbered, read_object, unreached
 from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding
 from sparklog.tools.verification.named_files import NamedFiles, differing_columns, gaps
-from sparklog.tools.verification.reading import DataFile
+from sparklog.tools.verification.slice_checks import DataFile
 
 TRIES = 6
 MOST_MISSING = 20
@@ -48,9 +48,9 @@ class Prepared:
 
 @dataclass(slots=True)
 class TopicLog:
-    """What the log of a topic says. `head` None: no state could be rebuilt.
+    """Result of reading the log of a topic. `head` None: no state could be rebuilt.
 
-    * `files`: what must be there (see the module); `first`: the oldest version that was replayed
+    * `files`: files that must exist (see the module); `first`: the oldest version that was replayed
     * `prepares`: by version; `resolved`: outcomes recorded, with the version that did
     * `objects`: keys of the log that are accounted for
     """
@@ -69,7 +69,7 @@ class TopicLog:
 
 
 def read_topic(store: Store, name: str, now_ms: int) -> TopicLog:
-    """Read the log of a topic whole. What the vacuum deletes meanwhile is looked at again.
+    """Read the log of a topic whole, again if the vacuum deletes objects meanwhile.
 
     `now_ms`: the store's clock, by which holds run out.
     """
@@ -79,9 +79,9 @@ def read_topic(store: Store, name: str, now_ms: int) -> TopicLog:
             return _Replay(store, name, now_ms).run()
         except NotFound as error:
             gone = error
-    found = TopicLog(name)
-    found.findings.append(Finding(MISSING, f"{name}/_log", f"objects of the log are listed and not there: {gone}"))
-    return found
+    log = TopicLog(name)
+    log.findings.append(Finding(MISSING, f"{name}/_log", f"objects of the log are listed and not there: {gone}"))
+    return log
 
 
 class _Replay:
@@ -92,7 +92,7 @@ class _Replay:
         self.name = name
         self.now_ms = now_ms
         self.history = History(store, name)
-        self.found = TopicLog(name)
+        self.log = TopicLog(name)
         self.state: tuple[Head, SliceTable] | None = None
         self.added: dict[int, Commit] = {}
         """Commits with files since the upload floor, as far as it is known."""
@@ -102,62 +102,62 @@ class _Replay:
         versions = self.history.commits.version
         if not len(versions):
             if self.history.checkpoints or self.history.tables:
-                self._say(MISSING, commit_key(self.name, 0), "checkpoints without any commit")
-            return self.found
+                self._report(MISSING, commit_key(self.name, 0), "checkpoints without any commit")
+            return self.log
         versions = versions[versions <= self._end_of_log(versions.tolist())]
-        self.found.newest = int(versions[-1])
+        self.log.newest = int(versions[-1])
         breaks = np.flatnonzero(np.diff(versions) != 1)
         start = int(versions[breaks[-1] + 1]) if len(breaks) else int(versions[0])
-        self.found.first = start
+        self.log.first = start
         self._begin(start)
         crc: int | None = None
-        for version in range(start, self.found.newest + 1):
+        for version in range(start, self.log.newest + 1):
             crc = self._commit(version, crc)
             if version in self.history.checkpoints:
                 self._checkpoint(version, crc)
         self._older(versions, start)
         self._end(start)
-        return self.found
+        return self.log
 
-    def _say(self, kind: str, file: str, message: str, remedy: str = RESTORE) -> None:
-        self.found.findings.append(Finding(kind, file, message, remedy))
+    def _report(self, kind: str, file: str, message: str, remedy: str = RESTORE) -> None:
+        self.log.findings.append(Finding(kind, file, message, remedy))
 
     def _end_of_log(self, versions: list[int]) -> int:
-        """The newest version that readers get to; what lies beyond a gap is named, and accounted for."""
+        """Return the newest version that readers reach; commits beyond a gap become findings."""
         end = log_end(versions, max(self.history.checkpoints, default=-1))
         if end not in versions:
             return versions[-1]
-        self.found.findings += unreached(self.store, self.name, "commit", versions, end)
+        self.log.findings += unreached(self.store, self.name, "commit", versions, end)
         for version in (each for each in versions if each > end):
             key = commit_key(self.name, version)
-            self.found.objects.add(key)
+            self.log.objects.add(key)
             commit, _, finding = read_object(self.store, key, numbered(decode_commit, key, version), LOG)
             if commit is not None and finding is None:
-                self.found.objects |= {file_key(self.name, file.path) for file in commit.files}
+                self.log.objects |= {file_key(self.name, file.path) for file in commit.files}
         return end
 
     # -- commits
 
     def _begin(self, start: int) -> None:
-        """The state before the first commit that is kept."""
+        """Begin with the state before the first commit that is kept."""
         if start == 0:
             self.state = EMPTY, SliceTable()
         elif start - 1 in self.history.checkpoints:
             self._checkpoint(start - 1, None)
 
     def _commit(self, version: int, crc: int | None) -> int | None:
-        """Take the next commit; `crc` of the one before, None if it is not known. The CRC of this one's bytes."""
+        """Take the next commit; `crc` of the one before, None if unknown. Returns the CRC of this one's bytes."""
         key = commit_key(self.name, version)
-        self.found.objects.add(key)
+        self.log.objects.add(key)
         commit, data, finding = read_object(self.store, key, numbered(decode_commit, key, version), LOG)
-        self.found.counts += Counts(commits=1, nbytes=len(data))
+        self.log.counts += Counts(commits=1, nbytes=len(data))
         if finding is not None or commit is None:
             if finding is not None:
-                self.found.findings.append(finding)
+                self.log.findings.append(finding)
             self.state = None
             return None
         if commit.commit_id in self.ids:
-            self._say(LOG, key, f"commit id {commit.commit_id} is that of an earlier commit")
+            self._report(LOG, key, f"commit id {commit.commit_id} is that of an earlier commit")
         self.ids.add(commit.commit_id)
         if crc is not None and commit.prev_crc != crc:
             before = commit_key(self.name, version - 1)
@@ -165,7 +165,7 @@ class _Replay:
                 f"the chain is broken: commit {version} was made after one with CRC-32C {commit.prev_crc}, this one "
                 f"has {crc}"
             )
-            self._say(CHAIN, before, message, "one of the two commits is another one's: restore both")
+            self._report(CHAIN, before, message, "one of the two commits is another one's: restore both")
             self.state = None
         self._note(commit)
         if self.state is not None:
@@ -173,14 +173,14 @@ class _Replay:
         return int(crc32c(data))
 
     def _note(self, commit: Commit) -> None:
-        """What is asked of a commit later on."""
+        """Keep the parts of a commit that later checks need."""
         if commit.files:
             self.added[commit.version] = commit
         if commit.floor is not None:
             self.added = {version: each for version, each in self.added.items() if version > commit.floor}
         if commit.txn is not None:
-            self.found.prepares[commit.version] = Prepared(commit.commit_id, commit.txn.id, commit.txn.n)
-        self.found.resolved += [(commit.version, item) for item in commit.resolved]
+            self.log.prepares[commit.version] = Prepared(commit.commit_id, commit.txn.id, commit.txn.n)
+        self.log.resolved += [(commit.version, item) for item in commit.resolved]
 
     def _apply(self, commit: Commit, key: str) -> None:
         if self.state is None:
@@ -191,10 +191,10 @@ class _Replay:
             try:
                 check_commit(head, commit, after)
             except BadRequest as error:
-                self._say(STATE, key, str(error))
+                self._report(STATE, key, str(error))
             self.state = after, table.apply(commit, after)
         except (Corrupt, Conflict) as error:
-            self.found.findings.append(Finding.of(STATE, error, key))
+            self.log.findings.append(Finding.of(STATE, error, key))
             self.state = None
 
     # -- checkpoints
@@ -202,17 +202,17 @@ class _Replay:
     def _checkpoint(self, version: int, crc: int | None) -> None:
         """Compare a checkpoint with the replay, or go on from it."""
         key = checkpoint_key(self.name, version)
-        self.found.objects.add(key)
+        self.log.objects.add(key)
         checkpoint, data, finding = read_object(self.store, key, numbered(decode_checkpoint, key, version), CHECKPOINT)
-        self.found.counts += Counts(checkpoints=1, nbytes=len(data))
+        self.log.counts += Counts(checkpoints=1, nbytes=len(data))
         if finding is not None or checkpoint is None:
             if finding is not None:
-                self.found.findings.append(_deletable(finding))
+                self.log.findings.append(_deletable(finding))
             return
         table = self._table(checkpoint, version)
         if crc is not None and checkpoint.head.crc != crc:
             message = f"it follows a commit with CRC-32C {checkpoint.head.crc}, commit {version} has {crc}"
-            self._say(CHECKPOINT, key, message, DELETE_CHECKPOINT)
+            self._report(CHECKPOINT, key, message, DELETE_CHECKPOINT)
             return
         if self.state is not None:
             self._compare(key, checkpoint, table)
@@ -222,7 +222,7 @@ class _Replay:
     def _table(self, checkpoint: Checkpoint, version: int) -> SliceTable | None:
         ref = checkpoint.table
         key = checkpoint_prefix(self.name) + ref.name
-        self.found.objects.add(key)
+        self.log.objects.add(key)
         head = checkpoint_key(self.name, version)
         try:
             data = self.store.get(key, 0, ref.size + 1)
@@ -230,42 +230,43 @@ class _Replay:
             # Heads are deleted before their tables: is it the vacuum?
             if self.store.stat(head) is None:
                 raise
-            self._say(MISSING, key, f"checkpoint {version} names this table, it is not there", DELETE_CHECKPOINT)
+            self._report(MISSING, key, f"checkpoint {version} names this table, it is not there", DELETE_CHECKPOINT)
             return None
-        self.found.counts += Counts(nbytes=len(data))
+        self.log.counts += Counts(nbytes=len(data))
         try:
             table = decode_table(data, ref, key, version)
             check_state(checkpoint.head, table)
         except Corrupt as error:
             finding = _deletable(Finding.of(CHECKPOINT, error, key))
-            self.found.findings.append(_flipped(finding, data, ref.crc) if len(data) == ref.size else finding)
+            flipped = finding.at_flipped_bit(0, len(data), crc32c(data), ref.crc) if len(data) == ref.size else None
+            self.log.findings.append(flipped or finding)
             return None
         unsealed = int(np.count_nonzero(~table.all().sealed()))
         if unsealed != ref.unsealed:
             message = f"it says {ref.unsealed} slices are not sealed, its table has {unsealed}"
-            self._say(CHECKPOINT, head, message, DELETE_CHECKPOINT)
+            self._report(CHECKPOINT, head, message, DELETE_CHECKPOINT)
         return table
 
     def _compare(self, key: str, checkpoint: Checkpoint, table: SliceTable | None) -> None:
         if self.state is None:
             return
-        head, own = self.state
+        head, replayed = self.state
         if not checkpoint.head.earlier_partitions:
             # A checkpoint may be older than this member.
             head = replace(head, earlier_partitions=())
         if checkpoint.head != head:
             wrong = _members(HEAD_JSON.to_json(head), HEAD_JSON.to_json(checkpoint.head))
-            self._say(CHECKPOINT, key, f"it differs from what the commits say in: {wrong}", DELETE_CHECKPOINT)
-        columns = [] if table is None else differing_columns(own, table)
+            self._report(CHECKPOINT, key, f"it differs from what the commits say in: {wrong}", DELETE_CHECKPOINT)
+        columns = [] if table is None else differing_columns(replayed, table)
         if columns:
             file = checkpoint_prefix(self.name) + checkpoint.table.name
             message = f"it differs from what the commits say in: {', '.join(columns)}"
-            self._say(CHECKPOINT, file, message, DELETE_CHECKPOINT)
+            self._report(CHECKPOINT, file, message, DELETE_CHECKPOINT)
 
     # -- the end
 
     def _older(self, versions: np.ndarray, start: int) -> None:
-        """Commits and checkpoints below the run that leads to the newest version."""
+        """Check commits and checkpoints below the run that leads to the newest version."""
         checkpoints = sorted(self.history.checkpoints)
         floor = self.state[0].floor if self.state is not None else 0
         limit = min(floor, checkpoints[-2]) if len(checkpoints) > 1 else -1
@@ -274,7 +275,7 @@ class _Replay:
             needed = range(max(anchor, 0), start)
             for version in sorted(set(needed) - set(versions.tolist()))[:MOST_MISSING]:
                 message = f"commit {version} is not there, and later ones are"
-                self._say(MISSING, commit_key(self.name, version), message)
+                self._report(MISSING, commit_key(self.name, version), message)
         for version in checkpoints:
             if version < start - 1:
                 self.state, kept = None, self.state
@@ -285,31 +286,31 @@ class _Replay:
             # Of a held version; else they lead nowhere, and the vacuum that left them here, or the next, deletes them.
             key = commit_key(self.name, version)
             if version <= held:
-                self.found.objects.add(key)
+                self.log.objects.add(key)
             _, data, finding = read_object(self.store, key, numbered(decode_commit, key, version), LOG)
-            self.found.counts += Counts(commits=1, nbytes=len(data))
+            self.log.counts += Counts(commits=1, nbytes=len(data))
             if finding is not None:
-                self.found.findings.append(finding)
+                self.log.findings.append(finding)
 
     def _end(self, start: int) -> None:
-        """The newest state, and which files must be there."""
+        """Check the newest state, and list the files that must exist."""
         named = NamedFiles(self.name)
-        found = self.found
+        log = self.log
         if self.state is None:
             message = "no state can be rebuilt: no sound checkpoint has all commits up to the newest behind it"
-            self._say(STATE, commit_key(self.name, found.newest), message, "restore the commits that are named above")
+            self._report(STATE, commit_key(self.name, log.newest), message, "restore the commits that are named above")
             for commit in self.added.values():
                 named.add(added(commit))
-            found.files = named.files()
+            log.files = named.files()
             return
         head, table = self.state
-        found.head, found.table = head, table
+        log.head, log.table = head, table
         try:
             check_state(head, table)
         except Corrupt as error:
-            found.findings.append(Finding.of(STATE, error, commit_key(self.name, head.version)))
+            log.findings.append(Finding.of(STATE, error, commit_key(self.name, head.version)))
         if (head.cleaned_through > head.log_end).any():
-            self._say(STATE, commit_key(self.name, head.version), "a partition is compacted beyond its log end")
+            self._report(STATE, commit_key(self.name, head.version), "a partition is compacted beyond its log end")
         named.add(table.all())
         for version, commit in self.added.items():
             if version > head.floor:
@@ -325,12 +326,12 @@ class _Replay:
                     # Either damage that is named above, or the vacuum came by: then the next look says so.
                     self._look_again(error)
                 message = f"version {version}, which {why}, cannot be rebuilt: {error}"
-                self._say(STATE, commit_key(self.name, version), message)
-        found.files = named.files()
-        found.counts += Counts(topics=int(head.exists), gaps=gaps(head, table))
+                self._report(STATE, commit_key(self.name, version), message)
+        log.files = named.files()
+        log.counts += Counts(topics=int(head.exists), gaps=gaps(head, table))
 
     def _holds(self) -> list[Hold]:
-        """Those that have not run out."""
+        """Return the holds that have not run out."""
         holds = {} if self.state is None else self.state[0].holds
         return [
             hold
@@ -348,22 +349,11 @@ class _Replay:
 
 
 def _deletable(finding: Finding) -> Finding:
-    """A checkpoint is only a help."""
-    return Finding(
-        finding.kind, finding.file, finding.message, DELETE_CHECKPOINT, finding.position, finding.offset, finding.bit
-    )
-
-
-def _flipped(finding: Finding, data: bytes, crc: int) -> Finding:
-    from sparklog.format.checksums import flipped_bit
-
-    at = flipped_bit(len(data), crc32c(data), crc)
-    if at is None:
-        return finding
-    return Finding(finding.kind, finding.file, finding.message, finding.remedy, at[0], None, at[1])
+    """Replace the remedy: a checkpoint is only a help."""
+    return replace(finding, remedy=DELETE_CHECKPOINT)
 
 
 def _members(left: Mapping[str, object], right: Mapping[str, object]) -> str:
-    """Members in which two objects differ."""
+    """Return the members in which two objects differ."""
     names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
     return ", ".join(names) or "features"

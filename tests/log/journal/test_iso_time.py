@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.cli.times import parse_time
+from sparklog.cli.options import parse_time
 from sparklog.log.journal.clock import LAST_MS, iso_time
 
 

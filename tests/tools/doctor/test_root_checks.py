@@ -112,12 +112,12 @@ def test_of_a_sound_root_there_is_one_finding(log: Root) -> None:
 
 def _many_unsealed(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
     patch.setattr(root_checks, "MANY_UNSEALED", 2)
-    return "maintenance", "topic t holds 3 unsealed slices, writers warn", "jobs/compact.py"
+    return "maintenance", "topic t holds 3 unsealed slices, writers warn", "sparklog compact"
 
 
 def _never_compacted(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
     patch.setattr(root_checks, "NEVER_COMPACTED_SLICES", 3)
-    return "maintenance", "none ever merged or sealed", "jobs/compact.py"
+    return "maintenance", "none ever merged or sealed", "sparklog compact"
 
 
 def _no_checkpoint(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:

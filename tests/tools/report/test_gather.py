@@ -18,9 +18,10 @@ from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
+from sparklog.maintenance.output import json_value
 from sparklog.maintenance.work import InProcess, Settings
 from sparklog.retention.retain import retain_root
-from sparklog.tools.report.facts import Report, document
+from sparklog.tools.report.facts import Report
 from sparklog.tools.report.gather import gather
 from sparklog.tools.report.page import as_html
 from tests.fixture_data import copied
@@ -310,7 +311,7 @@ def test_only_logs_can_be_reported_on(world: TopicsWorld) -> None:
 
 def test_the_document_has_every_fact_under_its_name_in_camel_case(world: TopicsWorld) -> None:
     report = reported(world)
-    found = document(report)
+    found = json_value(report)
     assert isinstance(found, dict)
     assert (found["nowMs"], found["kind"], found["bytes"]) == (world.now_ms, "root", report.bytes)
     topic = found["topics"][0]

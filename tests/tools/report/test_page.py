@@ -265,7 +265,7 @@ def test_each_rule_notes_what_it_is_for() -> None:
     base = topic()
     part = base.partitions[0]
     many = replace(base, partitions=(replace(part, unsealed=MANY_UNSEALED + 1),))
-    assert "run jobs/compact.py" in texts(report(many))[0][2]
+    assert "run `sparklog compact`" in texts(report(many))[0][2]
     behind = replace(base, activity=Activity(9000, NOW_MS, 0, 0, MANY_COMMITS + 1))
     assert "since the last checkpoint" in texts(report(behind))[0][2]
     never = replace(base, activity=Activity(MANY_COMMITS, NOW_MS, 0, 0, None))
@@ -281,7 +281,7 @@ def test_each_rule_notes_what_it_is_for() -> None:
     assert "job #1" in texts(report(base, held_back=(held,)))[0][2]
     assert not texts(report(base, held_back=(replace(held, age_ms=59_000),)))
     waste = Removal("gone", "append", "unnamed", 9, 10**9)
-    assert "run jobs/retain.py" in texts(report(base, removals=(waste,)))[0][2]
+    assert "run `sparklog retain`" in texts(report(base, removals=(waste,)))[0][2]
 
 
 def test_records_that_expired_before_a_group_read_them_are_noted() -> None:

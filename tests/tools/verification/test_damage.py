@@ -172,5 +172,5 @@ def test_orphans_and_foreign_files_are_no_damage(whole: WholeRoot) -> None:
     whole.now_ms -= 5000
     assert report.sound
     assert sorted(each.file for each in report.orphans) == sorted(orphans)
-    assert {(each.size, each.age_ms) for each in report.orphans} == {(5, 5000)}
+    assert {(each.nbytes, each.age_ms) for each in report.orphans} == {(5, 5000)}
     assert sorted(each.file for each in report.foreign) == sorted(foreign)

@@ -1,0 +1,353 @@
+"""`sparklog import` and `export`: Kafka log directories to topics of a root, and topics to Kafka log directories."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.options import (
+    AsOfOption,
+    ConfigOption,
+    CorruptOption,
+    CorruptRecords,
+    DryRunOption,
+    JsonOption,
+    RootOption,
+    TopicsOption,
+    comma_separated,
+    example,
+    parse_as_of,
+    parse_configs,
+    parse_time,
+)
+from sparklog.cli.terminal import print_json, print_table, printable, warn
+from sparklog.errors import NotFound
+from sparklog.maintenance.output import json_value, megabytes
+
+if TYPE_CHECKING:
+    from sparklog.kafka.exporting import ExportedTopic
+    from sparklog.kafka.importing.importing import ImportedTopic, ImportReport, OnProgress
+
+app = typer.Typer()
+
+
+class OpenTransactions(str, Enum):
+    """Ways to treat transactions that Kafka has left open."""
+
+    keep = "keep"
+    abort = "abort"
+    refuse = "refuse"
+
+
+OpenTransactionsOption = Annotated[
+    OpenTransactions,
+    typer.Option(
+        "--open-transactions",
+        help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
+        " to, abort them (no import can go on then), or refuse.",
+    ),
+]
+
+
+@app.command(
+    "import",
+    epilog=example("sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact"),
+)
+def import_(
+    log_dir: Annotated[str, typer.Argument(metavar="PATH", help="The log directory: it holds topic-0, topic-1, ...")],
+    root: RootOption,
+    topic: TopicsOption = None,
+    config: ConfigOption = None,
+    corrupt_records: CorruptOption = CorruptRecords.fail,
+    open_transactions: OpenTransactionsOption = OpenTransactions.keep,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
+    ] = False,
+    groups: Annotated[
+        bool, typer.Option("--groups/--no-groups", help="Offsets of consumer groups, from __consumer_offsets.")
+    ] = True,
+    transactions: Annotated[
+        bool,
+        typer.Option("--transactions/--no-transactions", help="Whose open transactions are, from __transaction_state."),
+    ] = True,
+    dry_run: DryRunOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also a file.delete.delay.ms that takes files from running jobs.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
+
+    Without --topic all topics but Kafka's own. The directory of a stopped broker, or a copy or backup of one; it is
+    only read. Run it again to complete an import that was killed, or to take what is new since: a topic goes on where
+    its last import ended. Kafka keeps topic configs elsewhere: give them with --config. Consumer groups keep their
+    offsets in these topics.
+    """
+    from sparklog.cli.source import open_root
+    from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions, import_log_dir, unwatched
+
+    configs, topics = parse_configs(config), comma_separated(topic) or None
+    try:
+        log = open_root(root)
+    except NotFound:
+        log = None
+    if log is None and not dry_run:
+        # Wrong input makes no new root.
+        options = ImportOptions(topics=topics, configs=configs, force=force, groups=False)
+        import_log_dir(None, log_dir, options, dry_run=True)
+        log = open_root(root, create=True)
+    report = import_log_dir(
+        log,
+        log_dir,
+        ImportOptions(
+            topics=topics,
+            configs=configs,
+            force=force,
+            corrupt_records=corrupt_records.value,
+            open_transactions=open_transactions.value,
+            link=NEVER if copy else AUTO,
+            groups=groups,
+            transactions=transactions,
+        ),
+        on_skipped=warn,
+        dry_run=dry_run,
+        on_progress=unwatched if quiet else _meters(),
+    )
+    if as_json:
+        print_json(_document(report))
+        return
+    _show_import(report, dry_run)
+
+
+def _document(report: ImportReport) -> object:
+    document = json_value(report)
+    for topic in document["topics"]:
+        for part in topic["partitions"]:
+            part["bytesCopied"], part["bytesLinked"] = part.pop("copied"), part.pop("linked")
+            part["openTransactions"] = part.pop("open")
+    return document
+
+
+def _show_import(report: ImportReport, dry_run: bool) -> None:
+    headings = ("TOPIC", "PARTITIONS", "OFFSETS", "THERE-BEFORE", "RECORDS", "COPIED", "LINKED", "SKIPPED", "OPEN")
+    print_table(headings, [_import_row(each, dry_run) for each in report.topics])
+    if report.groups:
+        notes = {True: "in use here, left alone", False: ""}
+        rows = [(each.group, each.offsets, each.left_out, notes[each.in_use]) for each in report.groups]
+        print_table(("GROUP", "OFFSETS", "OF-OTHER-TOPICS", ""), rows)
+
+
+def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
+    parts = imported.partitions
+    # Offsets that the log start has passed since count neither as imported before nor as new.
+    offsets = sum(max(part.log_end - max(part.since, part.log_start), 0) for part in parts)
+    before = sum(max(part.since - part.log_start, 0) for part in parts)
+    return (
+        imported.topic,
+        len(parts),
+        offsets,
+        before,
+        "-" if dry_run else sum(part.records for part in parts),
+        megabytes(sum(part.copied for part in parts)),
+        megabytes(sum(part.linked for part in parts)),
+        sum(part.skipped for part in parts),
+        "-" if dry_run else sum(part.open for part in parts),
+    )
+
+
+def _meters() -> OnProgress:
+    """Return a progress that prints a line every few seconds, for each partition."""
+    from sparklog.maintenance.progress import Meter
+
+    meters: dict[tuple[str, int], Meter] = {}
+
+    def watch(topic: str, partition: int, records: int, nbytes: int) -> None:
+        meter = meters.get((topic, partition))
+        if meter is None:
+            meters.clear()
+            meter = meters[topic, partition] = Meter(f"import {topic}-{partition}")
+        meter(records, nbytes)
+
+    return watch
+
+
+TopicIdOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic-id",
+        metavar="[TOPIC=]ID",
+        help="Its id in a Kafka cluster. May be repeated. Without: the one it was imported with, else its own.",
+    ),
+]
+GroupsOption = Annotated[
+    list[str] | None,
+    typer.Option("--groups", metavar="NAME,...|all", help="Offsets of these consumer groups go out, too."),
+]
+OffsetsPartitionsOption = Annotated[
+    int,
+    typer.Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups."),
+]
+LinkSegmentsOption = Annotated[
+    bool, typer.Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
+]
+KeepEpochsOption = Annotated[
+    bool,
+    typer.Option("--keep-leader-epochs", help="For the cluster that gave them, and for links. Else they become 0."),
+]
+PartitionsOption = Annotated[
+    str | None, typer.Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
+]
+StartOption = Annotated[
+    str | None,
+    typer.Option("--start", metavar="N|P:N,...", help="First offset, of all partitions or by partition."),
+]
+EndOption = Annotated[
+    str | None,
+    typer.Option("--end", metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole."),
+]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-timestamp",
+        metavar="TIME",
+        help="From the first record not older, in each partition: milliseconds, or as for --as-of.",
+    ),
+]
+ToOption = Annotated[
+    str | None,
+    typer.Option("--to-timestamp", metavar="TIME", help="Up to the first record that is not older."),
+]
+
+
+@app.command("export", epilog=example("sparklog export orders --root /data/log --to /data/kafka-logs --groups all"))
+def export(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics.")],
+    root: RootOption,
+    to: Annotated[str, typer.Option("--to", metavar="PATH", help="Directory to make.", show_default=False)],
+    as_of: AsOfOption = None,
+    partitions: PartitionsOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    from_timestamp: FromOption = None,
+    to_timestamp: ToOption = None,
+    topic_id: TopicIdOption = None,
+    groups: GroupsOption = None,
+    offsets_partitions: OffsetsPartitionsOption = 50,
+    link: LinkSegmentsOption = False,
+    keep_leader_epochs: KeepEpochsOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write topics as Kafka log directories: segments, indexes, checkpoints, topic ids, leader epochs, configs.
+
+    The directory must be empty or not there; it is written whole or not at all. Only what lies below the last stable
+    offset goes out, and no record of an aborted transaction. What is printed, and written beside the partitions as
+    <topic>.properties, are the configs to create the topic with.
+
+    With --groups also what consumer groups have committed for these topics: as the topic __consumer_offsets, and as
+    consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.
+    """
+    from sparklog.cli.source import open_root
+    from sparklog.kafka.exporting import ExportOptions, export_topics
+
+    version, time_ms = parse_as_of(as_of)
+    names = comma_separated(groups)
+    if groups and not names:
+        raise typer.BadParameter("expected names of groups, or all", param_hint="'--groups'")
+    chosen = _partitions(partitions)
+    log = open_root(root)
+    numbers = chosen
+    if numbers is None and any(text is not None and text.isdecimal() for text in (start, end)):
+        if len(topics) > 1:
+            raise typer.BadParameter("one offset for all partitions is of one topic: name the partitions")
+        numbers = list(range(log.topic(topics[0]).log.head().partitions))
+    options = ExportOptions(
+        partitions=chosen,
+        starts=_offsets(start, "--start", numbers or []),
+        ends=_offsets(end, "--end", numbers or []),
+        start_ms=None if from_timestamp is None else parse_time(from_timestamp),
+        end_ms=None if to_timestamp is None else parse_time(to_timestamp, "--to-timestamp"),
+        version=version,
+        time_ms=time_ms,
+        topic_id=_topic_ids(topic_id or [], topics),
+        groups="all" if names == ("all",) else names or None,
+        offsets_partitions=offsets_partitions,
+        link=link,
+        keep_leader_epochs=keep_leader_epochs,
+    )
+    exported = export_topics(log, to, topics, options)
+    if as_json:
+        print_json(exported)
+        return
+    for topic in exported:
+        _show_export(topic)
+
+
+def _show_export(topic: ExportedTopic) -> None:
+    """Print the first line as `topics describe` has it, then a table."""
+    from sparklog.kafka.exporting.plan import broker_configs
+    from sparklog.log.state.configs import TopicConfigs
+
+    taken, refused = broker_configs(TopicConfigs(topic.configs))
+    configs = ",".join(f"{name}={value}" for name, value in taken.items())
+    print(
+        f"Topic: {topic.topic}\tTopicId: {topic.topic_id}\tPartitionCount: {topic.partition_count}\tConfigs: {configs}"
+    )
+    if topic.version is None:
+        print(f"Groups: {printable(', '.join(topic.groups)) or 'none'}")
+    for name, reason in refused.items():
+        print(f"Not for a broker: {name}={topic.configs[name]} ({reason})")
+    rows = [
+        (part.partition, part.log_start, part.last_stable, part.log_end, part.segments, part.nbytes, part.linked)
+        for part in topic.partitions
+        # Nearly all partitions of the offsets topic are empty.
+        if topic.version is not None or part.log_end
+    ]
+    headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED")
+    print_table(headings, rows, right=headings)
+
+
+def _partitions(text: str | None) -> list[int] | None:
+    """Turn `0,2-4` into [0, 2, 3, 4]."""
+    if text is None:
+        return None
+    from sparklog.log.journal.names import MAX_PARTITIONS
+
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        valid = first.isdecimal() and (not dash or last.isdecimal())
+        if not valid or not int(first) <= int(last or first) < MAX_PARTITIONS:
+            raise typer.BadParameter(f"expected numbers such as 0,2-4, found {text!r}", param_hint="'--partitions'")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, int]:
+    """Read `100`, for each of the partitions, or `0:100,3:50`, which names them."""
+    if text is None:
+        return {}
+    if text.isdecimal():
+        return dict.fromkeys(partitions, int(text))
+    offsets: dict[int, int] = {}
+    for part in text.split(","):
+        partition, _, offset = part.strip().partition(":")
+        if not partition.isdecimal() or not offset.isdecimal():
+            raise typer.BadParameter(
+                f"expected an offset, or PARTITION:OFFSET,..., found {text!r}", param_hint=f"'{option}'"
+            )
+        offsets[int(partition)] = int(offset)
+    return offsets
+
+
+def _topic_ids(given: list[str], topics: list[str]) -> dict[str, str]:
+    """Read `ID`, of the only topic, or `TOPIC=ID`, which names it."""
+    ids: dict[str, str] = {}
+    for text in given:
+        topic, equals, identity = text.rpartition("=")
+        if not equals and len(topics) > 1:
+            raise typer.BadParameter(f"{text} is of one topic: name it, TOPIC={text}", param_hint="'--topic-id'")
+        ids[topic if equals else topics[0]] = identity
+    return ids

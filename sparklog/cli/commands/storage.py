@@ -1,0 +1,118 @@
+"""`sparklog delete-records` and `log-dirs`: deleting the oldest records, and the bytes of partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, comma_separated, example
+from sparklog.cli.terminal import print_json, print_table, read_text
+
+if TYPE_CHECKING:
+    from sparklog.log.state.view import PartitionSize
+
+app = typer.Typer()
+
+
+@app.command(
+    "delete-records",
+    epilog=example("sparklog delete-records --topic orders --partition 0 --offset 42 --root /data/log"),
+)
+def delete_records(
+    root: RootOption,
+    offset_json_file: Annotated[
+        Path | None, typer.Option("--offset-json-file", metavar="FILE", help="Offsets of many partitions, see above.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="One topic instead of a file.")] = None,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Its partition.")] = None,
+    offset: Annotated[
+        int | None, typer.Option("--offset", "-o", min=-1, help="The first offset that stays; -1: none does.")
+    ] = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete the records below an offset: the log starts there then.
+
+    --offset-json-file takes Kafka's file, {"partitions": [{"topic": "t", "partition": 0, "offset": 42}], "version": 1}.
+    Offset -1 stands for the log end: all records. All of it is checked before anything is changed. Readers see the new
+    log start at once; files go with a later run of `sparklog retain`.
+    """
+    from sparklog.cli.source import open_root
+    from sparklog.log.topic import delete_records as deleting
+
+    short = (topic, partition, offset)
+    if offset_json_file is not None and short == (None, None, None):
+        text = read_text(offset_json_file, "--offset-json-file")
+        offsets = deleting.parse_offset_file(text, str(offset_json_file))
+    elif offset_json_file is None and topic is not None and partition is not None and offset is not None:
+        offsets = {(topic, partition): offset}
+    else:
+        raise typer.BadParameter("give --offset-json-file, or all three of --topic, --partition and --offset")
+    lows = deleting.delete_records(open_root(root), offsets, dry_run=dry_run)
+    if as_json:
+        print_json({"dryRun": dry_run, "partitions": lows})
+        return
+    print("Dry run, nothing is deleted:" if dry_run else "Records delete operation completed:")
+    for low in lows:
+        print(f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}")
+
+
+HEADINGS = ("TOPIC", "PARTITION", "APPEND", "SEALED", "TOTAL", "RECORDS", "SLICES")
+NO_BROKER = -1
+
+
+@app.command("log-dirs", epilog=example("sparklog log-dirs --topic-list orders,clicks --root /data/log"))
+def log_dirs(
+    root: SourceOption,
+    topic_list: Annotated[
+        list[str] | None, typer.Option("--topic-list", "-t", metavar="TOPIC,...", help="Only these topics.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how many bytes each partition takes, from metadata alone: no folder is listed.
+
+    APPEND are bytes in append files (in a Kafka directory: of the active segment), SEALED those in sealed (closed)
+    segments, SLICES their number. --json prints the document of kafka-log-dirs, with these beside its own
+    names; there is no broker, so its number is -1.
+    """
+    from sparklog.cli.source import open_source
+
+    source = open_source(root)
+    sizes = [
+        size for name in source.refreshed(comma_separated(topic_list)) for size in source.view.partition_sizes(name)
+    ]
+    if as_json:
+        print_json(_document(source.view.location, sizes))
+    else:
+        _show(sizes)
+    source.finish()
+
+
+def _document(location: str, sizes: list[PartitionSize]) -> dict[str, object]:
+    partitions = [
+        {
+            "partition": f"{size.topic}-{size.partition}",
+            "size": size.total_bytes,
+            "offsetLag": 0,
+            "isFuture": False,
+            "appendBytes": size.append_bytes,
+            "sealedBytes": size.sealed_bytes,
+            "records": size.records,
+            "slices": size.slices,
+        }
+        for size in sizes
+    ]
+    log_dir = {"logDir": location, "error": None, "partitions": partitions}
+    return {"version": 1, "brokers": [{"broker": NO_BROKER, "logDirs": [log_dir]}]}
+
+
+def _show(sizes: list[PartitionSize]) -> None:
+    counts = [(size.append_bytes, size.sealed_bytes, size.total_bytes, size.records, size.slices) for size in sizes]
+    rows: list[tuple[object, ...]] = [
+        (size.topic, size.partition, *numbers) for size, numbers in zip(sizes, counts, strict=True)
+    ]
+    if len(sizes) > 1:
+        rows.append(("all", "", *map(sum, zip(*counts, strict=True))))
+    print_table(HEADINGS, rows, right=HEADINGS[1:])

@@ -1,0 +1,165 @@
+"""Folders that `--root` may name, opened for reading or for writing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from sparklog.cli.terminal import warn_and_leave
+from sparklog.errors import SparklogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparklog.log.state.view import LogView
+    from sparklog.log.topic.root import Root
+    from sparklog.maintenance.work import Settings
+    from sparklog.storage import Store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder opened for reading; `topic` is set where it is one topic's, `root` is None for Kafka's directories.
+
+    A command about all topics goes on where one cannot be read: its error waits in `failures` for `finish`.
+    """
+
+    view: LogView
+    topic: str | None
+    root: Root | None
+    failures: list[SparklogError] = field(default_factory=list)
+
+    def topics(self) -> list[str]:
+        """Return the topics of the folder: one for a topic folder, else all."""
+        if self.topic is not None:
+            return [self.topic]
+        return self.view.topics() if self.root is None else self.root.topics(self.failures)
+
+    def chosen(self, names: Sequence[str] | None) -> list[str]:
+        """Return the topics of these names, or all."""
+        return [self.one_topic(name) for name in dict.fromkeys(names)] if names else self.topics()
+
+    def narrowed(self, names: Sequence[str] | None) -> list[str]:
+        """Return the topics of these names, or the one of a topic folder; empty: all are meant."""
+        return self.chosen(names) if names or self.topic is not None else []
+
+    def each(self, names: Sequence[str] | None, look: Callable[[str], T]) -> list[T]:
+        """Call `look` for the topics of these names, or for all."""
+        if names or self.topic is not None:
+            return [look(name) for name in self.chosen(names)]
+        results = []
+        for name in self.topics():
+            try:
+                results.append(look(name))
+            except SparklogError as error:
+                self.failures.append(error)
+        return results
+
+    def refreshed(self, names: Sequence[str] | None) -> list[str]:
+        """Return the topics of these names, or all, in one new snapshot of the view."""
+        chosen = self.chosen(names)
+        try:
+            self.view.refresh(chosen)
+        except SparklogError:
+            if names or self.topic is not None:
+                raise
+            self.failures.clear()
+            return self.each(None, self._refresh)
+        return chosen
+
+    def _refresh(self, name: str) -> str:
+        self.view.refresh([name])
+        return name
+
+    def one_topic(self, name: str | None) -> str:
+        """Return the topic of this name, or the only one; a usage error lists the choice.
+
+        A name that does not exist is left to the view, whose error names its nearest neighbours.
+        """
+        if name is None:
+            names = self.topics()
+            if self.failures:
+                raise self.failures[0]
+            if len(names) != 1:
+                choice = f"one of {', '.join(names)}" if names else "there is none"
+                raise typer.BadParameter(f"which topic? {self.view.location} holds {len(names)}: {choice}")
+            return names[0]
+        if self.topic is not None and name != self.topic:
+            raise typer.BadParameter(f"the folder is topic {self.topic}'s, not {name}'s: give its root instead")
+        return name
+
+    def finish(self) -> None:
+        """Print a line for each topic that could not be read; exit code 1 if there was one."""
+        warn_and_leave(self.failures)
+
+
+def open_source(
+    root: str,
+    *,
+    follow: bool = False,
+    corrupt_records: str = "fail",
+    on_skipped: Callable[[object], None] | None = None,
+) -> Source:
+    """Open a root, a topic folder, a Kafka log directory or one Kafka partition folder for reading.
+
+    `corrupt_records`: the way to treat damage in a Kafka directory; `on_skipped` is called with what is skipped.
+    """
+    from sparklog.kafka.in_place.location import ROOT, TOPIC, open_log, open_view, resolve
+
+    location = resolve(root)
+    view = open_view(location, tailing=follow, corrupt_records=corrupt_records, on_skipped=on_skipped)
+    return Source(view, location.topic, open_log(location) if location.kind in (ROOT, TOPIC) else None)
+
+
+def open_root(root: str, *, create: bool = False) -> Root:
+    """Open a sparklog root for writing; `create` makes a new one where there is nothing yet."""
+    from sparklog.kafka.in_place.location import open_log, resolve
+
+    return open_log(resolve(root), create=create)
+
+
+def open_folder(path: str) -> Store:
+    """Open the store of a folder that need not exist; `~` is the home directory, as in `--root`."""
+    from sparklog.kafka.in_place.location import absolute
+    from sparklog.storage import open_store
+
+    return open_store(path if not path or path.startswith("file:") else absolute(path))
+
+
+def root_to_copy(path: str) -> Root:
+    """Open a sparklog root, to be copied. Raises BadRequest for one topic's folder and for Kafka's directories."""
+    from sparklog.errors import BadRequest
+    from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, open_log, resolve
+
+    location = resolve(path)
+    if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        raise BadRequest(
+            f"{location.path} is a {location.kind}, expected a sparklog root: `sparklog import` makes one of it"
+        )
+    if location.kind == TOPIC:
+        raise BadRequest(
+            f"{location.path} is the folder of one topic: give --root {location.root}, "
+            f"with --topic {location.topic} for that one alone"
+        )
+    return open_log(location)
+
+
+def report_settings(source: Source, properties: str | None = None, now: str | None = None) -> Settings:
+    """Return the settings of a report: those of a properties file, at a time (default: the store's clock)."""
+    from dataclasses import replace
+
+    from sparklog.cli.options import parse_time
+    from sparklog.log.journal.env import SYSTEM
+    from sparklog.maintenance.properties import settings_of_file
+    from sparklog.maintenance.work import Settings, store_clock_ms
+
+    settings = Settings(0) if properties is None else settings_of_file(properties)
+    if now is not None:
+        return replace(settings, now_ms=parse_time(now, "--now"))
+    if source.root is None:
+        return replace(settings, now_ms=SYSTEM.wall_ms())
+    return replace(settings, now_ms=store_clock_ms(source.root.store, source.root.env, dry_run=True))

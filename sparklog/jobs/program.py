@@ -1,0 +1,165 @@
+"""Parts that all jobs share: reading options, exit codes, errors and Ctrl-C as one line.
+
+| exit code | meaning                                                                              |
+|-----------|--------------------------------------------------------------------------------------|
+| 0         | done, also when there was nothing to do                                              |
+| 1         | some of it failed or could not be done: the reason on stderr, everything else is done |
+| 2         | wrong usage, a properties file with an error included: nothing was begun             |
+| 130       | interrupted (Ctrl-C): what was committed stays                                       |
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Annotated, ParamSpec, Protocol, TypeVar
+
+import typer
+
+import sparklog
+from sparklog.cli.options import (
+    SHORT_HELP,
+    DryRunOption,
+    JsonOption,
+    PropertiesOption,
+    RootOption,
+    TopicsOption,
+    topic_names,
+)
+from sparklog.cli.terminal import UsageError, leave_for_usage
+from sparklog.errors import BadRequest, SparklogError
+from sparklog.log.journal.documents import INT64_MAX
+from sparklog.log.topic.root import Root
+from sparklog.maintenance.output import say
+from sparklog.maintenance.properties import settings_of_file
+from sparklog.maintenance.report import Failure, say_failures
+from sparklog.maintenance.work import Settings, store_clock_ms
+
+DONE, FAILED, INTERRUPTED = 0, 1, 130
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str | None) -> T:
+    """Call `options` with a job's command line. Leaves with 2, and one line, where that is wrong.
+
+    `options` declares its parameters as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
+    """
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=SHORT_HELP)
+    app.command(name, help=(about or "").partition("\n\n")[0])(options)
+    command = typer.main.get_command(app)
+    try:
+        chosen: T | int = command.main(list(given), prog_name=f"sparklog {name}", standalone_mode=False)
+    except UsageError as error:
+        leave_for_usage(error)
+    except BadRequest as error:
+        leave_for_usage(typer.BadParameter(str(error)))
+    if isinstance(chosen, int):
+        # --help was shown.
+        sys.exit(chosen)
+    return chosen
+
+
+def job(
+    name: str,
+    *,
+    after_interrupt: str,
+    foreign: tuple[type[Exception], ...] = (),
+    reason: Callable[[Exception], str] = str,
+) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Make a job answer with an exit code: errors and Ctrl-C become one line on stderr.
+
+    `foreign`: errors of others that a job may end with; `reason` is the line of one.
+    """
+
+    def decorate(run: Callable[P, int]) -> Callable[P, int]:
+        @wraps(run)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
+            try:
+                return run(*args, **kwargs)
+            except SparklogError as error:
+                say(f"sparklog {name}: {error} [{error.code}]")
+                return FAILED
+            except foreign as error:
+                say(f"sparklog {name}: {reason(error)}")
+                return FAILED
+            except KeyboardInterrupt:
+                say(f"sparklog {name}: interrupted; {after_interrupt}")
+                return INTERRUPTED
+
+        return guarded
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """Options of a maintenance job: which root and topics, by which settings and which clock.
+
+    * `topics`: names as given, each once; empty: all topics of the root
+    * `now_ms`: the clock that was given, None: the store's
+    * `settings`: of the properties file over Kafka's defaults, without a clock (see `settings_at`)
+    """
+
+    root: str
+    topics: tuple[str, ...]
+    now_ms: int | None
+    dry_run: bool
+    as_json: bool
+    settings: Settings
+
+    def settings_at(self, store_ms: int) -> Settings:
+        """Return the settings with their clock: the one that was given, else the store's."""
+        return replace(self.settings, now_ms=store_ms if self.now_ms is None else self.now_ms)
+
+
+NowOption = Annotated[
+    int | None,
+    typer.Option("--now-ms", min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock."),
+]
+
+
+def maintenance(
+    root: RootOption,
+    topic: TopicsOption = None,
+    properties: PropertiesOption = None,
+    now_ms: NowOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> Maintenance:
+    """Read the options that `compact` and `retain` share."""
+    settings = Settings(0) if properties is None else settings_of_file(properties)
+    return Maintenance(root, topic_names(topic), now_ms, dry_run, as_json, settings)
+
+
+class TopicReport(Protocol):
+    """Report of a maintenance job on one topic."""
+
+    @property
+    def failures(self) -> tuple[Failure, ...]: ...
+
+
+R = TypeVar("R", bound=TopicReport)
+
+
+def run_maintenance(
+    name: str,
+    chosen: Maintenance,
+    work: Callable[[Root, Settings], Sequence[R]],
+    summary: Callable[..., str],
+    document: Callable[..., Mapping[str, object]],
+) -> int:
+    """Do a job's work on a root, then print failures on stderr and the report on stdout. Returns the exit code."""
+    root = sparklog.open(chosen.root)
+    settings = chosen.settings_at(store_clock_ms(root.store, root.env, dry_run=chosen.dry_run))
+    reports = work(root, settings)
+    failures = [failure for report in reports for failure in report.failures]
+    failed = say_failures(f"sparklog {name}", failures, root.location, len(reports))
+    if chosen.as_json:
+        print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=chosen.dry_run)))
+    elif reports and (text := summary(reports, dry_run=chosen.dry_run)):
+        print(text)
+    return FAILED if failed else DONE
