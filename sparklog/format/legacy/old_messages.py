@@ -212,6 +212,14 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
     return np.flatnonzero(found != headers.crc)
 
 
+def message_crcs(data: BytesLike, headers: BatchHeaders, row: int) -> list[int]:
+    """Return the CRC-32 of each message of a row: of a wrapper those within it, as they are stored."""
+    if not headers.codec[row]:
+        return [int(headers.crc[row])]
+    crcs: list[int] = find(_opened(as_bytes_array(data).data, headers, row).data, 0).crc.tolist()
+    return crcs
+
+
 def _crc_of(view: memoryview, headers: BatchHeaders, row: int) -> int:
     position = int(headers.position[row])
     return zlib.crc32(view[position + CRC_START : position + int(headers.size[row])])
