@@ -262,3 +262,10 @@ def as_bytes_array(data: BytesLike) -> npt.NDArray[np.uint8]:
     if view.nbytes == 0:
         return np.empty(0, np.uint8)
     return np.frombuffer(view, np.uint8)
+
+
+def joined(parts: list[bytes]) -> tuple[npt.NDArray[np.uint8], Int64Array, Int64Array]:
+    """Return parts back to back, and where each of them starts and ends."""
+    stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    start = np.concatenate([np.zeros(1, np.int64), stop[:-1]])
+    return as_bytes_array(parts[0] if len(parts) == 1 else b"".join(parts)), start, stop

@@ -46,6 +46,7 @@ from sparklog.format.record_batch import (
     BytesLike,
     Int64Array,
     as_bytes_array,
+    joined,
 )
 
 HEADER_BYTES = (18, 26)
@@ -357,9 +358,7 @@ def _unwrapped(
         if total > CALL_LIMIT:
             raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: decode fewer batches at a time")
         if filled >= GROUP_BYTES or row == high - 1:
-            stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
-            start = np.concatenate([np.zeros(1, np.int64), stop[:-1]])
-            data = as_bytes_array(parts[0] if len(parts) == 1 else b"".join(parts))
+            data, start, stop = joined(parts)
             shift = np.array(shifts, np.int64)
             yield _translated(data, start, stop, shift, headers, first, row + 1, place, True)
             parts, shifts, filled, first = [], [], 0, row + 1
