@@ -333,7 +333,7 @@ class _Rows:
 
 def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
     from sparklog.format.kernels import encode_kernels as kernels
-    from sparklog.format.kernels.crc_kernels import join_crcs
+    from sparklog.format.kernels.hash_kernels import join_crcs
 
     sizes = np.array([batch.size for batch in batches], np.int64)
     crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)

@@ -49,7 +49,7 @@ def key_hashes(
 
     Raises `BadRequest` for a run outside the data.
     """
-    from sparklog.format.kernels.siphash_kernels import siphash_runs
+    from sparklog.format.kernels.hash_kernels import siphash_runs
 
     if len(key_start) != len(key_length):
         raise BadRequest(f"{len(key_start)} positions of keys are given with {len(key_length)} lengths")
