@@ -67,7 +67,7 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 NO_TIMESTAMP_TYPE = -1
-"""Of records of format v0, which have no time."""
+"""The timestamp type of records of format v0, which have no time."""
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 MAX_SEQUENCE = 2**31 - 1
@@ -253,7 +253,7 @@ class BatchHeaders:
 
 
 COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "stop", "reason", "magic"))
-"""Of `BatchHeaders`: the fields that every row has."""
+"""The fields of `BatchHeaders` that every row has."""
 
 
 def as_bytes_array(data: BytesLike) -> npt.NDArray[np.uint8]:
