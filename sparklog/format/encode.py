@@ -44,7 +44,7 @@ _ALL = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """How to write batches. `level` None: the codec's default (gzip 6, lz4 fast, zstd 1). Sizes in bytes.
+    """Options of written batches. `level` None: the codec's default (gzip 6, lz4 fast, zstd 1). Sizes in bytes.
 
     `max_message_bytes` is Kafka's `max.message.bytes`: the largest whole batch as stored, compressed, header included.
     """
@@ -76,7 +76,7 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """Finished batches, back to back, and what a commit and an index need to know of them.
+    """Finished batches, back to back, and the facts that a commit and an index need of them.
 
     `buffers` in order are the bytes. Per batch (int64): `positions` from the slice's start, `sizes`, `last_offsets`
     from the slice's base, `max_timestamps` in ms. `offsets`: end - base of the slice; `crc`: CRC-32C of all bytes.
@@ -149,8 +149,7 @@ def encode_partitions(
 
 
 def encode_batch(columns: RecordColumns, header: BatchHeader) -> bytes:
-    """One batch with exactly these header fields (size and CRC apart) around these records: the inverse of decoding
-    one.
+    """Encode one batch with exactly these header fields (size and CRC apart): the inverse of decoding one.
 
     Offsets and timestamps are written as differences to the header's base offset and base timestamp, so under
     LogAppendTime decode with `raw_timestamps`. The payload is compressed if the header names a codec. No records: a
@@ -181,7 +180,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What the kernel wrote; `batches` sorted by lane, `lanes` as in `encode_kernels`."""
+    """The kernel's output; `batches` sorted by lane, `lanes` as in `encode_kernels`."""
 
     out: npt.NDArray[np.uint8]
     batches: list[_Draft]
@@ -293,9 +292,7 @@ class _Rows:
         return {lane: _slice(batches, written.lanes[lane]) for lane, batches in done.items()}
 
     def _finish(self, written: _Written, offset: int, options: EncodeOptions) -> Iterator[tuple[_Batch, int]]:
-        """Headers, CRCs and compression; splits batches that are still larger than allowed. `offset`: of each lane's
-        start.
-        """
+        """Compress, write headers and CRCs, split batches that are still too large. `offset`: of each lane's start."""
         import crc32c
 
         view = written.out.data

@@ -18,8 +18,8 @@ the log in v0; in v1 they are relative, and the last one is at the wrapper's off
 at 0: old librdkafka wrote such). What a v1 wrapper says of time type, and under LogAppendTime of time, holds for all of
 its records. Magic 0 wrote the header checksum of LZ4 frames over the wrong bytes, so it is not looked at there.
 
-To the rest of the code each entry is a batch: a row of `BatchHeaders` whose `magic` says how to read its bytes. This
-module fills in such rows, and hands `decode` and `payloads` their records, written anew as format v2 has them.
+To the rest of the code each entry is a batch: a row of `BatchHeaders`. This module fills in such rows for `batch_scan`,
+and hands `payloads` their records, written anew as format v2 has them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Records:
 
 
 def find(data: BytesLike, start: int) -> Entries:
-    """The whole entries of formats v0 and v1 from `start` on, up to the first that is none."""
+    """Find the whole entries of formats v0 and v1 from `start` on, up to the first that is none."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
     source = as_bytes_array(data)
@@ -173,10 +173,10 @@ def merged(headers: BatchHeaders, found: Sequence[tuple[int, Entries]]) -> Batch
 
 
 def resolved(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
-    """The headers with the offsets and record counts of wrappers, which only their contents tell.
+    """Return the headers with the offsets and record counts of wrappers, which only their contents tell.
 
-    One that is damaged keeps the widest range of offsets that it can have, so that whoever reads any of them meets it:
-    `records` says then what is wrong.
+    A damaged wrapper keeps the widest range of offsets that it can have, so that every reader of one of them meets it:
+    `records` then raises the error.
     """
     rows = np.flatnonzero(headers.is_legacy & (headers.codec != 0))
     if not len(rows):
@@ -228,7 +228,7 @@ def _crc_of(view: memoryview, headers: BatchHeaders, row: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Inner:
-    """What a wrapper holds: entries back to back in `data`, and their offsets. `shift`: from theirs to the log's."""
+    """A wrapper's content: entries back to back in `data`, and their offsets. `shift`: from theirs to the log's."""
 
     data: bytes
     base: int

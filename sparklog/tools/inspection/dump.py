@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparklog.errors import Corrupt
-from sparklog.tools.inspection import dump_index, dump_own
+from sparklog.tools.inspection import dump_index, dump_other_files
 from sparklog.tools.inspection.dump_batches import LogOptions, OffsetGaps, log_rows
 from sparklog.tools.inspection.dump_index import GAP, Findings, IndexOptions
 from sparklog.tools.inspection.dump_source import TEXT_FILES, Row, Source, check_name
@@ -27,7 +27,7 @@ _METADATA_SNAPSHOT = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """How logs and indexes are shown."""
+    """Options for logs and for indexes."""
 
     log: LogOptions = field(default_factory=LogOptions)
     index: IndexOptions = field(default_factory=IndexOptions)
@@ -82,7 +82,7 @@ def _object(fields: dict[str, Any]) -> Line:
 
 def _rows(source: Source, options: DumpOptions, findings: Findings) -> Iterator[Row]:
     if source.name in TEXT_FILES:
-        return dump_own.text_file_rows(source)
+        return dump_other_files.text_file_rows(source)
     match source.suffix:
         case "index":
             return dump_index.index_rows(source, findings, options.index)
@@ -93,9 +93,9 @@ def _rows(source: Source, options: DumpOptions, findings: Findings) -> Iterator[
         case "snapshot":
             return dump_index.snapshot_rows(source)
         case "json":
-            return dump_own.json_rows(source)
+            return dump_other_files.json_rows(source)
         case "arrow":
-            return dump_own.table_rows(source)
+            return dump_other_files.table_rows(source)
         case "slices":
             return _slice_rows(source, options.log)
         case _:
@@ -120,8 +120,8 @@ def _log_rows(source: Source, options: LogOptions, findings: Findings) -> Iterat
 
 
 def _slice_rows(source: Source, options: LogOptions) -> Iterator[Row]:
-    for number, entry in enumerate(dump_own.slice_entries(source)):
-        yield dump_own.slice_row(source, number, entry)
+    for number, entry in enumerate(dump_other_files.slice_entries(source)):
+        yield dump_other_files.slice_row(source, number, entry)
         part = (entry.position, entry.position + entry.nbytes)
         for row in log_rows(source, options, OffsetGaps(), part):
             yield Row(row.text, {**row.fields, "slice": number} if row.fields else {})

@@ -46,7 +46,7 @@ TIME_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How much is shown.
+    """Options for logs.
 
     * `deep`: records; `contents`: their keys and values; `metadata`: the rest of a record
     * `max_bytes`: bytes read of each file
