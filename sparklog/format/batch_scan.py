@@ -50,7 +50,7 @@ def scan_headers(
     """Scan `data` for batches from `start`; `data[0]` is byte `file_position` of `file` (both for messages only).
 
     With `whole`, data must end exactly at a batch end. Without it the scan stops silently at a cut-off last batch, at
-    zeros (the tail of a preallocated file) and at bytes that are no batch: see `end` and `stop`. Kafka's scanning rules.
+    zeros (the tail of a preallocated file) and at bytes that are no batch: see `end` and `stop`. The rules are Kafka's.
 
     Without `contents`, compressed messages of formats v0 and v1 are not opened: their base offsets and counts are then
     the least they can be, all else is right.

@@ -46,7 +46,7 @@ NOT_FIXED = -2
 class RecordColumns:
     """Records in log order, n of them, from m batches.
 
-    * `offset`, `timestamp`: int64[n]; timestamps in ms, effective (the batch's under LogAppendTime) unless decoded raw
+    * `offset`, `timestamp`: int64[n]; timestamps in ms, under LogAppendTime the batch's
     * `key`, `value`: `pa.BinaryArray` of n, or None where not asked for; `headers`: `HEADERS_TYPE`, null without
     headers
     * `batch_rows`: int64[m], how many of the records each batch gave; `batch_time_type`: int8[m], -1 without times
@@ -84,7 +84,6 @@ def decode(
     end_offset: int | None = None,
     select: BoolArray | None = None,
     append_time: int | None = None,
-    raw_timestamps: bool = False,
     check_crc: bool = True,
     file: str | None = None,
     file_position: int = 0,
@@ -93,8 +92,7 @@ def decode(
 
     `columns` of `DECODABLE`; offset and timestamp are always given. `offset_shift` is added to every offset; records
     outside `[start_offset, end_offset)`, in shifted offsets, are left out. `append_time` (ms) replaces the time of
-    LogAppendTime batches. `raw_timestamps` gives what producers wrote, also under LogAppendTime: what exact re-encoding
-    needs. Control batches are decoded like others: leave them out with `select`.
+    LogAppendTime batches. Control batches are decoded like others: leave them out with `select`.
 
     Raises `Corrupt` (wrong CRC unless `check_crc` is off, invalid records, a payload beyond its limit) with the place
     in `file`, whose byte `file_position` is `data[0]`; `BadRequest` for unknown columns or 2 GiB and more of keys or
@@ -114,16 +112,14 @@ def decode(
     taken = headers if chosen.all() else headers[chosen]
     if check_crc:
         check_crcs(data, taken, place)
-    sink = _Sink(columns, taken, offset_shift, first, limit, _fixed_times(taken, append_time, raw_timestamps), place)
+    sink = _Sink(columns, taken, offset_shift, first, limit, _fixed_times(taken, append_time), place)
     for group in payload_groups(source, taken, place):
         sink.add(group)
     rows[chosen] = sink.emitted
     return replace(sink.finish(), batch_rows=rows, batch_time_type=headers.timestamp_type)
 
 
-def _fixed_times(headers: BatchHeaders, append_time: int | None, raw: bool) -> Int64Array:
-    if raw:
-        return np.full(len(headers), NOT_FIXED, np.int64)
+def _fixed_times(headers: BatchHeaders, append_time: int | None) -> Int64Array:
     time = headers.max_timestamp if append_time is None else append_time
     return np.where(headers.is_log_append_time, time, NOT_FIXED)
 

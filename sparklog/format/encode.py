@@ -23,9 +23,8 @@ import pyarrow as pa
 from sparklog.errors import BadRequest
 from sparklog.format import compression
 from sparklog.format.arrow_input import KernelColumns, new_array
-from sparklog.format.decode import SLACK, RecordColumns
+from sparklog.format.decode import SLACK
 from sparklog.format.record_batch import (
-    CODEC_MASK,
     CODECS,
     CRC_START,
     HEADER_BYTES,
@@ -148,24 +147,6 @@ def encode_partitions(
     return _Rows(key, value, headers, timestamp, None, lane_of).slices(options)
 
 
-def encode_batch(columns: RecordColumns, header: BatchHeader) -> bytes:
-    """Encode one batch with exactly these header fields (size and CRC apart): the inverse of decoding one.
-
-    Offsets and timestamps are written as differences to the header's base offset and base timestamp, so under
-    LogAppendTime decode with `raw_timestamps`. The payload is compressed if the header names a codec. No records: a
-    bare header.
-    """
-    if len(columns) != header.count:
-        raise BadRequest(f"the header counts {header.count} records, found {len(columns)}")
-    if not header.count:
-        return header.pack()
-    rows = _Rows(columns.key, columns.value, columns.headers, columns.timestamp, None, any_time=True)
-    written = rows.write(MAX_BATCH_BYTES, base_time=header.base_timestamp, deltas=columns.offset - header.base_offset)
-    payload = written.out.data[HEADER_BYTES : written.batches[0].size]
-    codec = CODECS[header.attributes & CODEC_MASK]
-    return header.pack(payload if codec == "none" else compression.compress(codec, payload))
-
-
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """An uncompressed batch at `out[at : at + size]` whose header is not written yet."""
@@ -210,7 +191,6 @@ class _Rows:
         timestamp: Int64Array,
         order: npt.NDArray[Any] | None,
         lane_of: Int64Array = _ALL,
-        any_time: bool = False,
     ) -> None:
         self.times = np.ascontiguousarray(timestamp, np.int64)
         for name, column in (("key", key), ("value", value), ("headers", headers)):
@@ -222,10 +202,10 @@ class _Rows:
         if len(self.order) and not 0 <= int(self.order.min()) <= int(self.order.max()) < len(self.times):
             raise BadRequest(f"order names rows outside 0 to {len(self.times) - 1}")
         low, high = (int(self.times.min()), int(self.times.max())) if len(self.times) else (0, 0)
-        if not any_time and low < NO_TIMESTAMP:
+        if low < NO_TIMESTAMP:
             raise BadRequest(f"timestamps must not be negative, found {low} ms")
         # Attributes, header count and, at their longest, both deltas.
-        self.extra = 1 + 5 + 5 + (10 if any_time else _varint_bytes(high - low))
+        self.extra = 1 + 5 + 5 + _varint_bytes(high - low)
         self.columns = KernelColumns(key, value, headers)
 
     def only(self, lane: int, first: int, count: int) -> _Rows:
@@ -241,7 +221,7 @@ class _Rows:
         part.order, part.lane_of, part.count = np.ascontiguousarray(rows, np.int64), _ALL, count
         return part
 
-    def write(self, target: int, *, base_time: int | None = None, deltas: Int64Array = _ALL) -> _Written:
+    def write(self, target: int) -> _Written:
         """Run the kernels: batches of at most `target` bytes, header included, unless one record is larger."""
         from sparklog.format.kernels import encode_kernels as kernels
 
@@ -256,9 +236,8 @@ class _Rows:
         batches = np.zeros((int(counts.sum()), kernels.BATCH_FIELDS), np.int64)
         state = np.zeros(kernels.STATE_SIZE, np.int64)
         kernels.encode_records.sized(self.count)(
-            self.order, self.lane_of, self.count, self.times, self.columns.table, target, int(base_time is not None),
-            base_time or 0, np.ascontiguousarray(deltas, np.int64), out, lanes, batches, state,
-        )  # fmt: skip
+            self.order, self.lane_of, self.count, self.times, self.columns.table, target, out, lanes, batches, state
+        )
         batches = batches[: int(state[kernels.BATCHES])]
         if len(lanes) > 1:
             batches = batches[np.argsort(batches[:, kernels.BATCH_LANE], kind="stable")]
