@@ -188,11 +188,11 @@ def fail(state: Any, row: int, code: int) -> int:
 
 
 @helper
-def begin(lanes: Any, batches: Any, lane: int, batch: int, at: int, base: int, time: int) -> None:
+def begin(lanes: Any, batches: Any, lane: int, batch: int, at: int, time: int) -> None:
     """Note where a lane's new batch begins, and its base time."""
-    lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START], lanes[lane, LANE_BASE] = batch, at, base
-    lanes[lane, LANE_MAX_TIME] = time
-    batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, at, base
+    lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START] = batch, at
+    lanes[lane, LANE_BASE], lanes[lane, LANE_MAX_TIME] = time, time
+    batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, at, time
 
 
 @helper
@@ -293,10 +293,10 @@ def encode_records(
             batch = used
             used += 1
             base = time
-            begin(lanes, batches, lane, batch, at, base, time)
+            begin(lanes, batches, lane, batch, at, time)
             at += HEADER_BYTES
             count = 0
-            size = fixed + varint_size(zigzag(time - base)) + varint_size(zigzag(count))
+            size = fixed + 2  # Both deltas are 0.
         lanes[lane, LANE_MAX_TIME] = max(lanes[lane, LANE_MAX_TIME], time)
         lanes[lane, LANE_COUNT] = count + 1
         to = write_varint(out_at + at, zigzag(size))
