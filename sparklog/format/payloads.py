@@ -84,7 +84,13 @@ def payloads(
     check_headers(headers, place, len(source))
     if check_crc:
         check_crcs(data, headers, place)
-    groups = list(payload_groups(source, headers, place, group_bytes=CALL_LIMIT))
+    groups: list[PayloadGroup] = []
+    inflated = 0
+    for group in payload_groups(source, headers, place, group_bytes=CALL_LIMIT):
+        groups.append(group)
+        inflated += 0 if group.plain else len(group.data)
+        if inflated > CALL_LIMIT:
+            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
     if len(groups) == 1:
         return Payloads(groups[0].data, groups[0].start, groups[0].stop)
     parts: list[npt.NDArray[np.uint8]] = [source[:0]]
@@ -111,15 +117,13 @@ def payload_groups(
     start = headers.position + HEADER_BYTES
     stop = np.where(headers.count == 0, start, headers.position + headers.size)
     edges = np.flatnonzero(np.diff(kind)) + 1
-    total = 0
     for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(headers)], strict=True):
         if low == high:
             continue
         if kind[low] == _LEGACY:
             yield from _translated(data, headers, low, high, place)
         elif kind[low]:
-            for group in _decompressed(data, headers[low:high], place, group_bytes, CALL_LIMIT - total):
-                total += len(group.data)
+            for group in _decompressed(data, headers[low:high], place, group_bytes):
                 yield replace(group, first=low + group.first, last=low + group.last)
         else:
             stored = int((stop[low:high] - start[low:high]).sum())
@@ -137,7 +141,7 @@ def _translated(
 
 
 def _decompressed(
-    data: npt.NDArray[np.uint8], headers: BatchHeaders, place: Place, group_bytes: int, limit: int
+    data: npt.NDArray[np.uint8], headers: BatchHeaders, place: Place, group_bytes: int
 ) -> Iterator[PayloadGroup]:
     view = data.data
     columns = (headers.position.tolist(), headers.size.tolist(), headers.codec.tolist())
@@ -152,7 +156,7 @@ def _decompressed(
         parts.append(part)
         filled += len(part)
         total += len(part)
-        if total > limit:
+        if total > CALL_LIMIT:
             raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
         stored += payload.nbytes
         if filled >= group_bytes or batch == len(headers) - 1:
