@@ -56,6 +56,16 @@ def test_the_wheel_is_what_runs(installed: Path, tmp_path: Path) -> None:
     assert Path(place).is_relative_to(installed.parent)
 
 
+def test_message_definitions(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "from sparklog.format.coordinators.message_definitions import message, record_types\n"
+        "print([len(record_types(folder)) for folder in ('groups', 'shares', 'transactions')])\n"
+        "print(message('control', 'VotersRecord').name)"
+    )
+    done = run(installed, tmp_path, "python", "-c", code)
+    assert done.stdout.splitlines() == ["[22, 2, 1]", "VotersRecord"], done.stderr
+
+
 def test_files_to_run_jobs_by(installed: Path, tmp_path: Path) -> None:
     names = sorted(path.name for path in (REPOSITORY / "conf").iterdir())
     assert run(installed, tmp_path, "sparklog", "conf").stdout.split() == names

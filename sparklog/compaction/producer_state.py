@@ -23,10 +23,10 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import scan_headers
-from sparklog.format.control import ABORT, COMMIT, AbortMarker, control_types, coordinator_epochs, fits, united
+from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
 from sparklog.format.coordinators.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
-from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.slices import SliceFlag
@@ -113,7 +113,7 @@ def replay(store: Store, sources: PlannedSlices, log_end: int) -> PartitionProdu
     open_since = [each.open_since for each in state.producers.values() if each.open_since != NONE]
     return PartitionProducers(
         last_stable=min(open_since, default=log_end),
-        aborted=united(indexed, state.aborts),
+        aborted=unite(indexed, state.aborts),
         producers={key: running.producer() for key, running in state.producers.items()},
     )
 
@@ -248,4 +248,4 @@ def _transaction_index(store: Store, source: PlannedSlice, markers: list[AbortMa
         index = transaction_index.parse(store.get(key), source.base, file=key)
     except (NotFound, Corrupt):
         return transaction_index.none()
-    return index if fits(index, markers) else transaction_index.none()
+    return index if agrees(index, markers) else transaction_index.none()

@@ -1,4 +1,4 @@
-"""What everything that reads records checks first: header fields that no writer writes, and the words for damage."""
+"""Checks before records are read: header fields that no writer writes, checksums, and the messages for damage."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ MIN_LEGACY_BYTES = MIN_SIZE_FIELD + LOG_OVERHEAD
 
 @dataclass(frozen=True)
 class Place:
-    """Where the data comes from, for messages: its first byte is byte `file_position` of `file`; `shift` is added to
-    offsets.
-    """
+    """The place of data, for messages: it begins at byte `file_position` of `file`; `shift` is added to offsets."""
 
     file: str | None
     file_position: int
@@ -43,7 +41,7 @@ class Place:
 
 
 def beyond_offsets(headers: BatchHeaders, shift: int = 0) -> BoolArray:
-    """Which batches, moved by `shift`, hold offsets above `MAX_OFFSET`. Asks without a sum that could overflow."""
+    """Mark batches that, moved by `shift`, hold offsets above `MAX_OFFSET`, without a sum that could overflow."""
     beyond: BoolArray = headers.base_offset > MAX_OFFSET - shift - np.maximum(headers.last_offset_delta, 0)
     return beyond
 
@@ -74,14 +72,12 @@ def check_crcs(data: BytesLike, headers: BatchHeaders, place: Place) -> None:
 
 
 def crc_message(headers: BatchHeaders, batch: int) -> str:
-    """What to say of a batch whose checksum is wrong."""
     if headers.magic is not None and headers.is_legacy[batch]:
         return "the message's CRC-32 does not match its bytes"
     return "the batch's CRC-32C does not match its bytes"
 
 
 def record_message(code: int) -> str:
-    """What a kernel's error code says about a record."""
     from sparklog.format.kernels import decode_kernels as kernels
 
     return {

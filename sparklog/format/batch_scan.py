@@ -1,8 +1,8 @@
-"""The scan that finds the batches in bytes of a log, whatever their formats, and holds their checksums.
+"""The scan that finds the batches in bytes of a log, whatever their formats, and verifies their checksums.
 
 Batches of format v2 (`sparklog.format.record_batch`) and messages of formats v0 and v1
-(`sparklog.format.legacy.old_messages`) may stand in one file. Whoever reads bytes of a log begins here, and gets a row
-of `BatchHeaders` for each of either kind.
+(`sparklog.format.legacy.old_messages`) may stand in one file. All code that reads bytes of a log begins here, and gets
+a row of `BatchHeaders` for each of either kind; `payloads` gives their records, all in format v2.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def scan_headers(
     file: str | None = None,
     file_position: int = 0,
 ) -> BatchHeaders:
-    """Walk the batches of `data` from `start`; `data[0]` is byte `file_position` of `file` (both for messages only).
+    """Scan `data` for batches from `start`; `data[0]` is byte `file_position` of `file` (both for messages only).
 
     With `whole`, data must end exactly at a batch end. Without it the scan stops silently at a cut-off last batch, at
-    zeros (the tail of a preallocated file) and at what is no batch: see `end` and `stop`. Kafka's scanning rules.
+    zeros (the tail of a preallocated file) and at bytes that are no batch: see `end` and `stop`. The rules are Kafka's.
 
     Without `contents`, compressed messages of formats v0 and v1 are not opened: their base offsets and counts are then
     the least they can be, all else is right.
@@ -113,21 +113,21 @@ def _headers_at(data: npt.NDArray[np.uint8], position: Int64Array, end: int, sto
 
 
 def begins_with_header(data: bytes) -> bool:
-    """Does `data` begin with all bytes of a header, as far as its magic tells? It may still be damaged."""
+    """Return True if `data` begins with all bytes of a header, as far as its magic tells. It may still be damaged."""
     if len(data) <= MAGIC_POSITION or data[MAGIC_POSITION] > MAGIC:
         return False
     return len(data) >= least_size(data[MAGIC_POSITION])
 
 
 def least_size(magic: int) -> int:
-    """The fewest bytes that a batch, or a message of format v0 or v1, can have."""
+    """Return the fewest bytes that a batch, or a message of format v0 or v1, can have."""
     return HEADER_BYTES if magic == MAGIC else MIN_LEGACY_SIZE_FIELD[magic] + LOG_OVERHEAD
 
 
 def single_header(data: bytes) -> BatchHeaders:
-    """The header at the beginning of `data` as headers of length 1, whether or not the batch's body follows.
+    """Return the header at the beginning of `data` as headers of length 1, whether or not the batch's body follows.
 
-    Needs as many bytes as `begins_with_header` says. A message of format v0 or v1 is not opened (see `scan_headers`).
+    Needs as many bytes as `begins_with_header` wants. A message of format v0 or v1 is not opened (see `scan_headers`).
     """
     if data[MAGIC_POSITION] < MAGIC:
         return old_messages.header_at(data)
@@ -135,9 +135,7 @@ def single_header(data: bytes) -> BatchHeaders:
 
 
 def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
-    """Indices (int64) of the batches whose CRC-32C does not match (CRC-32 in formats v0 and v1). `headers` is of a scan
-    of `data`.
-    """
+    """Return the batches whose CRC-32C does not match (CRC-32 in formats v0 and v1), as rows (int64) of `headers`."""
     if headers.magic is not None:
         return _mixed_crc_failures(data, headers)
 

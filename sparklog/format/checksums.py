@@ -1,20 +1,20 @@
-"""One checksum over the index files beside a sealed segment, for the commit that names the segment.
+"""Checksums beside those of record batches: one over a segment's index files, and the search for a flipped bit.
 
-| bytes | what                                                                      |
+The checksum of the index files beside a sealed segment is kept by the commit that names the segment. It is over:
+
+| bytes | content                                                                   |
 |------:|---------------------------------------------------------------------------|
 |     8 | length of `.index`, big-endian                                            |
 |     n | its bytes                                                                 |
 |       | the same of `.timeindex`, then of `.txnindex` (length 0 if there is none) |
 
-Kafka's index files have no checksum. Most of what they say can be held against the batches, but not all: where an
-aborted transaction began whose first data the cleaner has removed stands in the `.txnindex` alone, and of a file that
-was cut off between two entries the rest looks whole.
+Kafka's index files have no checksum. Not all of them can be held against the batches: where an aborted transaction
+began whose first data the cleaner has removed stands in the `.txnindex` alone, and a file that was cut off between two
+entries looks whole.
 
-Where a single bit flipped in bytes whose CRC-32C is known: most damage that disks and memory do is just that.
-
-A CRC is linear: what one flipped bit changes in it depends only on how far the bit lies from the end. So the difference
-of two CRCs is taken back byte by byte until it is what a single bit makes of it. Longer damage looks like a single bit
-by chance once in 2^32 / (8 n) tries.
+Most damage that disks and memory do is one flipped bit. A CRC is linear: the change that one bit makes depends only on
+its distance from the end. So the difference of two CRCs is taken back byte by byte until it is that of a single bit.
+Longer damage looks like a single bit by chance once in 2^32 / (8 n) tries.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from __future__ import annotations
 from functools import cache
 
 SUFFIXES = ("index", "timeindex", "txnindex")
-"""Of the files, in the order in which they are counted in."""
+"""Suffixes of the index files, in the order of their checksum."""
 
 
 def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
-    """CRC-32C over the three files, each behind its length; an empty one is the same as none."""
+    """Return the CRC-32C over the three files, each behind its length; an empty file is the same as none."""
     from crc32c import crc32c
 
     crc = 0
@@ -42,7 +42,7 @@ MOST_BYTES = 4 << 20
 
 
 def flipped_bit(nbytes: int, found: int, expected: int) -> tuple[int, int] | None:
-    """(byte, bit) whose flip turns CRC `found` of `nbytes` bytes into `expected`; None if no single one does."""
+    """Return the (byte, bit) whose flip turns CRC `found` of `nbytes` bytes into `expected`; None without one."""
     if found == expected or nbytes > MOST_BYTES:
         return None
     table, back, single = _tables()
@@ -57,7 +57,7 @@ def flipped_bit(nbytes: int, found: int, expected: int) -> tuple[int, int] | Non
 
 @cache
 def _tables() -> tuple[tuple[int, ...], tuple[int, ...], dict[int, int]]:
-    """The CRC's table by byte; that byte by the table's highest one; what one bit of the last byte makes of the CRC."""
+    """Return the CRC's table by byte, the byte by the table's highest one, and the bit by its change of the CRC."""
     table = []
     for byte in range(256):
         crc = byte

@@ -10,25 +10,18 @@ A control batch has the control bit, no compression, base sequence -1 and, as a 
 
 Later versions only append fields, so the known prefix is read whatever the version. A batch that the cleaner emptied
 has no record left and therefore no type. Plain Python: planners read markers, and must not load the kernels for it.
-
-ABORT markers found in a log, against what `.txnindex` files say of them.
-
-A `.txnindex` has no checksum, and a wrong entry makes committed records vanish. So a file is believed only if each of
-its entries belongs to a marker that is there; what it lacks, the log itself tells. Yet a file can know more than the
-log: where a transaction began whose first batches the cleaner has removed, and what else was open when it ended.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format import compression, transaction_index
+from sparklog.format import compression
 from sparklog.format.record_batch import (
     CODECS,
     CONTROL_BIT,
@@ -41,7 +34,6 @@ from sparklog.format.record_batch import (
     BytesLike,
     as_bytes_array,
 )
-from sparklog.format.transaction_index import AbortedTransactions
 
 UNKNOWN = -1
 ABORT = 0
@@ -55,7 +47,7 @@ KRAFT_VOTERS = 6
 MARKER_BYTES = 78
 """A transaction marker as a coordinator writes it: header and 17 bytes of record."""
 _PLAIN_START = bytes.fromhex("20 00 00 00 08 0000")
-"""How its record begins: length, attributes, both deltas, length of the key, version; the type follows."""
+"""The first bytes of its record: length, attributes, both deltas, length of the key, version; the type follows."""
 _PLAIN_MARKER = len(_PLAIN_START) + 2
 
 _KEY = struct.Struct(">hh")
@@ -64,9 +56,7 @@ _VALUE = struct.Struct(">hi")
 
 @dataclass(frozen=True, slots=True)
 class ControlRecord:
-    """A control record: `type` (`UNKNOWN` if not one of the known), and for ABORT and COMMIT the coordinator's
-    epoch.
-    """
+    """A control record: `type` (`UNKNOWN` for one of a later Kafka); ABORT and COMMIT have the coordinator's epoch."""
 
     type: int
     coordinator_epoch: int | None = None
@@ -76,14 +66,14 @@ class ControlRecord:
         return _KEY.pack(self.version, self.type)
 
     def value(self) -> bytes:
-        """Of an ABORT or COMMIT; raises `BadRequest` for another type."""
+        """Return the value of an ABORT or COMMIT. `BadRequest` for another type."""
         if self.type not in (ABORT, COMMIT) or self.coordinator_epoch is None:
             raise BadRequest("only ABORT and COMMIT with a coordinator epoch can be written as control records")
         return _VALUE.pack(0, self.coordinator_epoch)
 
 
 def parse_control_type(key: bytes | None) -> int:
-    """The type of a control record's key, `UNKNOWN` if it is none of the known. Raises `Corrupt` for an invalid key."""
+    """Return the type of a control record's key, `UNKNOWN` for one of a later Kafka. `Corrupt` for an invalid key."""
     if key is None or len(key) < _KEY.size:
         raise Corrupt(f"expected a control record key of at least 4 bytes, found {key.hex() if key else 'none'}")
     version, kind = _KEY.unpack_from(key)
@@ -93,7 +83,7 @@ def parse_control_type(key: bytes | None) -> int:
 
 
 def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
-    """Key and value of a control record. Raises `Corrupt` for what is too short or has a negative version."""
+    """Parse key and value of a control record. `Corrupt` if one is too short or has a negative version."""
     kind = parse_control_type(key)
     version = _KEY.unpack_from(key or b"")[0]
     if kind not in (ABORT, COMMIT):
@@ -111,9 +101,10 @@ def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecor
 def control_types(
     data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
 ) -> npt.NDArray[np.int8]:
-    """int8 per batch: the type of a control batch's (first) record; `UNKNOWN` for an unknown one, an emptied batch and
-    a batch that is no control batch. `headers` is of a scan of `data`. Raises `Corrupt`, naming the batch; CRCs are not
-    checked.
+    """Return the type of each batch's first control record, int8[batches]; `headers` is of a scan of `data`.
+
+    `UNKNOWN` for an unknown type, an emptied batch, and a batch that is no control batch. `Corrupt`, naming the batch,
+    for one that cannot be read; CRCs are not checked.
     """
     types = np.full(len(headers), UNKNOWN, np.int8)
     rows = np.flatnonzero(headers.is_control & (headers.count > 0))
@@ -136,7 +127,7 @@ def control_types(
 def coordinator_epochs(
     data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
 ) -> npt.NDArray[np.int64]:
-    """int64 per batch: the coordinator's epoch in an ABORT or COMMIT marker, -1 for everything else.
+    """Return the coordinator's epoch of each ABORT or COMMIT marker, -1 for all other batches, int64[batches].
 
     `Corrupt`, naming the batch, for a marker that cannot be read; CRCs are not checked.
     """
@@ -169,8 +160,9 @@ def coordinator_epochs(
 def _plain_types(
     data: memoryview, positions: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
-    """Types of batches of `MARKER_BYTES`, and which of them are markers as coordinators write them: the others' types
-    are not known. (A log of small transactions is half markers.)
+    """Return the types of batches of `MARKER_BYTES`, and which of them are markers as coordinators write them.
+
+    The types of the others are not valid. A log of small transactions is half markers: hence the fast way.
     """
     if not len(positions):
         return np.empty(0, np.int8), np.empty(0, np.bool_)
@@ -186,7 +178,6 @@ def _first_key(payload: memoryview, codec: int) -> bytes | None:
 
 
 def _first_record(payload: memoryview, codec: int) -> tuple[bytes | None, bytes | None]:
-    """Key and value of the first record of a batch."""
     if codec:
         if codec >= len(CODECS):
             raise Corrupt(f"the batch names an unknown compression codec ({codec})")
@@ -226,7 +217,7 @@ def end_txn_marker(
     coordinator_epoch: int,
     leader_epoch: int = NO_LEADER_EPOCH,
 ) -> bytes:
-    """A whole COMMIT or ABORT marker batch (78 bytes), as a transaction coordinator writes it."""
+    """Return a COMMIT or ABORT marker batch (78 bytes), as a transaction coordinator writes it."""
     record = ControlRecord(COMMIT if commit else ABORT, coordinator_epoch)
     key, value = record.key(), record.value()
     # Attributes, both deltas 0, then zig-zag lengths: all below 64, so one byte each; no headers.
@@ -244,39 +235,3 @@ def end_txn_marker(
         base_sequence=NO_SEQUENCE,
     )
     return header.pack(bytes((2 * len(body),)) + body)
-
-
-NONE = -1
-
-
-@dataclass(frozen=True, slots=True)
-class AbortMarker:
-    """An ABORT marker at offset `last`; the fields with `first` are an entry of a `.txnindex`.
-
-    `first`: where its transaction began, -1 if nothing of it was seen; `last_stable`: what else was open then;
-    `after`: offset of the producer's marker before, -1: none.
-    """
-
-    producer_id: int
-    first: int
-    last: int
-    last_stable: int
-    after: int
-
-
-def fits(index: AbortedTransactions, markers: Sequence[AbortMarker]) -> bool:
-    """Whether each entry of a segment's index has its marker among the segment's, and covers no earlier one."""
-    known = {(marker.producer_id, marker.last): marker.after for marker in markers}
-    entries = zip(index.producer_ids.tolist(), index.last_offsets.tolist(), index.first_offsets.tolist(), strict=True)
-    return all((producer, last) in known and first > known[producer, last] for producer, last, first in entries)
-
-
-def united(indexed: Sequence[AbortedTransactions], markers: Sequence[AbortMarker]) -> AbortedTransactions:
-    """All aborted transactions by marker: of two entries for one the one that begins earlier, then the index's."""
-    seen = np.array([(m.producer_id, m.first, m.last, m.last_stable) for m in markers if m.first != NONE], np.int64)
-    columns = seen.reshape(-1, 4).T
-    every = transaction_index.concatenate([*indexed, AbortedTransactions(*columns)])
-    order = np.lexsort((np.arange(len(every)), every.first_offsets, every.last_offsets))
-    again = np.zeros(len(order), np.bool_)
-    again[1:] = np.diff(every.last_offsets[order]) == 0
-    return every.select(order[~again])

@@ -1,8 +1,7 @@
 """From record batches to columns: key, value and headers as Arrow arrays, offsets and times as numpy arrays.
 
-Runs of plain batches are decoded by one kernel call straight from the input; compressed batches are decompressed one by
-one and handed to the kernel in groups of about 1 MiB. Keys and values are written once, into the buffers of the final
-arrays.
+Runs of plain batches are decoded by one kernel call straight from the input, compressed ones in groups of about 1 MiB
+(`payloads`). Keys and values are written once, into the buffers of the final arrays.
 
 Memory is bounded by the input: plain batches need at most twice their bytes and a few bytes for each record, of which a
 batch cannot hold more than a seventh of its bytes; a compressed batch may become `compression.decompressed_limit`
@@ -12,7 +11,7 @@ offsets): decode fewer batches at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, Corrupt
-from sparklog.format import compression
+from sparklog.errors import BadRequest
 from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_checks import MAX_OFFSET, Place, check_crcs, check_headers, record_message
+from sparklog.format.payloads import PayloadGroup, payload_groups
 from sparklog.format.record_batch import (
-    CODECS,
     HEADER_BYTES,
     MIN_RECORD_BYTES,
     BatchHeaders,
@@ -41,18 +39,14 @@ if TYPE_CHECKING:
 
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 DECODABLE = frozenset({"key", "value", "headers", "offset", "timestamp", "timestampType"})
-GROUP_BYTES = 1 << 20
-CALL_LIMIT = 1 << 30
-"""Decompressed bytes that one call handles at most."""
 NOT_FIXED = -2
-_OLD = 2
 
 
 @dataclass
 class RecordColumns:
     """Records in log order, n of them, from m batches.
 
-    * `offset`, `timestamp`: int64[n]; timestamps in ms, effective (the batch's under LogAppendTime) unless decoded raw
+    * `offset`, `timestamp`: int64[n]; timestamps in ms, under LogAppendTime the batch's
     * `key`, `value`: `pa.BinaryArray` of n, or None where not asked for; `headers`: `HEADERS_TYPE`, null without
     headers
     * `batch_rows`: int64[m], how many of the records each batch gave; `batch_time_type`: int8[m], -1 without times
@@ -90,7 +84,6 @@ def decode(
     end_offset: int | None = None,
     select: BoolArray | None = None,
     append_time: int | None = None,
-    raw_timestamps: bool = False,
     check_crc: bool = True,
     file: str | None = None,
     file_position: int = 0,
@@ -99,8 +92,7 @@ def decode(
 
     `columns` of `DECODABLE`; offset and timestamp are always given. `offset_shift` is added to every offset; records
     outside `[start_offset, end_offset)`, in shifted offsets, are left out. `append_time` (ms) replaces the time of
-    LogAppendTime batches. `raw_timestamps` gives what producers wrote, also under LogAppendTime: what exact re-encoding
-    needs. Control batches are decoded like others: leave them out with `select`.
+    LogAppendTime batches. Control batches are decoded like others: leave them out with `select`.
 
     Raises `Corrupt` (wrong CRC unless `check_crc` is off, invalid records, a payload beyond its limit) with the place
     in `file`, whose byte `file_position` is `data[0]`; `BadRequest` for unknown columns or 2 GiB and more of keys or
@@ -120,91 +112,16 @@ def decode(
     taken = headers if chosen.all() else headers[chosen]
     if check_crc:
         check_crcs(data, taken, place)
-    sink = _Sink(columns, taken, offset_shift, first, limit, _fixed_times(taken, append_time, raw_timestamps), place)
-    for group in _groups(source, taken, place):
+    sink = _Sink(columns, taken, offset_shift, first, limit, _fixed_times(taken, append_time), place)
+    for group in payload_groups(source, taken, place):
         sink.add(group)
     rows[chosen] = sink.emitted
     return replace(sink.finish(), batch_rows=rows, batch_time_type=headers.timestamp_type)
 
 
-def _fixed_times(headers: BatchHeaders, append_time: int | None, raw: bool) -> Int64Array:
-    if raw:
-        return np.full(len(headers), NOT_FIXED, np.int64)
+def _fixed_times(headers: BatchHeaders, append_time: int | None) -> Int64Array:
     time = headers.max_timestamp if append_time is None else append_time
     return np.where(headers.is_log_append_time, time, NOT_FIXED)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Batches `[first, last)` of the headers whose records lie in `data` at `[start, stop)`; `stored`: bytes as
-    stored.
-    """
-
-    data: npt.NDArray[np.uint8]
-    start: Int64Array
-    stop: Int64Array
-    first: int
-    last: int
-    stored: int
-    plain: bool
-
-
-def _groups(data: npt.NDArray[np.uint8], headers: BatchHeaders, place: Place) -> Iterator[_Group]:
-    """Neighbouring batches that one kernel call can decode. Payloads of empty batches are not looked at."""
-    packed = ((headers.codec != 0) & (headers.count > 0)).astype(np.int8)
-    if headers.magic is not None:
-        packed[headers.is_legacy] = _OLD
-    start = headers.position + HEADER_BYTES
-    stop = np.where(headers.count == 0, start, headers.position + headers.size)
-    edges = np.flatnonzero(np.diff(packed)) + 1
-    for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(headers)], strict=True):
-        if low == high:
-            continue
-        if packed[low] == _OLD:
-            yield from _translated(data, headers, low, high, place)
-        elif packed[low]:
-            yield from _unpack(data, headers, low, high, place)
-        else:
-            stored = int((stop[low:high] - start[low:high]).sum())
-            yield _Group(data, start[low:high], stop[low:high], low, high, stored, True)
-
-
-def _translated(
-    data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Place
-) -> Iterator[_Group]:
-    """Messages of formats v0 and v1, written anew as records of format v2."""
-    from sparklog.format.legacy import old_messages
-
-    for part in old_messages.records(data, headers, low, high, place):
-        stored = int((headers.size[part.first : part.last] - HEADER_BYTES).sum())
-        yield _Group(part.data, part.start, part.stop, part.first, part.last, max(stored, 1), False)
-
-
-def _unpack(data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[_Group]:
-    """Decompress batches `[low, high)` and group them by about `GROUP_BYTES`."""
-    view = data.data
-    positions, sizes, codecs = headers.position.tolist(), headers.size.tolist(), headers.codec.tolist()
-    parts: list[bytes] = []
-    filled = stored = total = 0
-    first = low
-    for batch in range(low, high):
-        payload = view[positions[batch] + HEADER_BYTES : positions[batch] + sizes[batch]]
-        try:
-            part = compression.decompress(CODECS[codecs[batch]], payload)
-        except Corrupt as error:
-            raise place.corrupt(headers, batch, f"the batch cannot be decompressed: {error.message}") from None
-        parts.append(part)
-        filled += len(part)
-        total += len(part)
-        if total > CALL_LIMIT:
-            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: decode fewer batches at a time")
-        stored += payload.nbytes
-        if filled >= GROUP_BYTES or batch == high - 1:
-            stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
-            start = np.concatenate([np.zeros(1, np.int64), stop[:-1]])
-            whole = parts[0] if len(parts) == 1 else b"".join(parts)
-            yield _Group(as_bytes_array(whole), start, stop, first, batch + 1, stored, False)
-            parts, filled, stored, first = [], 0, 0, batch + 1
 
 
 class _Sink:
@@ -238,7 +155,7 @@ class _Sink:
         self.list_valid = np.empty(0, np.uint8)
         self.stored_left = int(headers.size.sum()) - HEADER_BYTES * len(headers)
 
-    def add(self, group: _Group) -> None:
+    def add(self, group: PayloadGroup) -> None:
         """Decode one group of batches behind what is there."""
         kernels, headers, rows = self.kernels, self.headers, slice(group.first, group.last)
         count = headers.count[rows]
@@ -262,7 +179,7 @@ class _Sink:
             self._add_headers(group, positions, before)
         self.stored_left -= group.stored
 
-    def _add_headers(self, group: _Group, positions: Int64Array, before: Int64Array) -> None:
+    def _add_headers(self, group: PayloadGroup, positions: Int64Array, before: Int64Array) -> None:
         kernels, state = self.kernels, self.state
         entries = int(state[kernels.HEADER_ROWS])
         key_bytes, value_bytes = int(state[kernels.HEADER_KEY_BYTES]), int(state[kernels.HEADER_VALUE_BYTES])
@@ -276,7 +193,7 @@ class _Sink:
             self.header_value.valid, before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state,
         )  # fmt: skip
 
-    def _room(self, group: _Group, records: int) -> None:
+    def _room(self, group: PayloadGroup, records: int) -> None:
         """Space for a group: its bytes bound its keys and its values. What comes later is guessed from its ratio."""
         kernels, state = self.kernels, self.state
         nbytes = int((group.stop - group.start).sum())
@@ -293,7 +210,7 @@ class _Sink:
             self.list_offsets = _grown(self.list_offsets, rows + records + 1, rows + guess)
             self.list_valid = _grown(self.list_valid, rows + records + 7 >> 3, (rows + guess) / 8, fill=0xFF)
 
-    def _fail(self, code: int, group: _Group) -> None:
+    def _fail(self, code: int, group: PayloadGroup) -> None:
         kernels, state = self.kernels, self.state
         batch = group.first + int(state[kernels.ERROR_BATCH])
         offset = int(state[kernels.ERROR_OFFSET]) - self.place.shift

@@ -23,9 +23,8 @@ import pyarrow as pa
 from sparklog.errors import BadRequest
 from sparklog.format import compression
 from sparklog.format.arrow_input import KernelColumns, new_array
-from sparklog.format.decode import SLACK, RecordColumns
+from sparklog.format.decode import SLACK
 from sparklog.format.record_batch import (
-    CODEC_MASK,
     CODECS,
     CRC_START,
     HEADER_BYTES,
@@ -44,7 +43,7 @@ _ALL = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """How to write batches. `level` None: the codec's default (gzip 6, lz4 fast, zstd 1). Sizes in bytes.
+    """Options of written batches. `level` None: the codec's default (gzip 6, lz4 fast, zstd 1). Sizes in bytes.
 
     `max_message_bytes` is Kafka's `max.message.bytes`: the largest whole batch as stored, compressed, header included.
     """
@@ -76,7 +75,7 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """Finished batches, back to back, and what a commit and an index need to know of them.
+    """Finished batches, back to back, and the facts that a commit and an index need of them.
 
     `buffers` in order are the bytes. Per batch (int64): `positions` from the slice's start, `sizes`, `last_offsets`
     from the slice's base, `max_timestamps` in ms. `offsets`: end - base of the slice; `crc`: CRC-32C of all bytes.
@@ -148,25 +147,6 @@ def encode_partitions(
     return _Rows(key, value, headers, timestamp, None, lane_of).slices(options)
 
 
-def encode_batch(columns: RecordColumns, header: BatchHeader) -> bytes:
-    """One batch with exactly these header fields (size and CRC apart) around these records: the inverse of decoding
-    one.
-
-    Offsets and timestamps are written as differences to the header's base offset and base timestamp, so under
-    LogAppendTime decode with `raw_timestamps`. The payload is compressed if the header names a codec. No records: a
-    bare header.
-    """
-    if len(columns) != header.count:
-        raise BadRequest(f"the header counts {header.count} records, found {len(columns)}")
-    if not header.count:
-        return header.pack()
-    rows = _Rows(columns.key, columns.value, columns.headers, columns.timestamp, None, any_time=True)
-    written = rows.write(MAX_BATCH_BYTES, base_time=header.base_timestamp, deltas=columns.offset - header.base_offset)
-    payload = written.out.data[HEADER_BYTES : written.batches[0].size]
-    codec = CODECS[header.attributes & CODEC_MASK]
-    return header.pack(payload if codec == "none" else compression.compress(codec, payload))
-
-
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """An uncompressed batch at `out[at : at + size]` whose header is not written yet."""
@@ -181,7 +161,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What the kernel wrote; `batches` sorted by lane, `lanes` as in `encode_kernels`."""
+    """The kernel's output; `batches` sorted by lane, `lanes` as in `encode_kernels`."""
 
     out: npt.NDArray[np.uint8]
     batches: list[_Draft]
@@ -211,7 +191,6 @@ class _Rows:
         timestamp: Int64Array,
         order: npt.NDArray[Any] | None,
         lane_of: Int64Array = _ALL,
-        any_time: bool = False,
     ) -> None:
         self.times = np.ascontiguousarray(timestamp, np.int64)
         for name, column in (("key", key), ("value", value), ("headers", headers)):
@@ -223,10 +202,10 @@ class _Rows:
         if len(self.order) and not 0 <= int(self.order.min()) <= int(self.order.max()) < len(self.times):
             raise BadRequest(f"order names rows outside 0 to {len(self.times) - 1}")
         low, high = (int(self.times.min()), int(self.times.max())) if len(self.times) else (0, 0)
-        if not any_time and low < NO_TIMESTAMP:
+        if low < NO_TIMESTAMP:
             raise BadRequest(f"timestamps must not be negative, found {low} ms")
         # Attributes, header count and, at their longest, both deltas.
-        self.extra = 1 + 5 + 5 + (10 if any_time else _varint_bytes(high - low))
+        self.extra = 1 + 5 + 5 + _varint_bytes(high - low)
         self.columns = KernelColumns(key, value, headers)
 
     def only(self, lane: int, first: int, count: int) -> _Rows:
@@ -242,7 +221,7 @@ class _Rows:
         part.order, part.lane_of, part.count = np.ascontiguousarray(rows, np.int64), _ALL, count
         return part
 
-    def write(self, target: int, *, base_time: int | None = None, deltas: Int64Array = _ALL) -> _Written:
+    def write(self, target: int) -> _Written:
         """Run the kernels: batches of at most `target` bytes, header included, unless one record is larger."""
         from sparklog.format.kernels import encode_kernels as kernels
 
@@ -257,9 +236,8 @@ class _Rows:
         batches = np.zeros((int(counts.sum()), kernels.BATCH_FIELDS), np.int64)
         state = np.zeros(kernels.STATE_SIZE, np.int64)
         kernels.encode_records.sized(self.count)(
-            self.order, self.lane_of, self.count, self.times, self.columns.table, target, int(base_time is not None),
-            base_time or 0, np.ascontiguousarray(deltas, np.int64), out, lanes, batches, state,
-        )  # fmt: skip
+            self.order, self.lane_of, self.count, self.times, self.columns.table, target, out, lanes, batches, state
+        )
         batches = batches[: int(state[kernels.BATCHES])]
         if len(lanes) > 1:
             batches = batches[np.argsort(batches[:, kernels.BATCH_LANE], kind="stable")]
@@ -293,9 +271,7 @@ class _Rows:
         return {lane: _slice(batches, written.lanes[lane]) for lane, batches in done.items()}
 
     def _finish(self, written: _Written, offset: int, options: EncodeOptions) -> Iterator[tuple[_Batch, int]]:
-        """Headers, CRCs and compression; splits batches that are still larger than allowed. `offset`: of each lane's
-        start.
-        """
+        """Compress, write headers and CRCs, split batches that are still too large. `offset`: of each lane's start."""
         import crc32c
 
         view = written.out.data
@@ -333,7 +309,7 @@ class _Rows:
 
 def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
     from sparklog.format.kernels import encode_kernels as kernels
-    from sparklog.format.kernels.crc_kernels import join_crcs
+    from sparklog.format.kernels.hash_kernels import join_crcs
 
     sizes = np.array([batch.size for batch in batches], np.int64)
     crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)

@@ -43,7 +43,6 @@ from sparklog.format.record_batch import (
     MAGIC,
     NO_TIMESTAMP,
     TRANSACTIONAL_BIT,
-    BatchHeader,
     BatchHeaders,
     BoolArray,
     BytesLike,
@@ -72,16 +71,6 @@ class Filtered:
     headers: BatchHeaders
     min_ts: Int64Array
     source: Int64Array
-
-
-def empty_batch(header: BatchHeader) -> bytes:
-    """The 61 bytes that stand for a batch of which no record is left (Kafka's `writeEmptyHeader`).
-
-    Offsets, leader epoch, max timestamp, producer fields, timestamp type, transactional and control bit stay; codec
-    none, base timestamp -1, no delete horizon, no records.
-    """
-    attributes = header.attributes & _EMPTY_BITS
-    return replace(header, attributes=attributes, base_timestamp=NO_TIMESTAMP, count=0).pack()
 
 
 def filter_batches(

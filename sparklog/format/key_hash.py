@@ -1,13 +1,12 @@
-"""A 128-bit keyed hash of record keys: SipHash-2-4 with 128 bits of output (Aumasson and Bernstein).
+"""Hashes of record keys: SipHash for compaction, and Kafka's murmur2 for partitions.
 
-Who compacts by hash trusts that different keys have different hashes. 128 bits make an accidental collision unlikely
-beyond any count of keys; a secret hash key, chosen anew for every run, keeps whoever chooses the record keys from
-making one on purpose.
+**SipHash-2-4** with 128 bits of output (Aumasson and Bernstein) is keyed. Compaction by hash relies on different keys
+having different hashes. 128 bits make an accidental collision unlikely beyond any count of keys; a secret hash key,
+chosen anew for every run, keeps the authors of record keys from making one on purpose.
 
-Kafka's partition hash: murmur2 with Kafka's seed, of every cell of a column at once.
-
-`partition = (murmur2(key) & 0x7fffffff) mod partitions`, as Kafka's default partitioner has it for keys that are not
-null (an empty key counts as a key). It is not `abs`, and not Spark's `hash`, which is murmur3.
+**murmur2** with Kafka's seed gives `partition = (murmur2(key) & 0x7fffffff) mod partitions`, as Kafka's default
+partitioner has it for keys that are not null (an empty key counts as a key). It is not `abs`, and not Spark's `hash`,
+which is murmur3.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class HashKey:
 
     @classmethod
     def of(cls, secret: bytes) -> HashKey:
-        """Of 16 bytes, little-endian as the algorithm has it. Raises `BadRequest` for another length."""
+        """Make a key of 16 bytes, little-endian as the algorithm has it. `BadRequest` for another length."""
         if len(secret) != _WORDS.size:
             raise BadRequest(f"a hash key has 16 bytes, found {len(secret)}")
         return cls(*_WORDS.unpack(secret))
@@ -44,12 +43,11 @@ class HashKey:
 def key_hashes(
     data: npt.NDArray[np.uint8], key_start: Int64Array, key_length: npt.NDArray[np.int32], hash_key: HashKey
 ) -> npt.NDArray[np.uint64]:
-    """uint64[n, 2] (words of the 16 output bytes, little-endian) of the runs `data[key_start : key_start +
-    key_length]`; zeros where the length is negative (no key).
+    """Return SipHash of the runs `data[key_start : key_start + key_length]`, two words each (uint64[n, 2]).
 
-    Raises `BadRequest` for a run outside the data.
+    Zeros where the length is negative (no key). `BadRequest` for a run outside the data.
     """
-    from sparklog.format.kernels.siphash_kernels import siphash_runs
+    from sparklog.format.kernels.hash_kernels import siphash_runs
 
     if len(key_start) != len(key_length):
         raise BadRequest(f"{len(key_start)} positions of keys are given with {len(key_length)} lengths")
@@ -69,14 +67,12 @@ def key_hashes(
 
 
 def murmur2(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int32]:
-    """int32[n]: signed murmur2 of each cell of a binary-like column, 0 for null."""
+    """Return the signed murmur2 of each cell of a binary-like column, int32[n], 0 for null."""
     return _hash(array, 0)
 
 
 def partition_for_key(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.int32]:
-    """int32[n]: Kafka's partition of each key, -1 for a null key. Raises `BadRequest` if `partitions` is not
-    positive.
-    """
+    """Return Kafka's partition of each key, int32[n], -1 for a null key."""
     if partitions <= 0:
         raise BadRequest(f"a topic has at least one partition, found {partitions}")
     return _hash(array, partitions)

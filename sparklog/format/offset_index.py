@@ -58,7 +58,7 @@ class OffsetIndex:
 
 
 def max_entries(segment_index_bytes: int) -> int:
-    """How many entries a segment's index takes before the segment must roll (`segment.index.bytes`)."""
+    """Return the entries that a segment's index takes before the segment must roll (`segment.index.bytes`)."""
     return segment_index_bytes // ENTRY_BYTES
 
 

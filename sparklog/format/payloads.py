@@ -1,13 +1,14 @@
-"""The records of a run of batches as plain bytes: compressed batches are decompressed, plain ones stay where they are.
+"""Records of batches as uncompressed bytes of format v2, whatever the batches' codec and format.
 
-This is the first step of everything that looks into records without making columns of them (a cleaner, above all):
-`record_fields` then finds the records, `filter_batches` writes some of them again, both straight from these bytes.
+This is the first step of everything that reads records: `decode` makes columns of them, `record_fields` finds where
+they lie, `filter_batches` writes some of them again. Here alone are batches decompressed, and messages of formats v0
+and v1 turned into records of format v2.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +16,28 @@ import numpy.typing as npt
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import compression
 from sparklog.format.batch_checks import Place, check_crcs, check_headers
-from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BytesLike, Int64Array, as_bytes_array
+from sparklog.format.record_batch import (
+    CODECS,
+    HEADER_BYTES,
+    BatchHeaders,
+    BytesLike,
+    Int64Array,
+    as_bytes_array,
+    joined,
+)
 
+GROUP_BYTES = 1 << 20
 CALL_LIMIT = 1 << 30
 """Bytes that the compressed batches of one call may become."""
+_LEGACY = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payloads:
     """Uncompressed records of m batches: those of batch i are `data[start[i] : end[i]]` (uint8; int64[m]).
 
-    A batch without records has none, whatever stands behind its header. `data` is the input itself where no batch is
-    compressed: do not write into it.
+    A batch without records has none, whatever stands behind its header. `data` may be the input itself: do not write
+    into it.
     """
 
     data: npt.NDArray[np.uint8]
@@ -37,6 +48,22 @@ class Payloads:
         return len(self.start)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PayloadGroup:
+    """Records of batches `[first, last)`: those of batch `first + i` are `data[start[i] : stop[i]]`.
+
+    `stored`: their bytes as stored; `plain`: `data` is the input itself.
+    """
+
+    data: npt.NDArray[np.uint8]
+    start: Int64Array
+    stop: Int64Array
+    first: int
+    last: int
+    stored: int
+    plain: bool = False
+
+
 def payloads(
     data: BytesLike,
     headers: BatchHeaders,
@@ -45,9 +72,9 @@ def payloads(
     file: str | None = None,
     file_position: int = 0,
 ) -> Payloads:
-    """The records of the batches that `headers` (of a scan of `data`, or some rows of one) names.
+    """Return the records of the batches that `headers` (of a scan of `data`, or some rows of one) names.
 
-    Raises `Corrupt` with the place in `file`, whose byte `file_position` is `data[0]`: header fields that nobody
+    Raises `Corrupt` with the place in `file`, whose byte `file_position` is `data[0]`: header fields that no writer
     writes, a wrong CRC (unless `check_crc` is off), a payload that cannot be decompressed or goes beyond its limit
     (`compression.decompressed_limit`). `BadRequest` where all of them together become more than 1 GiB: pass fewer
     batches.
@@ -57,82 +84,82 @@ def payloads(
     check_headers(headers, place, len(source))
     if check_crc:
         check_crcs(data, headers, place)
+    groups: list[PayloadGroup] = []
+    inflated = 0
+    for group in payload_groups(source, headers, place, group_bytes=CALL_LIMIT):
+        groups.append(group)
+        inflated += 0 if group.plain else len(group.data)
+        if inflated > CALL_LIMIT:
+            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
+    if len(groups) == 1:
+        return Payloads(groups[0].data, groups[0].start, groups[0].stop)
+    parts: list[npt.NDArray[np.uint8]] = [source[:0]]
+    start, end = np.zeros(len(headers), np.int64), np.zeros(len(headers), np.int64)
+    filled = 0
+    for group in groups:
+        low, high = int(group.start.min()), int(group.stop.max())
+        rows = slice(group.first, group.last)
+        start[rows], end[rows] = group.start + (filled - low), group.stop + (filled - low)
+        parts.append(group.data[low:high])
+        filled += high - low
+    return Payloads(np.concatenate(parts), start, end)
+
+
+def payload_groups(
+    data: npt.NDArray[np.uint8], headers: BatchHeaders, place: Place, *, group_bytes: int = GROUP_BYTES
+) -> Iterator[PayloadGroup]:
+    """Give neighbouring batches of one kind at a time, compressed ones about `group_bytes` at a time.
+
+    Payloads of batches without records are not looked at. Raises `Corrupt` and `BadRequest` as `payloads` does.
+    """
+    kind = ((headers.codec != 0) & (headers.count > 0)).astype(np.int8)
+    kind[headers.is_legacy] = _LEGACY
     start = headers.position + HEADER_BYTES
-    end = np.where(headers.count == 0, start, headers.position + headers.size)
-    packed = (headers.codec != 0) & (headers.count > 0)
-    if headers.magic is not None:
-        return _mixed(source, headers, packed, start, end, place)
-    if not packed.any():
-        return Payloads(source, start, end)
-    return _unpacked(source, headers, packed, start, end, place)
-
-
-def _unpacked(
-    source: npt.NDArray[np.uint8],
-    headers: BatchHeaders,
-    packed: npt.NDArray[np.bool_],
-    start: Int64Array,
-    end: Int64Array,
-    place: Place,
-) -> Payloads:
-    """Decompress batch by batch; neighbouring plain batches are copied in one piece, headers included."""
-    view = source.data
-    first = np.ones(len(headers), np.bool_)
-    first[1:] = packed[1:] | packed[:-1] | (headers.position[1:] != headers.position[:-1] + headers.size[:-1])
-    runs = np.flatnonzero(first).tolist()
-    parts: list[BytesLike] = []
-    shift = np.zeros(len(headers), np.int64)
-    filled = inflated = 0
-    for low, high in zip(runs, [*runs[1:], len(headers)], strict=True):
-        if packed[low]:
-            part: BytesLike = _decompressed(view[int(start[low]) : int(end[low])], headers, low, place)
-            inflated += len(part)
-            if inflated > CALL_LIMIT:
-                raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: pass fewer batches at a time")
-            start[low], end[low] = filled, filled + len(part)
+    stop = np.where(headers.count == 0, start, headers.position + headers.size)
+    edges = np.flatnonzero(np.diff(kind)) + 1
+    for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(headers)], strict=True):
+        if low == high:
+            continue
+        if kind[low] == _LEGACY:
+            yield from _translated(data, headers, low, high, place)
+        elif kind[low]:
+            for group in _decompressed(data, headers[low:high], place, group_bytes):
+                yield replace(group, first=low + group.first, last=low + group.last)
         else:
-            begin = int(headers.position[low])
-            part = view[begin : int(headers.position[high - 1] + headers.size[high - 1])]
-            shift[low:high] = filled - begin
-        parts.append(part)
-        filled += len(part)
-    return Payloads(as_bytes_array(b"".join(parts)), start + shift, end + shift)
+            stored = int((stop[low:high] - start[low:high]).sum())
+            yield PayloadGroup(data, start[low:high], stop[low:high], low, high, stored, plain=True)
 
 
-def _mixed(
-    source: npt.NDArray[np.uint8],
-    headers: BatchHeaders,
-    packed: npt.NDArray[np.bool_],
-    start: Int64Array,
-    end: Int64Array,
-    place: Place,
-) -> Payloads:
-    """The same where messages of formats v0 and v1 lie among the batches: their records are those of format v2."""
+def _translated(
+    data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Place
+) -> Iterator[PayloadGroup]:
     from sparklog.format.legacy import old_messages
 
-    old = headers.is_legacy
-    edges = [0, *(np.flatnonzero(np.diff(old)) + 1).tolist(), len(headers)]
-    parts: list[npt.NDArray[np.uint8]] = []
-    filled = 0
-    for low, high in pairwise(edges):
-        if low < high and old[low]:
-            for found in old_messages.records(source, headers, low, high, place):
-                rows = slice(found.first, found.last)
-                start[rows], end[rows] = found.start + filled, found.stop + filled
-                parts.append(found.data[: int(found.stop[-1])])
-                filled += len(parts[-1])
-        elif low < high:
-            run = slice(low, high)
-            body = _unpacked(source, headers[run], packed[run], start[run].copy(), end[run].copy(), place)
-            start[run], end[run] = body.start + filled, body.end + filled
-            parts.append(body.data)
-            filled += len(body.data)
-    return Payloads(np.concatenate(parts) if parts else source, start, end)
+    for part in old_messages.records(data, headers, low, high, place):
+        stored = int((headers.size[part.first : part.last] - HEADER_BYTES).sum())
+        yield PayloadGroup(part.data, part.start, part.stop, part.first, part.last, max(stored, 1))
 
 
-def _decompressed(payload: memoryview, headers: BatchHeaders, batch: int, place: Place) -> bytes:
-    try:
-        return compression.decompress(CODECS[int(headers.codec[batch])], payload)
-    except Corrupt as error:
-        message = f"the batch cannot be decompressed: {error.message}"
-        raise place.corrupt(headers, batch, message) from None
+def _decompressed(
+    data: npt.NDArray[np.uint8], headers: BatchHeaders, place: Place, group_bytes: int
+) -> Iterator[PayloadGroup]:
+    view = data.data
+    columns = (headers.position.tolist(), headers.size.tolist(), headers.codec.tolist())
+    parts: list[bytes] = []
+    filled = stored = total = first = 0
+    for batch, (position, size, codec) in enumerate(zip(*columns, strict=True)):
+        payload = view[position + HEADER_BYTES : position + size]
+        try:
+            part = compression.decompress(CODECS[codec], payload)
+        except Corrupt as error:
+            raise place.corrupt(headers, batch, f"the batch cannot be decompressed: {error.message}") from None
+        parts.append(part)
+        filled += len(part)
+        total += len(part)
+        if total > CALL_LIMIT:
+            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
+        stored += payload.nbytes
+        if filled >= group_bytes or batch == len(headers) - 1:
+            whole, start, stop = joined(parts)
+            yield PayloadGroup(whole, start, stop, first, batch + 1, stored)
+            parts, filled, stored, first = [], 0, 0, batch + 1

@@ -68,7 +68,7 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 NO_TIMESTAMP_TYPE = -1
-"""Of records of format v0, which have no time."""
+"""The timestamp type of records of format v0, which have no time."""
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 MAX_SEQUENCE = 2**31 - 1
@@ -254,7 +254,7 @@ class BatchHeaders:
 
 
 COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "stop", "reason", "magic"))
-"""Of `BatchHeaders`: the fields that every row has."""
+"""The fields of `BatchHeaders` that every row has."""
 
 
 def as_bytes_array(data: BytesLike) -> npt.NDArray[np.uint8]:
@@ -263,3 +263,10 @@ def as_bytes_array(data: BytesLike) -> npt.NDArray[np.uint8]:
     if view.nbytes == 0:
         return np.empty(0, np.uint8)
     return np.frombuffer(view, np.uint8)
+
+
+def joined(parts: list[bytes]) -> tuple[npt.NDArray[np.uint8], Int64Array, Int64Array]:
+    """Return parts back to back, and where each of them starts and ends."""
+    stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    start = np.concatenate([np.zeros(1, np.int64), stop[:-1]])
+    return as_bytes_array(parts[0] if len(parts) == 1 else b"".join(parts)), start, stop

@@ -1,7 +1,7 @@
-"""Where the records of batches lie and what decides their fate: offset, time, key, and whether there is a value.
+"""Positions of records in their batches, with offset, time, key and tombstone mark: all that cleaning decides by.
 
-The counterpart of `decode` for who keeps or drops records but does not look at their values: nothing is copied, each
-record costs 50 bytes of columns. The same rules are checked as `decode` checks, headers of records included.
+The counterpart of `decode` for code that keeps or drops records but does not look at their values: nothing is copied,
+each record costs 50 bytes of columns. The rules that are checked are those of `decode`, headers of records included.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RecordFields:
 def record_fields(
     payloads: Payloads, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
 ) -> RecordFields:
-    """The records of all batches. `payloads` is of the same `headers`.
+    """Return the records of all batches. `payloads` is of the same `headers`.
 
     Raises `Corrupt` with the place in `file`, whose byte `file_position` is the first one of the data that the headers
     were scanned in: records that do not fit, whose fields do not end at their length, whose offsets do not increase or

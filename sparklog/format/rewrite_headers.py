@@ -114,7 +114,7 @@ def _with_append_time(
     rows = rows[headers.is_log_append_time[rows] & (headers.max_timestamp[rows] != times[rows])]
     if not len(rows):
         return headers
-    from sparklog.format.kernels.crc_kernels import change_crcs
+    from sparklog.format.kernels.hash_kernels import change_crcs
 
     position = headers.position[rows]
     behind = headers.size[rows] - (_MAX_TIMESTAMP + 8)

@@ -1,9 +1,9 @@
-"""Bytes as the text that Java makes of them: what is not UTF-8 becomes U+FFFD, as many as in Java.
+"""Text and bytes: bytes as the text that Java makes of them, and keys as a person types them.
 
-Java and Python agree on how many replacement characters stand for bytes that are no UTF-8, but for one case: an encoded
-surrogate (ED A0..BF and maybe one more byte) is one in Java and one for each byte in Python.
+Java and Python agree on how many U+FFFD stand for bytes that are no UTF-8, but for one case: an encoded surrogate
+(ED A0..BF and maybe one more byte) is one in Java and one for each byte in Python.
 
-Keys as a person types them: text, hex, base64, or a number as Kafka's serializers write it (big-endian).
+Keys are typed as text, hex, base64, or a number as Kafka's serializers write it (big-endian).
 
 | format  | bytes                         | Kafka's serializer |
 |---------|-------------------------------|--------------------|
@@ -30,7 +30,7 @@ _ERRORS = "sparklog.java"
 
 
 def java_text(data: bytes) -> str:
-    """`new String(data, UTF_8)`."""
+    """Return Java's `new String(data, UTF_8)`."""
     return data.decode("utf-8", _ERRORS)
 
 
@@ -52,7 +52,7 @@ KEY_FORMATS = ("string", "hex", "base64", *_NUMBERS)
 
 
 def parse_key(text: str, kind: str = "string") -> bytes:
-    """The bytes of a key given as text in one of `KEY_FORMATS`; `BadRequest` if it is none."""
+    """Return the bytes of a key given as text in one of `KEY_FORMATS`. `BadRequest` if it is not of that format."""
     try:
         if kind == "string":
             return text.encode("utf-8", "surrogateescape")

@@ -60,7 +60,7 @@ class TimeIndex:
 
 
 def max_entries(segment_index_bytes: int) -> int:
-    """How many entries a segment's time index takes before the segment must roll (one slot is for the closing)."""
+    """Return the entries that a segment's time index takes before the segment must roll; one more is for closing."""
     return segment_index_bytes // ENTRY_BYTES - 1
 
 

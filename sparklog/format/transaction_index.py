@@ -11,10 +11,16 @@
 Entries of 34 bytes, big-endian, all offsets absolute, lastOffset strictly increasing. The file exists only where a
 segment has an entry. An ABORT marker of a transaction without data in the partition has no entry; COMMIT markers
 never have one.
+
+The file has no checksum, and a wrong entry makes committed records vanish. So it is believed only if each of its
+entries belongs to an ABORT marker of the log (`AbortMarker`). Entries that it lacks are made from the markers. Yet a
+file can know more than the log: where a transaction began whose first batches the cleaner has removed, and which other
+transaction was open at its end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,22 +55,15 @@ class AbortedTransactions:
         return len(self.producer_ids)
 
     def select(self, rows: npt.NDArray[Any]) -> AbortedTransactions:
-        """The entries of a mask or an index array."""
-        return AbortedTransactions(
-            self.producer_ids[rows],
-            self.first_offsets[rows],
-            self.last_offsets[rows],
-            self.last_stable_offsets[rows],
-        )
+        """Return the entries of a mask or an index array."""
+        return AbortedTransactions(*(getattr(self, name)[rows] for name in _COLUMNS))
 
     def overlapping(self, start: int, end: int) -> AbortedTransactions:
-        """Those that can matter to offsets `[start, end)`."""
+        """Return the transactions that can matter to offsets `[start, end)`."""
         return self.select((self.last_offsets >= start) & (self.first_offsets < end))
 
     def covers(self, producer_ids: Int64Array, offsets: Int64Array) -> npt.NDArray[np.bool_]:
-        """For each (producer id, offset of a transactional data batch), in any order: is it aborted? Both int64[n];
-        bool[n].
-        """
+        """Return which transactional data batches are aborted, bool[n], by producer id and offset (int64[n])."""
         found = np.zeros(len(offsets), np.bool_)
         if not len(offsets) or not len(self):
             return found
@@ -85,7 +84,7 @@ class AbortedTransactions:
         return found
 
     def to_bytes(self) -> bytes:
-        """Kafka's bytes."""
+        """Return the file's bytes."""
         entries = np.zeros(len(self), _ENTRY)
         entries["version"] = VERSION
         entries["producer"] = self.producer_ids
@@ -95,26 +94,24 @@ class AbortedTransactions:
         return entries.tobytes()
 
 
+_COLUMNS = AbortedTransactions.__slots__
+
+
 def none() -> AbortedTransactions:
-    """No aborted transactions."""
+    """Return no aborted transactions."""
     empty = np.empty(0, np.int64)
     return AbortedTransactions(empty, empty, empty, empty)
 
 
 def concatenate(parts: list[AbortedTransactions]) -> AbortedTransactions:
-    """The entries of several segments in segment order, as one."""
+    """Join the entries of several segments, in segment order."""
     if not parts:
         return none()
-    return AbortedTransactions(
-        np.concatenate([part.producer_ids for part in parts]),
-        np.concatenate([part.first_offsets for part in parts]),
-        np.concatenate([part.last_offsets for part in parts]),
-        np.concatenate([part.last_stable_offsets for part in parts]),
-    )
+    return AbortedTransactions(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
 
 def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None = None) -> AbortedTransactions:
-    """Entries of a `.txnindex` file of the segment that starts at offset `base`.
+    """Parse a `.txnindex` file of the segment that starts at offset `base`.
 
     `Corrupt` if the length is no multiple of 34, a version is not 0, a marker lies below `base`, entries are out of
     order or an entry ends before it begins.
@@ -139,3 +136,36 @@ def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None =
             position=int(np.argmax(wrong)) * ENTRY_BYTES,
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class AbortMarker:
+    """An ABORT marker at offset `last`; the fields with `first` are an entry of a `.txnindex`.
+
+    `first`: where its transaction began, -1 if nothing of it was seen; `last_stable`: as in the entry; `after`: offset
+    of the producer's marker before, -1: none.
+    """
+
+    producer_id: int
+    first: int
+    last: int
+    last_stable: int
+    after: int
+
+
+def agrees(index: AbortedTransactions, markers: Sequence[AbortMarker]) -> bool:
+    """Return True if each entry of a segment's index has its marker in the segment, and covers no earlier one."""
+    known = {(marker.producer_id, marker.last): marker.after for marker in markers}
+    entries = zip(index.producer_ids.tolist(), index.last_offsets.tolist(), index.first_offsets.tolist(), strict=True)
+    return all((producer, last) in known and first > known[producer, last] for producer, last, first in entries)
+
+
+def unite(indexed: Sequence[AbortedTransactions], markers: Sequence[AbortMarker]) -> AbortedTransactions:
+    """Return all aborted transactions: of two entries for a marker the one that begins earlier, else the index's."""
+    seen = np.array([(m.producer_id, m.first, m.last, m.last_stable) for m in markers if m.first != -1], np.int64)
+    columns = seen.reshape(-1, 4).T
+    every = concatenate([*indexed, AbortedTransactions(*columns)])
+    order = np.lexsort((np.arange(len(every)), every.first_offsets, every.last_offsets))
+    again = np.zeros(len(order), np.bool_)
+    again[1:] = np.diff(every.last_offsets[order]) == 0
+    return every.select(order[~again])

@@ -619,8 +619,9 @@ def test_batches_that_become_too_large_together_are_opened_one_by_one(
     append(topic, keyed(2000, 300), codec="lz4", batch_bytes=3000)
     seal(topic)
     latest = {row[1]: row for row in contents(topic)}
-    monkeypatch.setattr("sparklog.format.payloads.CALL_LIMIT", 8000)
-    committed(topic, plan(topic)[0])
+    with monkeypatch.context() as context:
+        context.setattr("sparklog.format.payloads.CALL_LIMIT", 8000)
+        committed(topic, plan(topic)[0])
     assert contents(topic) == sorted(latest.values())
 
 

@@ -26,6 +26,7 @@ from tests.format.batch_samples import (
     rows,
     sample,
 )
+from tests.format.plain_encoder import with_create_time
 
 VARINTS = [
     (0, "00"), (-1, "01"), (1, "02"), (-2, "03"), (63, "7e"), (-64, "7f"), (64, "8001"), (-65, "8101"), (127, "fe01"),
@@ -133,7 +134,7 @@ def test_log_append_time_rules() -> None:
     assert columns.timestamp_type.tolist() == [1, 1, 1, 0, 0, 0]
     given = decode_all(data, append_time=42)
     assert given.timestamp.tolist() == [42, 42, 42, *golden_columns().timestamp.tolist()]
-    raw = decode_all(data, raw_timestamps=True)
+    raw = decode(data, with_create_time(scan_headers(data)))
     assert raw.timestamp.tolist() == golden_columns().timestamp.tolist() * 2
 
 
@@ -284,7 +285,7 @@ def test_wrong_crc_is_corrupt_unless_told() -> None:
 
 def test_more_than_one_call_can_return_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_sample(900, "lz4", batch_bytes=4096).data
-    monkeypatch.setattr("sparklog.format.decode.CALL_LIMIT", 10_000)
+    monkeypatch.setattr("sparklog.format.payloads.CALL_LIMIT", 10_000)
     with pytest.raises(BadRequest, match="fewer batches"):
         decode_all(data)
 

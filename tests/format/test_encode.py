@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import crc32c
@@ -12,11 +11,12 @@ import pytest
 
 from sparklog.errors import BadRequest
 from sparklog.format.batch_scan import scan_headers
-from sparklog.format.decode import HEADERS_TYPE
-from sparklog.format.encode import EncodeOptions, encode, encode_batch, encode_partitions
+from sparklog.format.decode import HEADERS_TYPE, decode
+from sparklog.format.encode import EncodeOptions, encode, encode_partitions
 from sparklog.format.kernels.encode_kernels import varint_size, write_varint, zigzag
-from sparklog.format.record_batch import CODECS, HEADER_BYTES
+from sparklog.format.record_batch import HEADER_BYTES
 from tests.format.batch_samples import (
+    ALL,
     CODEC_NAMES,
     GOLDEN_BATCH,
     GOLDEN_HEADER,
@@ -27,6 +27,7 @@ from tests.format.batch_samples import (
     rows,
     sample,
 )
+from tests.format.plain_encoder import encode_batch
 from tests.format.test_decode import VARLONGS
 
 PLAIN = EncodeOptions("none")
@@ -44,17 +45,14 @@ def test_golden_bytes() -> None:
     assert encode_batch(golden_columns(), GOLDEN_HEADER) == GOLDEN_BATCH
 
 
-@pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_encode_batch_compresses_as_the_header_says(codec: str) -> None:
-    header = replace(GOLDEN_HEADER, attributes=CODECS.index(codec))
-    data = encode_batch(golden_columns(), header)
-    assert scan_headers(data).codec.tolist() == [CODECS.index(codec)]
-    assert rows(decode_all(data)) == rows(golden_columns())
-
-
-def test_encode_batch_checks_the_count() -> None:
-    with pytest.raises(BadRequest, match="counts 2 records, found 3"):
-        encode_batch(golden_columns(), replace(GOLDEN_HEADER, count=2))
+def test_batches_are_those_of_the_plain_encoder() -> None:
+    data = encode_sample(2000, "none").data
+    headers = scan_headers(data)
+    assert len(headers) > 5
+    for index in range(len(headers)):
+        one, header = decode(data, headers[index : index + 1], columns=ALL), headers.row(index)
+        position = int(headers.position[index])
+        assert encode_batch(one, header) == data[position : position + header.size]
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)

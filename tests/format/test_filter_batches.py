@@ -19,8 +19,7 @@ from sparklog.format import filter_batches as filter_module
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.control import end_txn_marker
 from sparklog.format.decode import HEADERS_TYPE, RecordColumns, decode
-from sparklog.format.encode import encode_batch
-from sparklog.format.filter_batches import Filtered, empty_batch, filter_batches
+from sparklog.format.filter_batches import Filtered, filter_batches
 from sparklog.format.payloads import payloads
 from sparklog.format.record_batch import (
     DELETE_HORIZON_BIT,
@@ -41,6 +40,7 @@ from tests.format.batch_samples import (
     encode_sample,
     rows,
 )
+from tests.format.plain_encoder import encode_batch, with_create_time
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def model(data: bytes, fates: list[Fate]) -> list[tuple[BatchHeader, bytes]]:
         if fate.drop or (not kept and not fate.empty):
             continue
         if not kept:
-            out.append(empty_batch(header))
+            attributes = header.attributes & 0x38
+            out.append(replace(header, attributes=attributes, base_timestamp=-1, count=0).pack())
         elif len(kept) == header.count and fate.horizon < 0:
             out.append(data[position : position + header.size])
         else:
@@ -148,7 +149,7 @@ def assert_as_modelled(data: bytes, fates: list[Fate]) -> Filtered:
 
 
 def all_rows(data: bytes) -> list[tuple[Any, ...]]:
-    return rows(decode(data, scan_headers(data), columns=ALL, raw_timestamps=True))
+    return rows(decode(data, with_create_time(scan_headers(data)), columns=ALL))
 
 
 GOLDEN_PRODUCER = replace(GOLDEN_HEADER, leader_epoch=4, producer_id=1000, producer_epoch=5, base_sequence=7)
@@ -172,16 +173,14 @@ def test_kafkas_bytes_of_an_emptied_batch() -> None:
         "00050000000700000000"
     )
     header = replace(GOLDEN_PRODUCER, leader_epoch=0, attributes=0x10)
-    assert empty_batch(header) == expected
-    assert empty_batch(replace(header, attributes=0x54)) == expected
     assert filtered(header.pack(GOLDEN_RECORDS), [Fate(frozenset(), empty=True)]).data.tobytes() == expected
     assert filtered(expected, [Fate(frozenset(), empty=True)]).data.tobytes() == expected
     assert not len(filtered(expected, [Fate(frozenset())]).data)
 
 
 def test_an_emptied_batch_keeps_its_kind() -> None:
-    header = replace(GOLDEN_HEADER, attributes=0x78 | 4, base_sequence=3)
-    found = scan_headers(empty_batch(header)).row(0)
+    header = replace(GOLDEN_HEADER, attributes=0x78, base_sequence=3)
+    found = filtered(header.pack(GOLDEN_RECORDS), [Fate(frozenset(), empty=True)]).headers.row(0)
     assert found == replace(header, attributes=0x38, base_timestamp=-1, count=0, size=61, crc=found.crc)
 
 
@@ -227,7 +226,7 @@ def test_log_append_time_is_every_records_time() -> None:
     after = found.headers.row(0)
     assert (after.base_timestamp, after.max_timestamp) == (START_MS + 9999, START_MS + 9999)
     assert found.min_ts.tolist() == [START_MS + 9999]
-    assert decode(found.data, found.headers, raw_timestamps=True).timestamp.tolist() == [START_MS + 9999] * 2
+    assert decode(found.data, with_create_time(found.headers)).timestamp.tolist() == [START_MS + 9999] * 2
 
 
 def test_what_is_dropped_is_dropped_whatever_is_kept() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.decode import decode
-from sparklog.format.encode import encode_batch
 from sparklog.format.record_batch import BatchHeaders
 from tests.fixture_data import expected_records
 from tests.format.batch_samples import ALL, rows
+from tests.format.plain_encoder import encode_batch, with_create_time
 
 NAMES = ("codecs", "timestamps", "segments", "transactions", "transactions-tv0", "preallocated-running")
 
@@ -60,11 +60,11 @@ def test_plain_batches_are_encoded_to_the_same_bytes(fixtures: Path) -> None:
     for path, data, headers in sound_batches(fixtures):
         if not len(headers):
             continue
-        columns = decode(data, headers, columns=ALL, raw_timestamps=True)
+        columns = decode(data, with_create_time(headers), columns=ALL)
         ends = np.cumsum(columns.batch_rows).tolist()
         for index in np.flatnonzero((headers.codec == 0) & ~headers.is_legacy).tolist():
             end, count = ends[index], int(columns.batch_rows[index])
-            one = decode(data, headers[index : index + 1], columns=ALL, raw_timestamps=True)
+            one = decode(data, with_create_time(headers[index : index + 1]), columns=ALL)
             position, size = int(headers.position[index]), int(headers.size[index])
             assert encode_batch(one, headers.row(index)) == data[position : position + size], f"{path} {position}"
             assert columns.offset[end - count : end].tolist() == one.offset.tolist()
@@ -78,11 +78,11 @@ def test_compressed_batches_keep_their_records_when_encoded_again(fixtures: Path
     batches = 0
     for _, data, headers in sound_batches(fixtures / "codecs"):
         for index in np.flatnonzero(headers.codec != 0).tolist():
-            one = decode(data, headers[index : index + 1], columns=ALL, raw_timestamps=True)
+            one = decode(data, with_create_time(headers[index : index + 1]), columns=ALL)
             again = encode_batch(one, headers.row(index))
             found = scan_headers(again)
             assert (found.attributes[0], found.count[0]) == (headers.attributes[index], headers.count[index])
-            assert rows(decode(again, found, columns=ALL, raw_timestamps=True)) == rows(one)
+            assert rows(decode(again, with_create_time(found), columns=ALL)) == rows(one)
             batches += 1
     assert batches > 50
 

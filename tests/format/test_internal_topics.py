@@ -26,15 +26,14 @@ from sparklog.format.coordinators.group_messages import (
     OffsetKey,
     OffsetValue,
     OtherKey,
-    UnknownKey,
 )
-from sparklog.format.coordinators.group_schemas import TYPES
+from sparklog.format.coordinators.message_definitions import UnknownKey, record_types
 from sparklog.format.coordinators.message_schema import (
     Field,
     Fields,
     Struct,
     Value,
-    decode_from,
+    decode_prefix,
     json_fields,
     json_text,
 )
@@ -43,12 +42,12 @@ from sparklog.format.coordinators.transaction_messages import (
     Status,
     TransactionKey,
     TransactionValue,
-    UnknownTransactionKey,
 )
 from sparklog.format.decode import decode
 from sparklog.format.encode import EncodeOptions, encode
 from tests.kafka_tools import KafkaTools
 
+TYPES = record_types(groups.GROUPS)
 FIXTURES = ("transactions", "transactions-tv0")
 
 
@@ -218,7 +217,7 @@ def test_malformed_records_are_refused() -> None:
 def test_keys_of_later_versions_are_told_apart() -> None:
     assert groups.decode_group_key(bytes.fromhex("0018 1234")) == UnknownKey(24)
     assert groups.decode_group_key(bytes.fromhex("0009 1234")) == UnknownKey(9)
-    assert transactions.decode_transaction_key(bytes.fromhex("0009 1234")) == UnknownTransactionKey(9)
+    assert transactions.decode_transaction_key(bytes.fromhex("0009 1234")) == UnknownKey(9)
 
 
 def test_what_cannot_be_written_is_refused() -> None:
@@ -249,7 +248,7 @@ def test_kafka_reads_every_type_and_version_alike(kafka_tools: KafkaTools, tmp_p
                 value_fields = _random_fields(kind.value, version, rng)
                 key = struct.pack(">h", number) + encode_message(kind.key, 0, key_fields)
                 value = struct.pack(">h", version) + encode_message(kind.value, version, value_fields)
-                read, end = decode_from(kind.value, version, value[2:])
+                read, end = decode_prefix(kind.value, version, value[2:])
                 assert (read, end) == (value_fields, len(value) - 2)
                 shown_key = {"type": str(number), "data": json_fields(kind.key, 0, key_fields)}
                 shown = {"version": str(version), "data": json_fields(kind.value, version, value_fields)}

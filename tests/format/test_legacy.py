@@ -22,6 +22,7 @@ from sparklog.format.record_batch import CODECS, MAGIC_POSITION, BatchHeader
 from sparklog.format.record_fields import record_fields
 from tests.format.batch_samples import ALL, GOLDEN_BATCH, START_MS, decode_all, rows
 from tests.format.old_messages import LOG_APPEND_TIME, Cell, message, messages, wrapper
+from tests.format.plain_encoder import with_create_time
 
 OLD_CODECS = ("gzip", "snappy", "lz4")
 Row = tuple[int, int, Cell, Cell]
@@ -117,7 +118,7 @@ def test_append_time_of_a_wrapper_is_that_of_its_records() -> None:
     data += message(9, None, b"d", timestamp=77, attributes=LOG_APPEND_TIME)
     assert [row[:2] for row in found(data)] == [(7, 99), (8, 99), (9, 77)]
     assert decode_all(data).timestamp_type.tolist() == [1, 1, 1]
-    raw = decode(data, scan_headers(data), raw_timestamps=True)
+    raw = decode(data, with_create_time(scan_headers(data)))
     assert raw.timestamp.tolist() == [5, 6, 77]
 
 
@@ -182,7 +183,7 @@ def test_what_looks_into_records_without_decoding_them_sees_the_same() -> None:
     headers = scan_headers(data)
     body = payloads(data, headers)
     fields = record_fields(body, headers)
-    columns = decode(data, headers, raw_timestamps=True)
+    columns = decode(data, with_create_time(headers))
     assert columns.key is not None
     assert columns.value is not None
     assert fields.offset.tolist() == columns.offset.tolist()

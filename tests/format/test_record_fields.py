@@ -31,6 +31,7 @@ from tests.format.batch_samples import (
     START_MS,
     encode_sample,
 )
+from tests.format.plain_encoder import with_create_time
 from tests.format.test_damage import damaged, samples
 
 
@@ -50,7 +51,7 @@ def assert_like_decode(data: bytes, headers: BatchHeaders) -> int:
     """All that the fields say is what the decoder finds; each record's bytes begin with their length. The number of
     records."""
     plain, fields = fields_of(data, headers)
-    columns = decode(data, headers, columns=ALL, raw_timestamps=True)
+    columns = decode(data, with_create_time(headers), columns=ALL)
     assert columns.key is not None
     assert columns.value is not None
     assert fields.offset.tolist() == columns.offset.tolist()

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.control import end_txn_marker, parse_control_record
-from sparklog.format.decode import HEADERS_TYPE, RecordColumns
-from sparklog.format.encode import EncodeOptions, encode, encode_batch, encode_partitions
+from sparklog.format.decode import HEADERS_TYPE, RecordColumns, decode
+from sparklog.format.encode import EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import BatchHeader
-from tests.format.batch_samples import CODEC_NAMES, decode_all, rows
+from tests.format.batch_samples import ALL, CODEC_NAMES, decode_all, rows
+from tests.format.plain_encoder import encode_batch, with_create_time
 
 CELL = st.none() | st.binary(max_size=40) | st.integers(60, 70).map(lambda n: b"x" * n) | st.just(b"y" * 9000)
 HEADERS = st.none() | st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=4)
@@ -85,7 +86,7 @@ def test_single_batches_with_gaps(
     batch = encode_batch(RecordColumns(offsets, times, key, value, headers), header)
     found = scan_headers(batch)
     assert found.next_offset.tolist() == [base + last + 1]
-    columns = decode_all(batch, raw_timestamps=True)
+    columns = decode(batch, with_create_time(found), columns=ALL)
     assert columns.offset.tolist() == offsets.tolist()
     assert [row[1:] for row in rows(columns)] == [row[1:] for row in as_read(records)]
     assert encode_batch(columns, found.row(0)) == batch

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import offset_index, time_index, transaction_index
-from sparklog.format.control import AbortMarker, fits, united
-from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from tests.fixture_data import expected_dump
 
 Batch = tuple[int, int, int]
@@ -284,13 +283,13 @@ def entries_of(*rows: Entry) -> AbortedTransactions:
 def test_an_index_is_believed_where_each_entry_has_its_marker(
     rows: list[tuple[int, int, int, int]], right: bool
 ) -> None:
-    assert fits(entries_of(*rows), MARKERS) == right
+    assert agrees(entries_of(*rows), MARKERS) == right
 
 
 def test_index_and_markers_are_united_by_marker() -> None:
-    found = united([entries_of((1, 5, 20, 7), (2, 16, 22, 8))], MARKERS)
+    found = unite([entries_of((1, 5, 20, 7), (2, 16, 22, 8))], MARKERS)
     assert found.first_offsets.tolist() == [5, 16, 25]
     assert found.last_offsets.tolist() == [20, 22, 30]
     assert found.last_stable_offsets.tolist() == [7, 8, 26]
-    assert united([], MARKERS).last_offsets.tolist() == [20, 30]
-    assert len(united([], [])) == 0
+    assert unite([], MARKERS).last_offsets.tolist() == [20, 30]
+    assert len(unite([], [])) == 0

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.decode import decode
-from sparklog.format.encode import EncodeOptions, encode, encode_batch, encode_partitions
+from sparklog.format.encode import EncodeOptions, encode, encode_partitions
 from sparklog.format.kernels import kernel_choice
 from sparklog.format.kernels.decode_kernels import read_varint, read_varlong
 from sparklog.format.kernels.encode_kernels import cell_size, varint_size, write_varint, zigzag
@@ -32,6 +32,7 @@ from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.record_fields import record_fields
 from tests.format import old_messages
 from tests.format.batch_samples import ALL, CODEC_NAMES
+from tests.format.plain_encoder import with_create_time
 from tests.format.test_damage import damaged, samples
 from tests.format.test_round_trips import OPTIONS, RECORDS, columns_of
 from tests.support.kernel_ways import both_ways, compiled, interpreted
@@ -75,7 +76,7 @@ def check(work: Callable[[], object]) -> object:
 def read_all(data: bytes, headers: BatchHeaders) -> list[object]:
     """Records in two ways of asking, and what readers of keys alone see."""
     columns = decode(data, headers, columns=ALL, check_crc=False)
-    shifted = decode(data, headers, columns=("value",), offset_shift=7, raw_timestamps=True, check_crc=False)
+    shifted = decode(data, with_create_time(headers), columns=("value",), offset_shift=7, check_crc=False)
     return [columns, shifted, record_fields(payloads(data, headers, check_crc=False), headers)]
 
 
@@ -105,12 +106,12 @@ def test_the_fixtures_are_read_and_written_alike(fixtures: Path, most: int) -> N
 
 
 def written_again(data: bytes, header: BatchHeaders) -> list[object]:
-    """The batch with its own header, and its records as a new slice."""
-    columns = decode(data, header, columns=ALL, raw_timestamps=True)
+    """The batch's records as a new slice."""
+    columns = decode(data, with_create_time(header), columns=ALL)
     times = np.maximum(columns.timestamp, -1)
     options = EncodeOptions("none", batch_bytes=300)
     new = encode(columns.key, columns.value, columns.headers, times, options=options)
-    return [encode_batch(columns, header.row(0)), new, murmur2(columns.key)]
+    return [new, murmur2(columns.key)]
 
 
 @settings(max_examples=120, deadline=None)

@@ -1,4 +1,4 @@
-"""`sparklog dump-log`: what `kafka-dump-log` prints of a file, and the same of sparklog's own files."""
+"""`sparklog dump-log`: files line by line, as `kafka-dump-log` prints them, and sparklog's files likewise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
     from sparklog.tools.inspection.dump import Line
-    from sparklog.tools.inspection.dump_decoders import Parser
+    from sparklog.tools.inspection.dump_decoders import Decoders
 
-HELP = """Print what files hold, as kafka-dump-log does.
+HELP = """Print the contents of files, as kafka-dump-log does.
 
-Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's own commits,
+Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's commits,
 decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A folder stands for all its files: a
-partition, a topic, a Kafka log directory. Without options one line per batch or entry. What does not agree between
-an index and its segment is said on stderr behind all files.
+partition, a topic, a Kafka log directory. Without options one line per batch or entry. Differences between an index
+and its segment are printed on stderr behind all files.
 """
 EXAMPLES = "\n".join(
     (
@@ -85,8 +85,9 @@ def dump_log(
     as_json: JsonOption = False,
 ) -> None:
     from sparklog.tools.inspection.dump import DumpOptions, dump
-    from sparklog.tools.inspection.dump_find import find
-    from sparklog.tools.inspection.dump_log import LogOptions
+    from sparklog.tools.inspection.dump_batches import LogOptions
+    from sparklog.tools.inspection.dump_index import IndexOptions
+    from sparklog.tools.inspection.dump_source import find
 
     if cluster_metadata_decoder or remote_log_metadata_decoder:
         raise BadRequest(
@@ -95,29 +96,29 @@ def dump_log(
     named = [*(paths or []), *(part for part in (files or "").split(",") if part)]
     if not named:
         raise typer.BadParameter("which file? Name files or folders, or give --files")
-    decoders = (offsets_decoder, transaction_log_decoder, share_group_state_decoder, key_decoder, value_decoder)
-    parser = _parser(*decoders)
-    contents = print_data_log or any(decoders)
-    log = LogOptions(deep_iteration or contents, contents, not skip_record_metadata, max_bytes, parser)
-    options = DumpOptions(log, verify_index_only, index_sanity_check, max_message_size, as_json)
-    _print(dump(find(named, root), options))
+    given = (offsets_decoder, transaction_log_decoder, share_group_state_decoder, key_decoder, value_decoder)
+    contents = print_data_log or any(given)
+    deep = deep_iteration or contents
+    log = LogOptions(deep, contents, not skip_record_metadata, max_bytes, _decoders(*given), as_json)
+    index = IndexOptions(index_sanity_check, verify_index_only, max_message_size)
+    _print(dump(find(named, root), DumpOptions(log, index)))
 
 
-def _parser(offsets: bool, transactions: bool, shares: bool, key: str | None, value: str | None) -> Parser:
-    """The first that is given, in the order of Kafka's tool."""
+def _decoders(offsets: bool, transactions: bool, shares: bool, key: str | None, value: str | None) -> Decoders:
+    """Return the first that is given, in the order of Kafka's tool."""
     from sparklog.tools.inspection import dump_decoders as decoders
 
     if offsets:
-        return decoders.group_parser()
+        return decoders.group_decoders()
     if transactions:
-        return decoders.transaction_parser()
+        return decoders.transaction_decoders()
     if shares:
-        return decoders.share_parser()
+        return decoders.share_decoders()
     return decoders.plain(key or "string", value or "string")
 
 
 def _print(lines: Iterable[Line]) -> None:
-    """Lines as UTF-8, whatever the terminal's encoding; those for stderr behind what came before them."""
+    """Write lines as UTF-8, whatever the terminal's encoding; those for stderr behind the lines before them."""
     chunk = list[str]()
 
     def flush() -> None:

@@ -1,7 +1,6 @@
-"""Records of Kafka's `__consumer_offsets`: what groups committed, and who their members are.
+"""Records of Kafka's `__consumer_offsets`: committed offsets of groups, and their members.
 
-A record's key is int16 type, then the key's fields; its value int16 version, then the value's fields (encodings:
-`message_schema`). No value (null): what the key names is gone. Keys are never flexible.
+`message_schema` has the encoding, `message_definitions` the schemas.
 
 | type | key                     | value and its versions                                                             |
 |-----:|-------------------------|------------------------------------------------------------------------------------|
@@ -24,17 +23,15 @@ for an expiry of its own):
 | expireTimestamp | int64  | 1 only; -1: offsets.retention.minutes decides                                    |
 | topicId         | uuid   | from 4, tagged 0                                                                 |
 
-The types 0 to 2 are what sparklog itself works with and have classes; the others are printed by `dump-log` and are
-plain fields under Kafka's names. Schemas are those of the message definitions of Kafka 4.1.0.
+The types 0 to 2 have classes. The others are plain fields under Kafka's names.
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.coordinators.group_schemas import GROUP_METADATA, OFFSET_COMMIT, OFFSET_COMMIT_LEGACY, TYPES
+from sparklog.format.coordinators.message_definitions import UnknownKey, record_types
 from sparklog.format.coordinators.message_schema import (
     NO_UUID,
     Fields,
@@ -42,22 +39,28 @@ from sparklog.format.coordinators.message_schema import (
     Value,
     binary,
     decode,
+    decode_value,
     elements,
     encode,
+    encode_versioned,
     number,
     optional_text,
+    split_version,
     text,
 )
 
+GROUPS = "groups"
+"""The folder of these records' definitions."""
+OFFSET_COMMIT_LEGACY = 0
+OFFSET_COMMIT = 1
+GROUP_METADATA = 2
 CONSUMER_PROTOCOL = "consumer"
 """The protocol type of a group of consumers; its members' subscriptions and assignments are then messages, too."""
-
-_VERSION = struct.Struct(">h")
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetKey:
-    """Whose committed offset: type 1 (0 as Kafka wrote it before 0.9)."""
+    """The key of a committed offset: type 1 (0 as Kafka wrote it before 0.9)."""
 
     group: str
     topic: str
@@ -66,8 +69,9 @@ class OffsetKey:
 
 @dataclass(frozen=True, slots=True)
 class OffsetValue:
-    """A committed offset: the next one to read. Times in ms. `leader_epoch` None: not known; `expire_timestamp` None:
-    the broker's retention decides; `topic_id` None: not written.
+    """A committed offset: the next one to read. Times in ms.
+
+    None stands for an unknown `leader_epoch`, an `expire_timestamp` left to the broker's retention, no `topic_id`.
     """
 
     offset: int
@@ -101,8 +105,9 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupValue:
-    """A classic group's state. Without members it is empty: `protocol` and `leader` None. `state_timestamp`: when it
-    became so, ms, None: not written.
+    """A classic group's state; `state_timestamp`: when the group came into it, ms, None: not written.
+
+    An empty group has neither members nor `protocol` and `leader`.
     """
 
     protocol_type: str
@@ -115,30 +120,24 @@ class GroupValue:
 
 @dataclass(frozen=True, slots=True)
 class OtherKey:
-    """A key of the types 3 to 23, its fields under Kafka's names (`TYPES`)."""
+    """A key of the types 3 to 23, its fields under Kafka's names."""
 
     type: int
     fields: Fields
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownKey:
-    """A key of a type that Kafka 4.1 does not know: a later Kafka's, to be passed over as Kafka does."""
-
-    type: int
 
 
 AnyKey = OffsetKey | GroupKey | OtherKey | UnknownKey
 
 
 def decode_group_key(key: bytes | None) -> AnyKey:
-    """The key of a record of `__consumer_offsets`. `Corrupt` if there is none or its bytes are not as its type says."""
+    """Return the key of a record of `__consumer_offsets`. `Corrupt` if it is missing or malformed."""
     if key is None:
         raise Corrupt("a record of __consumer_offsets has a key, this one has none")
-    kind, body = _split(key, "key")
-    if kind not in TYPES:
+    kind, body = split_version(key, "key")
+    types = record_types(GROUPS)
+    if kind not in types:
         return UnknownKey(kind)
-    fields = decode(TYPES[kind].key, 0, body)
+    fields = decode(types[kind].key, 0, body)
     if kind in (OFFSET_COMMIT_LEGACY, OFFSET_COMMIT):
         return OffsetKey(text(fields["group"]), text(fields["topic"]), number(fields["partition"]))
     if kind == GROUP_METADATA:
@@ -147,10 +146,11 @@ def decode_group_key(key: bytes | None) -> AnyKey:
 
 
 def decode_offset_value(value: bytes | None) -> OffsetValue | None:
-    """The value of an `OffsetKey`'s record, None for a tombstone. `Corrupt` if it is malformed or of an unknown
-    version.
+    """Return the value of an `OffsetKey`'s record, None for a tombstone.
+
+    `Corrupt` if it is malformed or of an unknown version.
     """
-    fields = _decode_value(TYPES[OFFSET_COMMIT].value, value)
+    fields = decode_value(_value(OFFSET_COMMIT), value)
     if fields is None:
         return None
     epoch, expiry, topic_id = (fields[name] for name in ("leaderEpoch", "expireTimestamp", "topicId"))
@@ -165,8 +165,8 @@ def decode_offset_value(value: bytes | None) -> OffsetValue | None:
 
 
 def decode_group_value(value: bytes | None) -> GroupValue | None:
-    """The value of a `GroupKey`'s record, None for a tombstone. `Corrupt` as above."""
-    fields = _decode_value(TYPES[GROUP_METADATA].value, value)
+    """Return the value of a `GroupKey`'s record, None for a tombstone. `Corrupt` as above."""
+    fields = decode_value(_value(GROUP_METADATA), value)
     if fields is None:
         return None
     since = fields["currentStateTimestamp"]
@@ -181,28 +181,27 @@ def decode_group_value(value: bytes | None) -> GroupValue | None:
 
 
 def decode_other_value(key: OtherKey, value: bytes | None) -> Fields | None:
-    """The fields of an `OtherKey`'s value, None for a tombstone. `Corrupt` as above."""
-    return _decode_value(TYPES[key.type].value, value)
+    """Return the fields of an `OtherKey`'s value, None for a tombstone. `Corrupt` as above."""
+    return decode_value(_value(key.type), value)
 
 
 def encode_offset_key(key: OffsetKey) -> bytes:
-    """Type 1."""
     fields: Fields = {"group": key.group, "topic": key.topic, "partition": key.partition}
-    return _VERSION.pack(OFFSET_COMMIT) + encode(TYPES[OFFSET_COMMIT].key, 0, fields)
+    return _encode_key(OFFSET_COMMIT, fields)
 
 
 def encode_group_key(key: GroupKey) -> bytes:
-    """Type 2."""
-    return _VERSION.pack(GROUP_METADATA) + encode(TYPES[GROUP_METADATA].key, 0, {"group": key.group})
+    return _encode_key(GROUP_METADATA, {"group": key.group})
 
 
 def encode_offset_value(value: OffsetValue, *, version: int | None = None) -> bytes:
-    """In version 3, or 1 with an expiry (as Kafka up to 4.0 writes them and all later read them); `version` chooses
-    another of 0 to 4. What a version has no place for is left out, as by Kafka.
+    """Return a committed offset's bytes in a version, 0 to 4. Fields that a version lacks are left out, as by Kafka.
+
+    Without `version` it is 3, or 1 with an expiry: Kafka up to 4.0 writes these, and every later one reads them.
     """
     if version is None:
         version = 3 if value.expire_timestamp is None else 1
-    if not 0 <= version <= TYPES[OFFSET_COMMIT].value.highest:
+    if not 0 <= version <= _value(OFFSET_COMMIT).highest:
         raise BadRequest(f"a committed offset has the versions 0 to 4, not {version}")
     fields: Fields = {
         "offset": value.offset,
@@ -212,11 +211,11 @@ def encode_offset_value(value: OffsetValue, *, version: int | None = None) -> by
         "expireTimestamp": -1 if value.expire_timestamp is None else value.expire_timestamp,
         "topicId": NO_UUID if value.topic_id is None else value.topic_id,
     }
-    return _VERSION.pack(version) + encode(TYPES[OFFSET_COMMIT].value, version, fields)
+    return encode_versioned(_value(OFFSET_COMMIT), version, fields)
 
 
 def encode_group_value(value: GroupValue, *, version: int = 3) -> bytes:
-    """In version 3 (Kafka 2.3 and later) or 4."""
+    """Return a classic group's state in version 3 (Kafka 2.3 and later) or 4."""
     if version not in (3, 4):
         raise BadRequest(f"a group's state is written in version 3 or 4, not {version}")
     members: list[Value] = [
@@ -240,22 +239,16 @@ def encode_group_value(value: GroupValue, *, version: int = 3) -> bytes:
         "currentStateTimestamp": -1 if value.state_timestamp is None else value.state_timestamp,
         "members": members,
     }
-    return _VERSION.pack(version) + encode(TYPES[GROUP_METADATA].value, version, fields)
+    return encode_versioned(_value(GROUP_METADATA), version, fields)
 
 
-def _decode_value(message: Struct, value: bytes | None) -> Fields | None:
-    if value is None:
-        return None
-    version, body = _split(value, "value")
-    if not 0 <= version <= message.highest:
-        raise Corrupt(f"expected a {message.name} of version 0 to {message.highest}, found {version}")
-    return decode(message, version, body)
+def _value(kind: int) -> Struct:
+    return record_types(GROUPS)[kind].value
 
 
-def _split(data: bytes, what: str) -> tuple[int, bytes]:
-    if len(data) < _VERSION.size:
-        raise Corrupt(f"a record's {what} begins with 2 bytes of version, found {data.hex() or 'none'}")
-    return int(_VERSION.unpack_from(data)[0]), data[_VERSION.size :]
+def _encode_key(kind: int, fields: Fields) -> bytes:
+    # The int16 before a key's fields is its type; fields are those of version 0.
+    return kind.to_bytes(2, "big") + encode(record_types(GROUPS)[kind].key, 0, fields)
 
 
 def _member(fields: Fields) -> GroupMember:

@@ -1,7 +1,7 @@
-"""Messages of Kafka's own protocol: fields described once, read and written by any version of them.
+"""Messages of Kafka's protocol: bytes to fields and back, in any version of a schema.
 
-Kafka describes what it stores in its internal topics (and sends over the wire) by schemas; so do `group_messages`,
-`transaction_messages` and others here. The encoding of one version of a message:
+Kafka describes by schemas what it stores in its internal topics (see `message_definitions`). The encoding of one
+version of a message:
 
 | type           | bytes                                                             | in a flexible version         |
 |----------------|-------------------------------------------------------------------|-------------------------------|
@@ -15,11 +15,13 @@ Kafka describes what it stores in its internal topics (and sends over the wire) 
 
 Tagged fields: uvarint count, then of each field uvarint tag, uvarint size and the value; fields at their default are
 left out, unknown ones are skipped. A uvarint has 7 bits per byte, lowest first, at most 5 bytes. A nullable struct in
-a tagged field begins with a uvarint (0 null, 1 there) instead of the int8. A version above the known ones is read as
-the highest known, as clients read each other's subscriptions; who reads records checks their version first.
+a tagged field begins with a uvarint (0 null, 1 present) instead of the int8. A version above the known ones is read as
+the highest known, as clients read each other's subscriptions; a record of such a version is refused.
 
-Texts of errors are Kafka's where it has any, so that `dump-log` can print them. Pure Python, for messages by the
-thousand, not for records by the million.
+A coordinator's record has a key of int16 type and the key's fields, and a value of int16 version and the value's
+fields. Keys are never flexible. No value (null) is a tombstone.
+
+Pure Python: these are messages by the thousand, not records by the million.
 """
 
 from __future__ import annotations
@@ -39,21 +41,22 @@ Value: TypeAlias = "int | str | bytes | list[Value] | dict[str, Value] | None"
 Fields: TypeAlias = dict[str, Value]
 """A message or struct by Kafka's names of its fields, those that a version lacks at their defaults."""
 
-ENDS_EARLY = "the bytes end within a field"
-"""What `decode` says where Kafka has no text (it prints "null")."""
 NO_UUID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 _INTEGERS = {
     name: struct.Struct(code)
     for name, code in {"int8": ">b", "int16": ">h", "uint16": ">H", "int32": ">i", "int64": ">q"}.items()
 }
+_VERSION = _INTEGERS["int16"]
 _LONGEST_STRING = 0x7FFF
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field: `kind` is a name of the module's table or a struct; in versions `since` to `until` (None: all later
-    ones). `tag`: it is a tagged field of the flexible versions among these.
+    """A field of the versions `since` to `until` (None: all later ones).
+
+    * `kind`: a type of the module's table, or a struct
+    * `tag`: the number of a tagged field; None for all others
     """
 
     name: str
@@ -69,7 +72,7 @@ class Field:
         return version >= self.since and (self.until is None or version <= self.until)
 
     def initial(self) -> Value:
-        """What the field is where no bytes say it."""
+        """Return the field's value where the bytes have none."""
         if self.default is not None or (self.nullable and self.tag is None):
             return self.default
         if self.array:
@@ -82,9 +85,10 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """A message or a part of one: fields in order; `flexible`: the first flexible version, None if there is none.
+    """A message or a part of one, its fields in order.
 
-    `highest`: the highest version Kafka 4.1 knows.
+    * `highest`: the highest version that Kafka 4.1 knows
+    * `flexible`: the first flexible version, None without one
     """
 
     name: str
@@ -93,24 +97,47 @@ class Struct:
     flexible: int | None = None
 
 
+def split_version(data: bytes, part: str) -> tuple[int, bytes]:
+    """Return the int16 that a record's key or value begins with, and the bytes behind it."""
+    if len(data) < _VERSION.size:
+        raise Corrupt(f"a record's {part} begins with 2 bytes of version, found {data.hex() or 'none'}")
+    return int(_VERSION.unpack_from(data)[0]), data[_VERSION.size :]
+
+
+def decode_value(message: Struct, value: bytes | None) -> Fields | None:
+    """Return the fields of a record's value, None for a tombstone. `Corrupt` for an unknown version, or as `decode`."""
+    if value is None:
+        return None
+    version, body = split_version(value, "value")
+    if not 0 <= version <= message.highest:
+        raise Corrupt(f"expected a {message.name} of version 0 to {message.highest}, found {version}")
+    return decode(message, version, body)
+
+
 def decode(message: Struct, version: int, data: bytes) -> Fields:
-    """The fields of a message's bytes, which follow its version number; bytes behind the message are `Corrupt`, as is
-    whatever is not as the schema says.
+    """Return the fields of a message's bytes, which follow its version number.
+
+    `Corrupt` where the bytes do not fit the schema, and for bytes behind the message.
     """
-    fields, end = decode_from(message, version, data)
+    fields, end = decode_prefix(message, version, data)
     if end != len(data):
         raise Corrupt(f"{message.name} version {version} ends after {end} bytes, found {len(data)}")
     return fields
 
 
-def decode_from(message: Struct, version: int, data: bytes) -> tuple[Fields, int]:
-    """The same, leniently: the fields, and how many bytes they took."""
+def decode_prefix(message: Struct, version: int, data: bytes) -> tuple[Fields, int]:
+    """Return the same where bytes may follow the message, and how many bytes the message has."""
     reader = _Reader(data)
     return reader.struct(message, version, _is_flexible(message, version)), reader.position
 
 
+def encode_versioned(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
+    """Return int16 version and the message's bytes."""
+    return _VERSION.pack(version) + encode(message, version, values)
+
+
 def encode(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
-    """A message's bytes in a version, without the version's number. Fields that are not given are at their defaults.
+    """Return a message's bytes in a version, without the version's number. Fields not given are at their defaults.
 
     `BadRequest` for a field that the message does not have, a null where none may be and a number out of range.
     """
@@ -120,7 +147,7 @@ def encode(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
 
 
 def json_fields(message: Struct, version: int, fields: Mapping[str, Value]) -> Fields:
-    """What Kafka's tools print of a message in a version: its fields in order, tagged ones unless at their default,
+    """Return a message as Kafka's tools print it: fields in order, without tagged ones at their default, and with
     bytes as base64.
     """
     shown: Fields = {}
@@ -132,8 +159,8 @@ def json_fields(message: Struct, version: int, fields: Mapping[str, Value]) -> F
 
 
 def json_text(value: Value) -> str:
-    """JSON as Kafka's tools write it (Jackson): no spaces, nothing escaped but quotes, backslashes and what lies below
-    U+0020.
+    """Return JSON as Kafka's tools write it (Jackson): without spaces, only quotes, backslashes and control
+    characters escaped.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if "\\u00" in text:
@@ -199,7 +226,7 @@ class _Reader:
             return _null(field.nullable, field.name)
         left = len(self.data) - self.position
         if count > left:
-            raise Corrupt(f"Tried to allocate a collection of size {count}, but there are only {left} bytes remaining.")
+            raise Corrupt(f"field {field.name} announces {count} elements, but only {left} bytes are left")
         name = f"{field.name} element"
         if isinstance(field.kind, Struct):
             return [self.struct(field.kind, version, flexible) for _ in range(count)]
@@ -214,8 +241,6 @@ class _Reader:
         if kind in _INTEGERS:
             return self.integer(kind)
         if kind == "uuid":
-            if len(self.data) - self.position < 16:
-                raise Corrupt(ENDS_EARLY)
             return base64.urlsafe_b64encode(self.take(16))[:22].decode("ascii")
         text = kind == "string"
         length = self.uvarint() - 1 if flexible else self.integer("int16" if text else "int32")
@@ -224,51 +249,35 @@ class _Reader:
         if not text:
             return self.take(length)
         if length > _LONGEST_STRING:
-            raise Corrupt(f"string field {name} had invalid length {length}")
+            raise Corrupt(f"field {name} announces {length} bytes of text: at most {_LONGEST_STRING} are allowed")
         return java_text(self.take(length))
 
     def integer(self, kind: str) -> int:
         form = _INTEGERS[kind]
-        end = self.position + form.size
-        if end > len(self.data):
-            raise Corrupt(ENDS_EARLY)
-        value: int = form.unpack_from(self.data, self.position)[0]
-        self.position = end
+        value: int = form.unpack(self.take(form.size))[0]
         return value
 
     def take(self, length: int) -> bytes:
         left = len(self.data) - self.position
         if length > left:
-            raise Corrupt(f"Error reading byte array of {length} byte(s): only {left} byte(s) available")
-        if length < 0:
-            raise Corrupt(str(length))
+            raise Corrupt(f"a field of {length} bytes begins where only {left} are left")
         self.position += length
         return self.data[self.position - length : self.position]
 
     def uvarint(self) -> int:
         value = 0
         for shift in range(0, 35, 7):
-            if self.position >= len(self.data):
-                raise Corrupt(ENDS_EARLY)
-            byte = self.data[self.position]
-            self.position += 1
+            byte = self.take(1)[0]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return _signed(value)
-        shown = f"{value & 0xFFFFFFFF:x}"
-        raise Corrupt(f"Varint is too long, the most significant bit in the 5th byte is set, converted value: {shown}")
+                return value
+        raise Corrupt("a number of variable length has more than 5 bytes")
 
 
 def _null(allowed: bool, name: str) -> Value:
     if not allowed:
-        raise Corrupt(f"non-nullable field {name} was serialized as null")
+        raise Corrupt(f"field {name} is null, and must not be")
     return None
-
-
-def _signed(value: int) -> int:
-    """As Java's int holds it."""
-    value &= 0xFFFFFFFF
-    return value - (1 << 32) if value >> 31 else value
 
 
 def _write_struct(out: bytearray, message: Struct, version: int, flexible: bool, values: Mapping[str, Value]) -> None:
@@ -313,8 +322,8 @@ def _write_value(out: bytearray, field: Field, version: int, flexible: bool, val
     kind = field.kind
     if isinstance(kind, Struct):
         if field.nullable:
-            there = isinstance(value, dict)
-            out += bytes((there,)) if field.tag is not None else (b"\x01" if there else b"\xff")
+            present = isinstance(value, dict)
+            out += bytes((present,)) if field.tag is not None else (b"\x01" if present else b"\xff")
         if isinstance(value, dict):
             _write_struct(out, kind, version, flexible, value)
             return
@@ -327,7 +336,7 @@ def _write_value(out: bytearray, field: Field, version: int, flexible: bool, val
             raise BadRequest(f"field {field.name} takes an {kind}, not {value}") from None
         return
     elif kind == "uuid" and isinstance(value, str):
-        out += uuid_bytes(value)
+        out += _uuid_bytes(value)
         return
     elif kind in ("string", "bytes"):
         data = value.encode("utf-8", "replace") if isinstance(value, str) and kind == "string" else value
@@ -343,8 +352,7 @@ def _write_value(out: bytearray, field: Field, version: int, flexible: bool, val
     raise BadRequest(f"field {field.name} takes a value of type {name}, not {value!r}")
 
 
-def uuid_bytes(text: str) -> bytes:
-    """The 16 bytes of a UUID as Kafka prints it. `BadRequest` for other text."""
+def _uuid_bytes(text: str) -> bytes:
     try:
         data = base64.urlsafe_b64decode(text + "==")
     except (ValueError, binascii.Error):
@@ -368,28 +376,28 @@ def _uvarint(value: int) -> bytes:
 
 
 def text(value: Value) -> str:
-    """A field's value that the schema says is text."""
+    """Return a field's value that the schema makes text."""
     assert isinstance(value, str)
     return value
 
 
 def optional_text(value: Value) -> str | None:
-    """The same, or null."""
+    """Return a field's value that the schema makes text or null."""
     return None if value is None else text(value)
 
 
 def number(value: Value) -> int:
-    """A field's value that the schema says is an integer."""
+    """Return a field's value that the schema makes an integer."""
     assert isinstance(value, int)
     return value
 
 
 def binary(value: Value) -> bytes:
-    """A field's value that the schema says is bytes."""
+    """Return a field's value that the schema makes bytes."""
     assert isinstance(value, bytes)
     return value
 
 
 def elements(value: Value) -> list[Fields]:
-    """A field's value that the schema says is an array of structs; null: none."""
+    """Return a field's value that the schema makes an array of structs; for null an empty list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -1,7 +1,7 @@
 """Records of Kafka's `__transaction_state`: the newest state of every transactional id.
 
-The key is int16 0, then the transactional id (string). The value is int16 version, then (encodings:
-`message_schema`; version 1, flexible, from transaction.version 1 on):
+The key is int16 0, then the transactional id (string). The value is int16 version, then the fields below (encoding:
+`message_schema`). Version 1, a flexible one, is written from transaction.version 1 on.
 
 | field                            | type   | meaning                                                               |
 |----------------------------------|--------|-----------------------------------------------------------------------|
@@ -22,54 +22,30 @@ No value (null): the transactional id expired. Tagged fields exist from version 
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.coordinators.message_definitions import RecordType, UnknownKey, record_types
 from sparklog.format.coordinators.message_schema import (
-    Field,
     Fields,
-    Struct,
     Value,
     decode,
+    decode_value,
     elements,
-    encode,
+    encode_versioned,
     number,
+    split_version,
     text,
 )
 
+TRANSACTIONS = "transactions"
+"""The folder of these records' definitions."""
 TRANSACTION_LOG = 0
-KEY = Struct("TransactionLogKey", (Field("transactionalId", "string"),))
-VALUE = Struct(
-    "TransactionLogValue",
-    (
-        Field("producerId", "int64"),
-        Field("previousProducerId", "int64", since=1, tag=0, default=-1),
-        Field("nextProducerId", "int64", since=1, tag=1, default=-1),
-        Field("producerEpoch", "int16"),
-        Field("nextProducerEpoch", "int16", since=1, tag=3, default=-1),
-        Field("transactionTimeoutMs", "int32"),
-        Field("transactionStatus", "int8"),
-        Field(
-            "transactionPartitions",
-            Struct("PartitionsSchema", (Field("topic", "string"), Field("partitionIds", "int32", array=True))),
-            array=True,
-            nullable=True,
-        ),
-        Field("transactionLastUpdateTimestampMs", "int64"),
-        Field("transactionStartTimestampMs", "int64"),
-        Field("clientTransactionVersion", "int16", since=1, tag=2),
-    ),
-    highest=1,
-    flexible=1,
-)
-
-_VERSION = struct.Struct(">h")
 
 
 class Status(IntEnum):
-    """What a transactional id is doing."""
+    """State of a transactional id."""
 
     EMPTY = 0
     ONGOING = 1
@@ -83,16 +59,9 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TransactionKey:
-    """Whose state."""
+    """The key of a transactional id's state."""
 
     transactional_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownTransactionKey:
-    """A key of a type that Kafka 4.1 does not know: a later Kafka's, to be passed over as Kafka does."""
-
-    type: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +84,24 @@ class TransactionValue:
     client_version: int = 0
 
 
-def decode_transaction_key(key: bytes | None) -> TransactionKey | UnknownTransactionKey:
-    """The key of a record of `__transaction_state`. `Corrupt` if there is none or it is malformed."""
+def decode_transaction_key(key: bytes | None) -> TransactionKey | UnknownKey:
+    """Return the key of a record of `__transaction_state`. `Corrupt` if it is missing or malformed."""
     if key is None:
         raise Corrupt("a record of __transaction_state has a key, this one has none")
-    kind, body = _split(key, "key")
+    kind, body = split_version(key, "key")
     if kind != TRANSACTION_LOG:
-        return UnknownTransactionKey(kind)
-    return TransactionKey(text(decode(KEY, 0, body)["transactionalId"]))
+        return UnknownKey(kind)
+    return TransactionKey(text(decode(_schemas().key, 0, body)["transactionalId"]))
 
 
 def decode_transaction_value(value: bytes | None) -> TransactionValue | None:
-    """The value of such a record, None for a tombstone. `Corrupt` if it is malformed, of an unknown version or of an
-    unknown status.
+    """Return the value of such a record, None for a tombstone.
+
+    `Corrupt` if it is malformed, of an unknown version or of an unknown status.
     """
-    if value is None:
+    fields = decode_value(_schemas().value, value)
+    if fields is None:
         return None
-    version, body = _split(value, "value")
-    if not 0 <= version <= VALUE.highest:
-        raise Corrupt(f"expected a {VALUE.name} of version 0 to {VALUE.highest}, found {version}")
-    fields = decode(VALUE, version, body)
     status = number(fields["transactionStatus"])
     if status not in Status.__members__.values():
         raise Corrupt(f"expected a transaction's status of 0 to {max(Status)}, found {status}")
@@ -155,14 +122,15 @@ def decode_transaction_value(value: bytes | None) -> TransactionValue | None:
 
 
 def encode_transaction_key(key: TransactionKey) -> bytes:
-    """The key's bytes."""
-    return _VERSION.pack(TRANSACTION_LOG) + encode(KEY, 0, {"transactionalId": key.transactional_id})
+    # The only type has the number 0, and its key's only version, too.
+    return encode_versioned(_schemas().key, TRANSACTION_LOG, {"transactionalId": key.transactional_id})
 
 
 def encode_transaction_value(value: TransactionValue, *, version: int = 0) -> bytes:
-    """In version 0, which every Kafka reads and which has no tagged fields, or 1. `BadRequest` for another."""
-    if not 0 <= version <= VALUE.highest:
-        raise BadRequest(f"a transactional id's state has the versions 0 to {VALUE.highest}, not {version}")
+    """Return a state's bytes in version 0, which every Kafka reads and which has no tagged fields, or 1."""
+    schema = _schemas().value
+    if not 0 <= version <= schema.highest:
+        raise BadRequest(f"a transactional id's state has the versions 0 to {schema.highest}, not {version}")
     topics: dict[str, list[Value]] = {}
     for topic, partition in value.partitions or ():
         topics.setdefault(topic, []).append(partition)
@@ -180,7 +148,11 @@ def encode_transaction_value(value: TransactionValue, *, version: int = 0) -> by
         "transactionStartTimestampMs": -1 if value.start_ms is None else value.start_ms,
         "clientTransactionVersion": value.client_version,
     }
-    return _VERSION.pack(version) + encode(VALUE, version, fields)
+    return encode_versioned(schema, version, fields)
+
+
+def _schemas() -> RecordType:
+    return record_types(TRANSACTIONS)[TRANSACTION_LOG]
 
 
 def _partitions(value: Value) -> tuple[tuple[str, int], ...] | None:
@@ -191,9 +163,3 @@ def _partitions(value: Value) -> tuple[tuple[str, int], ...] | None:
         for each in elements(value)
         for partition in (each["partitionIds"] if isinstance(each["partitionIds"], list) else ())
     )
-
-
-def _split(data: bytes, what: str) -> tuple[int, bytes]:
-    if len(data) < _VERSION.size:
-        raise Corrupt(f"a record's {what} begins with 2 bytes of version, found {data.hex() or 'none'}")
-    return int(_VERSION.unpack_from(data)[0]), data[_VERSION.size :]

@@ -188,11 +188,11 @@ def fail(state: Any, row: int, code: int) -> int:
 
 
 @helper
-def begin(lanes: Any, batches: Any, lane: int, batch: int, at: int, base: int, time: int) -> None:
+def begin(lanes: Any, batches: Any, lane: int, batch: int, at: int, time: int) -> None:
     """Note where a lane's new batch begins, and its base time."""
-    lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START], lanes[lane, LANE_BASE] = batch, at, base
-    lanes[lane, LANE_MAX_TIME] = time
-    batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, at, base
+    lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START] = batch, at
+    lanes[lane, LANE_BASE], lanes[lane, LANE_MAX_TIME] = time, time
+    batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, at, time
 
 
 @helper
@@ -244,20 +244,20 @@ def measure(
 
 @kernel(
     INT(
-        INT64_IN, INT64_IN, INT, INT64_IN, TABLE, INT, INT, INT, INT64_IN,
+        INT64_IN, INT64_IN, INT, INT64_IN, TABLE, INT,
         BYTES, TABLE, TABLE, INT64,
     )
 )  # fmt: skip
 def encode_records(
-    order: Any, lane_of: Any, rows: int, times: Any, columns: Any, target: int, given_base: int, base_time: int,
-    deltas: Any, out: Any, lanes: Any, batches: Any, state: Any,
+    order: Any, lane_of: Any, rows: int, times: Any, columns: Any, target: int, out: Any, lanes: Any, batches: Any,
+    state: Any,
 ) -> int:  # fmt: skip
     """Write the rows as batches of at most `target` bytes (a larger record has its own batch) into their lanes'
     regions.
 
-    A batch's base time is its first record's, unless `given_base` (then `base_time`). `deltas`: offset deltas of the
-    rows; empty: counted from 0 in each batch. `lanes[:, LANE_AT]` must be preset to where each region begins, and
-    `LANE_BATCH` to -1; `batches` receives a row for each batch in order of their beginning.
+    A batch's base time is its first record's; offset deltas count from 0 in each batch. `lanes[:, LANE_AT]` must be
+    preset to where each region begins, and `LANE_BATCH` to -1; `batches` receives a row for each batch in order of
+    their beginning.
     """
     out_at, times_at = address(out), address(times)
     order_at = address(order) if len(order) else 0
@@ -286,25 +286,23 @@ def encode_records(
         fixed = 1 + cell_size(key_length) + cell_size(value_length) + varint_size(zigzag(headers)) + headers_bytes
         batch, count, at = lanes[lane, LANE_BATCH], lanes[lane, LANE_COUNT], lanes[lane, LANE_AT]
         base = lanes[lane, LANE_BASE]
-        delta = deltas[i] if len(deltas) else count
-        size = fixed + varint_size(zigzag(time - base)) + varint_size(zigzag(delta))
+        size = fixed + varint_size(zigzag(time - base)) + varint_size(zigzag(count))
         if batch < 0 or (count > 0 and at - lanes[lane, LANE_BATCH_START] + varint_size(zigzag(size)) + size > target):
             if batch >= 0:
                 close(lanes, batches, lane, batch)
             batch = used
             used += 1
-            base = base_time if given_base else time
-            begin(lanes, batches, lane, batch, at, base, time)
+            base = time
+            begin(lanes, batches, lane, batch, at, time)
             at += HEADER_BYTES
             count = 0
-            delta = deltas[i] if len(deltas) else 0
-            size = fixed + varint_size(zigzag(time - base)) + varint_size(zigzag(delta))
+            size = fixed + 2  # Both deltas are 0.
         lanes[lane, LANE_MAX_TIME] = max(lanes[lane, LANE_MAX_TIME], time)
         lanes[lane, LANE_COUNT] = count + 1
         to = write_varint(out_at + at, zigzag(size))
         store_u8(to, 0)
         to = write_varint(to + 1, zigzag(time - base))
-        to = write_varint(to, zigzag(delta))
+        to = write_varint(to, zigzag(count))
         to = write_bytes(to, key_from, key_length, k_end)
         to = write_bytes(to, value_from, value_length, v_end)
         to = write_varint(to, zigzag(headers))

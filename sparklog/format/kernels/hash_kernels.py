@@ -1,36 +1,116 @@
-"""Kernel for Kafka's murmur2 over the cells of a binary column."""
+"""Kernels for CRC-32C, murmur2 and SipHash.
+
+**CRC-32Cs** are joined, or follow a change of eight bytes, without the bytes. With CRCs as polynomials over GF(2) in
+reflected form, crc(A + B) = crc(A) * x^(8 len(B)) mod P, plus crc(B): the method of zlib's `crc32_combine`, with
+Castagnoli's polynomial. For runs of one length, crc(A xor D) = crc(A) plus D * x^32 mod P, where initial and final
+inversion cancel out.
+
+**murmur2** is Kafka's, over the cells of a binary column: int64 arithmetic, masked to 32 bits.
+
+**SipHash-2-4** gives 128 bits for each run of bytes. Words are int64: additions wrap as unsigned ones do, and a
+rotation masks off the sign that the shift drags in. Bounds: each run is checked against the data before it is read; its
+last word is loaded byte by byte only where eight bytes would reach behind the data.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from sparklog.format.kernels.encode_kernels import cell
 from sparklog.format.kernels.kernel_choice import kernel
 from sparklog.format.kernels.kernel_memory import (
+    BYTES_IN,
     INT,
     INT32,
+    INT32_IN,
+    INT64,
     INT64_IN,
     VOID,
     address,
     helper,
+    load_i32,
+    load_i64,
     load_u8,
     load_u32,
     store_i32,
+    store_i64,
 )
 
-MASK = 0xFFFFFFFF
-SEED = 0x9747B28C
-M = 0x5BD1E995
+POLYNOMIAL = 0x82F63B78
+ONE = 1 << 31
+"""x^0: in reflected form the highest bit is the lowest power."""
+
+
+@helper
+def multiply(a: int, b: int) -> int:
+    """Product modulo P."""
+    product = 0
+    bit = ONE
+    while bit:
+        if a & bit:
+            product ^= b
+        bit >>= 1
+        b = (b >> 1) ^ POLYNOMIAL if b & 1 else b >> 1
+    return product
+
+
+@kernel(INT(INT64_IN, INT64_IN))
+def join_crcs(crcs: Any, lengths: Any) -> int:
+    """CRC-32C of runs of `lengths` bytes with these CRC-32Cs, back to back."""
+    total = 0
+    for run in range(len(crcs)):
+        length = lengths[run]
+        power = ONE >> 8  # x^8: one byte
+        shift = ONE
+        while length:
+            if length & 1:
+                shift = multiply(power, shift)
+            power = multiply(power, power)
+            length >>= 1
+        total = multiply(shift, total) ^ crcs[run]
+    return total
+
+
+@kernel(INT64(INT64_IN, INT64_IN, INT64_IN))
+def change_crcs(crcs: Any, changes: Any, behind: Any) -> Any:
+    """CRC-32Cs of runs in which a big-endian int64 was changed by `xor` with `changes`; `behind`: bytes after it."""
+    powers = np.empty(64, np.int64)
+    power = ONE >> 8  # x^8: one byte
+    for bit in range(64):
+        powers[bit] = power
+        power = multiply(power, power)
+    out = np.empty(len(crcs), np.int64)
+    for run in range(len(crcs)):
+        state = 0
+        for byte in range(8):
+            state ^= (changes[run] >> (56 - 8 * byte)) & 0xFF
+            for _ in range(8):
+                state = (state >> 1) ^ POLYNOMIAL if state & 1 else state >> 1
+        left, bit = behind[run], 0
+        while left > 0:
+            if left & 1:
+                state = multiply(powers[bit], state)
+            left >>= 1
+            bit += 1
+        out[run] = crcs[run] ^ state
+    return out
+
+
+MURMUR2_MASK = 0xFFFFFFFF
+MURMUR2_SEED = 0x9747B28C
+MURMUR2_M = 0x5BD1E995
 
 
 @helper
 def murmur2_bytes(at: int, length: int) -> int:
     """32-bit murmur2 of a run of bytes, as an unsigned value (int64 arithmetic, masked to 32 bits)."""
-    state = (SEED ^ length) & MASK
+    state = (MURMUR2_SEED ^ length) & MURMUR2_MASK
     for _ in range(length >> 2):
-        word = (load_u32(at) * M) & MASK
-        word = ((word ^ (word >> 24)) * M) & MASK
-        state = ((state * M) & MASK) ^ word
+        word = (load_u32(at) * MURMUR2_M) & MURMUR2_MASK
+        word = ((word ^ (word >> 24)) * MURMUR2_M) & MURMUR2_MASK
+        state = ((state * MURMUR2_M) & MURMUR2_MASK) ^ word
         at += 4
     rest = length & 3
     if rest > 2:
@@ -38,8 +118,8 @@ def murmur2_bytes(at: int, length: int) -> int:
     if rest > 1:
         state ^= load_u8(at + 1) << 8
     if rest > 0:
-        state = ((state ^ load_u8(at)) * M) & MASK
-    state = ((state ^ (state >> 13)) * M) & MASK
+        state = ((state ^ load_u8(at)) * MURMUR2_M) & MURMUR2_MASK
+    state = ((state ^ (state >> 13)) * MURMUR2_M) & MURMUR2_MASK
     return state ^ (state >> 15)
 
 
@@ -57,3 +137,80 @@ def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
             if partitions != 0:
                 value = (value & 0x7FFFFFFF) % partitions
         store_i32(out_at + 4 * row, value)
+
+
+V0 = 0x736F6D6570736575
+V1 = 0x646F72616E646F6D
+V2 = 0x6C7967656E657261
+V3 = 0x7465646279746573
+"""The initial state: "somepseudorandomlygeneratedbytes"."""
+
+
+@helper
+def rotate(word: int, by: int) -> int:
+    """Rotate left by `by` bits, 1 to 63."""
+    return (word << by) | ((word >> (64 - by)) & ((1 << by) - 1))
+
+
+@helper
+def sip_round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
+    v0 += v1
+    v1 = rotate(v1, 13) ^ v0
+    v0 = rotate(v0, 32)
+    v2 += v3
+    v3 = rotate(v3, 16) ^ v2
+    v0 += v3
+    v3 = rotate(v3, 21) ^ v0
+    v2 += v1
+    v1 = rotate(v1, 17) ^ v2
+    v2 = rotate(v2, 32)
+    return v0, v1, v2, v3
+
+
+@helper
+def last_word(at: int, length: int, data_end: int) -> int:
+    """The bytes behind the last whole word, below the length in the highest byte."""
+    rest = length & 7
+    word: int = (length & 0xFF) << 56
+    if at + 8 <= data_end:
+        word |= load_i64(at) & ((1 << (8 * rest)) - 1)
+    else:
+        for index in range(rest):
+            word |= load_u8(at + index) << (8 * index)
+    return word
+
+
+@kernel(INT(BYTES_IN, INT64_IN, INT32_IN, INT, INT, INT64))
+def siphash_runs(data: Any, starts: Any, lengths: Any, key_low: int, key_high: int, out: Any) -> int:
+    """Both words of the hash of each run; zeros for a negative length. Returns the first run that does not lie in the
+    data, -1 if all do. `out` has two words per run."""
+    data_at, starts_at, lengths_at, out_at = address(data), address(starts), address(lengths), address(out)
+    data_end = data_at + len(data)
+    for run in range(len(starts)):
+        start, length = load_i64(starts_at + 8 * run), load_i32(lengths_at + 4 * run)
+        if length < 0:
+            store_i64(out_at + 16 * run, 0)
+            store_i64(out_at + 16 * run + 8, 0)
+            continue
+        if start < 0 or length > len(data) - start:
+            return run
+        at = data_at + start
+        v0, v1, v2, v3 = key_low ^ V0, key_high ^ V1 ^ 0xEE, key_low ^ V2, key_high ^ V3
+        for _ in range(length >> 3):
+            word = load_i64(at)
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3 ^ word)
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
+            v0 ^= word
+            at += 8
+        word = last_word(at, length, data_end)
+        v0, v1, v2, v3 = sip_round(v0, v1, v2, v3 ^ word)
+        v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
+        v0, v2 = v0 ^ word, v2 ^ 0xEE
+        for _ in range(4):
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
+        store_i64(out_at + 16 * run, v0 ^ v1 ^ v2 ^ v3)
+        v1 ^= 0xDD
+        for _ in range(4):
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
+        store_i64(out_at + 16 * run + 8, v0 ^ v1 ^ v2 ^ v3)
+    return -1

@@ -20,7 +20,7 @@ LOADING_IS_WORTH = 50_000
 
 
 class Choice:
-    """Which way the kernels of a process run: interpreted while `left` records are to go, then compiled."""
+    """The way the kernels of a process run: interpreted while `left` records are to go, then compiled."""
 
     def __init__(self, left: int = LOADING_IS_WORTH) -> None:
         self.left = left
@@ -36,7 +36,7 @@ class Choice:
 
 
 choice = Choice()
-"""That of this process."""
+"""The choice of this process."""
 
 
 class Kernel:
@@ -53,11 +53,11 @@ class Kernel:
         return self.load()(*arguments)
 
     def sized(self, records: int) -> Callable[..., Any]:
-        """The way to run it over so many records."""
+        """Return the way to run it over so many records."""
         return self.load() if choice.compiled(records) else self.interpreted
 
     def load(self) -> Callable[..., Any]:
-        """The compiled kernel: from its cache at the first use, or, where nobody has kept one yet, compiled."""
+        """Return the compiled kernel, at the first use from the cache or, without one, compiled anew."""
         if self._compiled is None:
             from sparklog.format.kernels.native_kernels import compiled
 

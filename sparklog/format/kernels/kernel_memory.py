@@ -4,7 +4,7 @@ A kernel is a function over integers and arrays that needs nothing but what is h
 (`kernel_choice`) share its source: interpreted it calls the functions below, compiled their counterparts in
 `native_kernels`. What int64 arithmetic would wrap round, `wrap` does for Python's integers.
 
-Addresses are checked by no one: every kernel compares positions with ends before it reads or writes.
+Addresses are not checked: every kernel compares positions with ends before it reads or writes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ helpers: set[Callable[..., Any]] = set()
 
 
 def address(array: Any) -> int:
-    """Where an array's elements begin. The caller keeps the array alive."""
+    """Return the address of an array's first element. The caller keeps the array alive."""
     place: int = np.asarray(array).__array_interface__["data"][0]
     return place
 
@@ -124,7 +124,7 @@ def bit_length(value: int) -> int:
 
 
 def wrap(value: int) -> int:
-    """What int64 arithmetic makes of a value that may have left its range."""
+    """Return the value that int64 arithmetic has where Python's integers leave its range."""
     return (value + _SIGN & _INT64 - 1) - _SIGN
 
 

@@ -34,7 +34,7 @@ _int64 = ir.IntType(64)
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address(typing_context: Any, array: Any) -> Any:
-    """Where an array's elements begin. The caller keeps the array alive."""
+    """Return the address of an array's first element. The caller keeps the array alive."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, _int64)
@@ -184,8 +184,9 @@ def crc32(at: int, length: int, table: int) -> int:
 
 
 def _digest() -> str:
-    """Of all kernel sources, those of packages above too: numba's cache does not notice that a helper in another module
-    changed, this name does.
+    """Return a hash of all kernel sources, those of packages above included.
+
+    Numba's cache does not notice that a helper in another module changed. This hash in the folder's name does.
     """
     state = hashlib.sha256(numba.__version__.encode())
     for path in sorted(Path(__file__).parents[2].rglob("*kernel*.py")):
@@ -194,7 +195,7 @@ def _digest() -> str:
 
 
 def _private_directory(name: str) -> Path:
-    """A directory below the temporary one that nobody else can write to: cached kernels are code that will be run."""
+    """Make a temporary directory that no other user can write to: cached kernels are code that will be run."""
     path = Path(tempfile.gettempdir()) / f"{name}-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
@@ -205,7 +206,7 @@ def _private_directory(name: str) -> Path:
 
 
 def cache_directory(package: Path | None = None) -> str | None:
-    """Where compiled kernels are kept: the package's `__pycache__`, else a private temporary folder, else nowhere.
+    """Return the folder of compiled kernels: the package's `__pycache__`, else a private temporary one, else None.
 
     A read-only installation that was warmed up is copied to the temporary folder, so that nothing is compiled twice.
     """
@@ -230,7 +231,7 @@ CACHE_DIRECTORY = cache_directory()
 
 
 def compiled(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
-    """Compile a kernel for exactly this signature, from the disk cache where possible, without holding the GIL."""
+    """Compile a kernel for exactly this signature, from the disk cache where possible; it runs without the GIL."""
     wanted = _native(function)
     kinds = _type(signature.result)(*map(_type, signature.parameters))
     if CACHE_DIRECTORY is not None:
@@ -246,7 +247,7 @@ def compiled(function: Callable[..., Any], signature: Signature) -> Callable[...
 
 
 def native(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A helper's compiled form, or what stands for a function of `kernel_memory`."""
+    """Return a helper's compiled form, or the counterpart of a function of `kernel_memory`."""
     if function.__module__ == kernel_memory.__name__:
         return globals()[function.__name__]  # type: ignore[no-any-return]
     if function not in _helpers:
@@ -258,7 +259,7 @@ _helpers: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def _native(function: Any) -> Any:
-    """The function over compiled helpers: the same code in a module where their names stand for those."""
+    """Return the function over compiled helpers: the same code in a module where their names stand for these."""
     names = {}
     for name, value in function.__globals__.items():
         plain = isinstance(value, FunctionType) and (value in helpers or value.__module__ == kernel_memory.__name__)

@@ -8,13 +8,11 @@ from sparklog.format.kernels.kernel_choice import Kernel
 
 KERNEL_MODULES = (
     "sparklog.compaction.offset_map_kernels",
-    "sparklog.format.kernels.crc_kernels",
     "sparklog.format.kernels.decode_kernels",
     "sparklog.format.kernels.encode_kernels",
     "sparklog.format.kernels.hash_kernels",
     "sparklog.format.legacy.legacy_kernels",
     "sparklog.format.kernels.record_kernels",
-    "sparklog.format.kernels.siphash_kernels",
 )
 """Every module of kernels, of packages above this one too: names, so that nothing is imported upwards."""
 

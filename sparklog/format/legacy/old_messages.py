@@ -18,8 +18,8 @@ the log in v0; in v1 they are relative, and the last one is at the wrapper's off
 at 0: old librdkafka wrote such). What a v1 wrapper says of time type, and under LogAppendTime of time, holds for all of
 its records. Magic 0 wrote the header checksum of LZ4 frames over the wrong bytes, so it is not looked at there.
 
-To the rest of the code each entry is a batch: a row of `BatchHeaders` whose `magic` says how to read its bytes. This
-module fills in such rows, and hands `decode` and `payloads` their records, written anew as format v2 has them.
+To the rest of the code each entry is a batch: a row of `BatchHeaders`. This module fills in such rows for `batch_scan`,
+and hands `payloads` their records, written anew as format v2 has them.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from sparklog.format.record_batch import (
     BytesLike,
     Int64Array,
     as_bytes_array,
+    joined,
 )
 
 HEADER_BYTES = (18, 26)
@@ -93,7 +94,7 @@ class Records:
 
 
 def find(data: BytesLike, start: int) -> Entries:
-    """The whole entries of formats v0 and v1 from `start` on, up to the first that is none."""
+    """Find the whole entries of formats v0 and v1 from `start` on, up to the first that is none."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
     source = as_bytes_array(data)
@@ -172,10 +173,10 @@ def merged(headers: BatchHeaders, found: Sequence[tuple[int, Entries]]) -> Batch
 
 
 def resolved(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
-    """The headers with the offsets and record counts of wrappers, which only their contents tell.
+    """Return the headers with the offsets and record counts of wrappers, which only their contents tell.
 
-    One that is damaged keeps the widest range of offsets that it can have, so that whoever reads any of them meets it:
-    `records` says then what is wrong.
+    A damaged wrapper keeps the widest range of offsets that it can have, so that every reader of one of them meets it:
+    `records` then raises the error.
     """
     rows = np.flatnonzero(headers.is_legacy & (headers.codec != 0))
     if not len(rows):
@@ -212,6 +213,14 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
     return np.flatnonzero(found != headers.crc)
 
 
+def message_crcs(data: BytesLike, headers: BatchHeaders, row: int) -> list[int]:
+    """Return the CRC-32 of each message of a row: of a wrapper those within it, as they are stored."""
+    if not headers.codec[row]:
+        return [int(headers.crc[row])]
+    crcs: list[int] = find(_opened(as_bytes_array(data).data, headers, row).data, 0).crc.tolist()
+    return crcs
+
+
 def _crc_of(view: memoryview, headers: BatchHeaders, row: int) -> int:
     position = int(headers.position[row])
     return zlib.crc32(view[position + CRC_START : position + int(headers.size[row])])
@@ -219,7 +228,7 @@ def _crc_of(view: memoryview, headers: BatchHeaders, row: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Inner:
-    """What a wrapper holds: entries back to back in `data`, and their offsets. `shift`: from theirs to the log's."""
+    """A wrapper's content: entries back to back in `data`, and their offsets. `shift`: from theirs to the log's."""
 
     data: bytes
     base: int
@@ -349,9 +358,7 @@ def _unwrapped(
         if total > CALL_LIMIT:
             raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: decode fewer batches at a time")
         if filled >= GROUP_BYTES or row == high - 1:
-            stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
-            start = np.concatenate([np.zeros(1, np.int64), stop[:-1]])
-            data = as_bytes_array(parts[0] if len(parts) == 1 else b"".join(parts))
+            data, start, stop = joined(parts)
             shift = np.array(shifts, np.int64)
             yield _translated(data, start, stop, shift, headers, first, row + 1, place, True)
             parts, shifts, filled, first = [], [], 0, row + 1

@@ -23,8 +23,8 @@ from sparklog.errors import Corrupt, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.checksums import index_crc
-from sparklog.format.control import ABORT, COMMIT, AbortMarker, fits, united
-from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.control import ABORT, COMMIT
+from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from sparklog.kafka.importing.endings import Endings
 from sparklog.kafka.importing.segment import (
     CopiedSegment,
@@ -371,8 +371,8 @@ class _Copies:
             except Corrupt:
                 index = transaction_index.none()
             index = index.select(index.last_offsets >= self._known_end)
-            indexed = [index] if fits(index, markers) else []
-        return united(indexed, markers)
+            indexed = [index] if agrees(index, markers) else []
+        return unite(indexed, markers)
 
     def _abort_markers(self, events: TransactionEvents) -> list[AbortMarker]:
         """Return the ABORT markers of a segment with these events, and advance the state behind it."""

@@ -1,7 +1,7 @@
-"""How `dump-log` shows keys and values: as text, numbers, or as records of Kafka's internal topics.
+"""Keys and values of records as `dump-log` shows them: text, numbers, or records of Kafka's internal topics.
 
-A decoder turns bytes into the text that is printed and the value that JSON gets. Names are short ones of ours or the
-classes that Kafka's tool takes for --key-decoder-class and --value-decoder-class:
+A decoder turns bytes into the text that is printed and the value that JSON gets. It is named by a short name or by the
+class that Kafka's tool takes for --key-decoder-class and --value-decoder-class:
 
 | name          | class                                  | shows                                                       |
 |---------------|----------------------------------------|-------------------------------------------------------------|
@@ -11,7 +11,7 @@ classes that Kafka's tool takes for --key-decoder-class and --value-decoder-clas
 | bytes-base64  |                                        | base64                                                      |
 | json          |                                        | JSON text on one line; text that is none as it is           |
 
-Records of internal topics are shown in the JSON that Kafka's own converters write.
+Records of internal topics and control records are shown in the JSON that Kafka's converters write.
 """
 
 from __future__ import annotations
@@ -19,38 +19,43 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.coordinators import share_messages, transaction_messages
-from sparklog.format.coordinators.group_messages import CONSUMER_PROTOCOL
-from sparklog.format.coordinators.group_schemas import ASSIGNMENT, GROUP_METADATA, SUBSCRIPTION, TYPES
+from sparklog.format import control
+from sparklog.format.coordinators.group_messages import CONSUMER_PROTOCOL, GROUP_METADATA, GROUPS
+from sparklog.format.coordinators.message_definitions import message, record_types
 from sparklog.format.coordinators.message_schema import (
-    ENDS_EARLY,
     Fields,
     Struct,
     Value,
-    decode_from,
+    decode_prefix,
     elements,
     json_fields,
     json_text,
+    split_version,
 )
+from sparklog.format.coordinators.transaction_messages import TRANSACTIONS
 from sparklog.format.text import java_text
-from sparklog.tools.inspection.dump_halt import RUNTIME, UNDERFLOW, Halt
 
 Shown: TypeAlias = tuple[str, Any]
-"""What is printed, and what JSON holds."""
+"""The text that is printed, and the value that JSON gets."""
 Decoder: TypeAlias = Callable[[bytes], Shown]
 
-_VERSION = struct.Struct(">h")
 DELETE = "<DELETE>"
+SHARES = "shares"
+_CONTROL = {
+    control.SNAPSHOT_HEADER: ("SnapshotHeader", "SnapshotHeaderRecord"),
+    control.SNAPSHOT_FOOTER: ("SnapshotFooter", "SnapshotFooterRecord"),
+    control.KRAFT_VERSION: ("KRaftVersion", "KRaftVersionRecord"),
+    control.KRAFT_VOTERS: ("KRaftVoters", "VotersRecord"),
+}
 
 
-class Parser(Protocol):
-    """Key and value of a record at an offset, as they are shown; None: nothing is shown for it."""
+class Decoders(Protocol):
+    """Shows key and value of the record at an offset; None where nothing is shown."""
 
     def __call__(self, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]: ...
 
@@ -63,7 +68,7 @@ def _string(data: bytes) -> Shown:
 def _integer(size: int) -> Decoder:
     def show(data: bytes) -> Shown:
         if len(data) < size:
-            raise Halt(UNDERFLOW)
+            raise Corrupt(f"expected an integer of {size} bytes, found {len(data)}: choose another decoder")
         value = int.from_bytes(data[:size], "big", signed=True)
         return str(value), value
 
@@ -88,7 +93,7 @@ def _json(data: bytes) -> Shown:
         return text, text
 
 
-DECODERS: dict[str, Decoder] = {
+_DECODERS: dict[str, Decoder] = {
     "string": _string,
     "int": _integer(4),
     "long": _integer(8),
@@ -97,123 +102,125 @@ DECODERS: dict[str, Decoder] = {
     "json": _json,
 }
 _CLASSES = {"StringDecoder": "string", "IntegerDecoder": "int", "LongDecoder": "long", "DefaultDecoder": "bytes-hex"}
-_PACKAGES = ("", "org.apache.kafka.tools.api.", "kafka.serializer.")
-
-
-def named(name: str) -> Decoder:
-    """The decoder of a name or of one of Kafka's classes. `BadRequest` for another, naming those that there are."""
-    package, _, last = name.rpartition(".")
-    if last in _CLASSES and (package + "." if package else "") in _PACKAGES:
-        return DECODERS[_CLASSES[last]]
-    if name in DECODERS:
-        return DECODERS[name]
-    raise BadRequest(f"there is no decoder {name!r}: choose one of {', '.join(DECODERS)}, {', '.join(_CLASSES)}")
+_PACKAGES = ("", "org.apache.kafka.tools.api", "kafka.serializer")
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Keys by one decoder, values by another."""
+    """Shows keys by one decoder, values by another."""
 
     key: Decoder
     value: Decoder
 
     def __call__(self, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]:
-        return None if key is None else self.key(key), None if value is None else self.value(value)
+        try:
+            return None if key is None else self.key(key), None if value is None else self.value(value)
+        except Corrupt as error:
+            raise Corrupt(error.message, offset=offset) from None
 
 
 def plain(key: str = "string", value: str = "string") -> Plain:
-    """By names, see `named`."""
-    return Plain(named(key), named(value))
+    """Return the decoders of these names. `BadRequest` for an unknown one."""
+    return Plain(_named(key), _named(value))
 
 
-class _Unknown(Exception):  # noqa: N818 - not an error: a type of record that is passed over
-    def __init__(self, kind: int) -> None:
-        self.kind = kind
+def _named(name: str) -> Decoder:
+    package, _, last = name.rpartition(".")
+    short = _CLASSES.get(last, name) if package in _PACKAGES else name
+    if short not in _DECODERS:
+        raise BadRequest(f"there is no decoder {name!r}: choose one of {', '.join(_DECODERS)}, {', '.join(_CLASSES)}")
+    return _DECODERS[short]
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """Records of a coordinator's topic: `types` by the number that a key begins with, schemas of key and value."""
+    """Shows records of a coordinator's topic; `folder` is that of their definitions."""
 
-    types: dict[int, tuple[Struct, Struct]]
+    folder: str
 
     def __call__(self, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]:
-        if key is None:
-            said = f"Failed to decode message at offset {offset} using the specified decoder"
-            raise Halt(RUNTIME, f"{said} (message had a missing key)")
         try:
-            kind = _version(key, "key")
-            if kind not in self.types:
-                raise _Unknown(kind)
-            key_schema, value_schema = self.types[kind]
-            key_fields = _fields(key_schema, 0, key, "key")
-            shown_key: Fields = {"type": str(kind), "data": json_fields(key_schema, 0, key_fields)}
-            if value is None:
-                return _shown(shown_key), (DELETE, None)
-            version = _version(value, "value")
-            if not 0 <= version <= value_schema.highest:
-                raise Corrupt(f"Found an unknown record version {version} for {kind} type")
-            fields = _fields(value_schema, version, value, "value")
-            data = json_fields(value_schema, version, fields)
-            if kind == GROUP_METADATA and value_schema is TYPES[GROUP_METADATA].value:
-                _open_members(data)
-            shown: Fields = {"version": str(version), "data": data}
-            return _shown(shown_key), _shown(shown)
-        except _Unknown as unknown:
-            text = f"Unknown record type {unknown.kind} at offset {offset}, skipping."
+            return self._shown(offset, key, value)
         except Corrupt as error:
             text = f"Error at offset {offset}, skipping. {error.message}"
-        return (text, text), None
+            return (text, text), None
+
+    def _shown(self, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown, Shown | None]:
+        if key is None:
+            raise Corrupt("a coordinator's record has a key, this one has none")
+        number, body = split_version(key, "key")
+        kind = record_types(self.folder).get(number)
+        if kind is None:
+            text = f"Unknown record type {number} at offset {offset}, skipping."
+            return (text, text), None
+        shown_key: Fields = {"type": str(number), "data": _fields(kind.key, 0, body)}
+        if value is None:
+            return _as_shown(shown_key), (DELETE, None)
+        version, body = split_version(value, "value")
+        if not 0 <= version <= kind.value.highest:
+            raise Corrupt(f"expected a {kind.value.name} of version 0 to {kind.value.highest}, found {version}")
+        data = _fields(kind.value, version, body)
+        if (self.folder, number) == (GROUPS, GROUP_METADATA) and data["protocolType"] == CONSUMER_PROTOCOL:
+            _open_members(data)
+        return _as_shown(shown_key), _as_shown({"version": str(version), "data": data})
 
 
-def group_parser() -> Coordinator:
-    """Of `__consumer_offsets`."""
-    return Coordinator({number: (kind.key, kind.value) for number, kind in TYPES.items()})
+def group_decoders() -> Coordinator:
+    """Return the decoders of `__consumer_offsets`."""
+    return Coordinator(GROUPS)
 
 
-def transaction_parser() -> Coordinator:
-    """Of `__transaction_state`."""
-    schemas = (transaction_messages.KEY, transaction_messages.VALUE)
-    return Coordinator({transaction_messages.TRANSACTION_LOG: schemas})
+def transaction_decoders() -> Coordinator:
+    """Return the decoders of `__transaction_state`."""
+    return Coordinator(TRANSACTIONS)
 
 
-def share_parser() -> Coordinator:
-    """Of `__share_group_state`."""
-    return Coordinator(dict(share_messages.TYPES))
+def share_decoders() -> Coordinator:
+    """Return the decoders of `__share_group_state`."""
+    return Coordinator(SHARES)
 
 
-def _shown(fields: Fields) -> Shown:
+def _as_shown(fields: Fields) -> Shown:
     return json_text(fields), fields
 
 
-def _version(data: bytes, what: str) -> int:
-    if len(data) < _VERSION.size:
-        raise Corrupt(f"Could not read version from {what}'s buffer.")
-    return int(_VERSION.unpack_from(data)[0])
-
-
-def _fields(schema: Struct, version: int, data: bytes, what: str) -> Fields:
-    try:
-        return decode_from(schema, version, data[_VERSION.size :])[0]
-    except Corrupt as error:
-        reason = "null" if error.message == ENDS_EARLY else error.message
-        said = f"Could not read record with version {version} from {what}'s buffer due to: {reason}."
-        raise Corrupt(said) from None
+def _fields(schema: Struct, version: int, data: bytes) -> Fields:
+    return json_fields(schema, version, decode_prefix(schema, version, data)[0])
 
 
 def _open_members(data: Fields) -> None:
     """Show subscriptions and assignments of a consumer group's members, as far as they can be read."""
-    if data.get("protocolType") != CONSUMER_PROTOCOL:
-        return
-    for member in elements(data.get("members")):
-        for name, schema in (("subscription", SUBSCRIPTION), ("assignment", ASSIGNMENT)):
-            member[name] = _opened(member[name], schema)
+    for member in elements(data["members"]):
+        member["subscription"] = _opened(member["subscription"], "ConsumerProtocolSubscription")
+        member["assignment"] = _opened(member["assignment"], "ConsumerProtocolAssignment")
 
 
-def _opened(shown: Value, schema: Struct) -> Value:
+def _opened(shown: Value, name: str) -> Value:
     try:
-        data = base64.b64decode(shown if isinstance(shown, str) else "")
-        version = _version(data, schema.name)
-        return json_fields(schema, version, decode_from(schema, version, data[_VERSION.size :])[0])
+        version, body = split_version(base64.b64decode(shown if isinstance(shown, str) else ""), name)
+        return _fields(message(GROUPS, name), version, body)
     except (Corrupt, binascii.Error):
         return shown
+
+
+def control_text(key: bytes | None, value: bytes | None) -> str:
+    """Return a control record as Kafka's tool prints it: `endTxnMarker: COMMIT coordinatorEpoch: 0`, for example.
+
+    End-of-transaction markers are in every topic with transactions, the other types in Kafka's metadata log. `Corrupt`
+    for a record that cannot be read.
+    """
+    record = control.parse_control_record(key, value)
+    if record.type in (control.ABORT, control.COMMIT):
+        name = "COMMIT" if record.type == control.COMMIT else "ABORT"
+        return f"endTxnMarker: {name} coordinatorEpoch: {record.coordinator_epoch}"
+    if record.type in _CONTROL:
+        title, name = _CONTROL[record.type]
+        return f"{title} {json_text(_fields(message('control', name), 0, value or b''))}"
+    number = int.from_bytes((key or b"")[2:4], "big", signed=True)
+    return f"controlType: {'LEADER_CHANGE' if record.type == control.LEADER_CHANGE else 'UNKNOWN'}({number})"
+
+
+def control_object(key: bytes | None, value: bytes | None) -> dict[str, Any]:
+    """Return the same as an object."""
+    epoch = control.parse_control_record(key, value).coordinator_epoch
+    return {"kind": control_text(key, value), "coordinatorEpoch": epoch}

@@ -1,8 +1,7 @@
-"""Everything about a topic, a partition or a file at once: what the notebook shows.
+"""All tables of a topic, a partition or a file at once: `notebooks/dump_segment.ipynb` draws them.
 
-from sparklog.kafka.in_place.location import open_view, resolve
-found = inspect_topic(open_view(resolve("/data/kafka-logs"), tailing=False), "orders")
-found.batches.group_by("codec").aggregate([("size", "sum")])
+tables = inspect_topic(open_view(resolve("/data/kafka-logs"), tailing=False), "orders")
+tables.batches.group_by("codec").aggregate([("size", "sum")])
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ BOUNDS = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What lies in some partitions, by partition and offset.
+    """The contents of some partitions, by partition and offset.
 
     * `batches`: `sparklog.tools.inspection.batches.SCHEMA`; `files`, `gaps`, `transactions`, `index`: the schemas of
       `sparklog.tools.inspection.tables`
@@ -50,9 +49,9 @@ class Inspected:
 
 
 def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = None) -> Inspected:
-    """A topic of a root or of a Kafka directory, all of its partitions or some. Reads every byte of them.
+    """Inspect a topic of a root or of a Kafka directory, all of its partitions or some. Reads every byte of them.
 
-    `NotFound` for a topic or partition that is not there, `BadRequest` for a view of another kind.
+    `NotFound` for a topic or partition that is missing, `BadRequest` for a view of another kind.
     """
     view.refresh([topic])
     bounds = view.bounds(topic)
@@ -70,23 +69,21 @@ def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = 
 
 
 def inspect_file(path: str | os.PathLike[str]) -> Inspected:
-    """One `.log` or `.slices` file: see `sparklog.tools.inspection.runs.of_file`."""
+    """Inspect one `.log` or `.slices` file: see `sparklog.tools.inspection.runs.of_file`."""
     return _inspected(of_file(path))
 
 
 def _inspected(logs: Iterable[PartitionLog]) -> Inspected:
-    found: list[Inspected] = []
+    parts: list[Inspected] = []
     for log in logs:
         table, stops = batches_.batch_table(log)
         files, index = tables.file_tables(log, table, stops)
         row = (log.topic, log.partition, log.bounds.log_start, log.bounds.last_stable, log.bounds.log_end)
         bounds = pa.Table.from_pylist([dict(zip(BOUNDS.names, row, strict=True))], BOUNDS)
-        found.append(Inspected(table, files, tables.gap_table(table), tables.transaction_table(table), index, bounds))
-    if not found:
-        none = [schema.empty_table() for schema in _SCHEMAS]
-        return Inspected(*none)
-    columns = [pa.concat_tables([getattr(each, name) for each in found]) for name in Inspected.__slots__]
-    return Inspected(*columns)
+        parts.append(Inspected(table, files, tables.gap_table(table), tables.transaction_table(table), index, bounds))
+    if not parts:
+        return Inspected(*(schema.empty_table() for schema in _SCHEMAS))
+    return Inspected(*(pa.concat_tables([getattr(each, name) for each in parts]) for name in Inspected.__slots__))
 
 
 _SCHEMAS = (batches_.SCHEMA, tables.FILES, tables.GAPS, tables.TRANSACTIONS, tables.INDEX, BOUNDS)

@@ -1,4 +1,4 @@
-"""What the records of each batch say: keys, tombstones, times, order in time. One row of numbers per batch.
+"""Figures of each batch's records: keys, tombstones, times, order in time. One row of numbers per batch.
 
 Records are looked at by the kernels and by numpy, window by window; of each only a hash of its key is kept, so that
 keys can be counted over a whole partition.
@@ -29,13 +29,13 @@ COLUMNS = (
 )
 """Numbers per batch, int64: see `sparklog.tools.inspection.batches.SCHEMA`."""
 NO_TIMESTAMP = -1
-# Keys are counted, never compacted, by this hash: nobody gains from a collision.
+# Keys are counted, never compacted, by this hash: a collision made on purpose does no harm.
 _HASH_KEY = HashKey(0, 0)
 
 
 @dataclass
 class BatchFacts:
-    """Of m batches: `COLUMNS`, int64[m] each, -1 where a batch could not be opened; `damage` says why, by batch."""
+    """`COLUMNS` of m batches, int64[m] each, -1 where a batch could not be opened; `damage`: the reason, by batch."""
 
     columns: dict[str, Int64Array]
     damage: dict[int, str]
@@ -58,7 +58,7 @@ class RecordFacts:
     batches: list[Int64Array] = field(default_factory=list)
 
     def add(self, data: BytesLike, headers: BatchHeaders, sound: npt.NDArray[np.bool_], append_time: int) -> BatchFacts:
-        """The next batches; only those that are `sound` (bool[m]) are opened. `append_time` as in `runs.Run`."""
+        """Add the next batches; only those that are `sound` (bool[m]) are opened. `append_time` as in `runs.Run`."""
         facts = BatchFacts.unknown(len(headers))
         self._open(data, headers, np.flatnonzero(sound), append_time, facts)
         self.seen += len(headers)
@@ -116,7 +116,7 @@ class RecordFacts:
         }
 
     def _behind(self, times: Int64Array) -> Int64Array:
-        """By how many ms each record is older than the newest one before it in the partition."""
+        """Return by how many ms each record is older than the newest one before it in the partition."""
         if not len(times):
             return times
         running = np.maximum(np.maximum.accumulate(times), self.newest)
@@ -124,7 +124,7 @@ class RecordFacts:
         return np.where(times > NO_TIMESTAMP, running - times, 0)
 
     def key_counts(self, ignored: npt.NDArray[np.bool_]) -> KeyCounts:
-        """Keys over the whole partition; `ignored`: bool of all batches, whose records nobody is to see."""
+        """Count keys over the whole partition; `ignored`: bool of all batches, whose records are not visible."""
         hashes = np.concatenate([*self.hashes, np.zeros(0, np.uint64)])
         batch = np.concatenate([*self.batches, np.zeros(0, np.int64)])
         shown = ~ignored[batch]
@@ -149,7 +149,7 @@ class KeyCounts:
 
 
 def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batches: int) -> Int64Array:
-    """Different hashes in each batch."""
+    """Count the different hashes in each batch."""
     order = np.lexsort((hashes, batch))
     batch, hashes = batch[order], hashes[order]
     new = np.ones(len(order), np.bool_)
@@ -158,10 +158,10 @@ def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batc
 
 
 def _per_batch(ufunc: np.ufunc, values: Int64Array, rows: Int64Array, none: int) -> Int64Array:
-    """`ufunc` over the values of each batch, which has `rows` of them; `none` where it has none."""
-    found = np.full(len(rows), none, np.int64)
+    """Reduce the values of each batch, which has `rows` of them; `none` where it has none."""
+    reduced = np.full(len(rows), none, np.int64)
     filled = rows > 0
     if filled.any():
         starts = np.cumsum(rows) - rows
-        found[filled] = ufunc.reduceat(values, starts[filled])
-    return found
+        reduced[filled] = ufunc.reduceat(values, starts[filled])
+    return reduced

@@ -1,8 +1,8 @@
-"""Where the batches of a partition lie, whoever wrote them: a Kafka directory, a sparklog root, or one file.
+"""Runs of batches of a partition: in a Kafka directory, a sparklog root, or one file.
 
 A partition is a list of runs in offset order: whole batches, back to back, in one file. Of a Kafka directory a run is a
-segment up to where the log ends; of a root it is a slice, in an append file or a sealed segment. What is not in the
-batches themselves comes with them: how their offsets are shifted, their append time, which transaction holds them.
+segment up to the log's end; of a root it is a slice, in an append file or a sealed segment. Facts that the batches
+lack come with the run: the shift of their offsets, their append time, the transaction that holds them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PartitionLog:
 
 
 def of_kafka(topic: str, partition: int, state: PartitionState, bounds: Bounds) -> PartitionLog:
-    """A partition folder of Kafka's, up to the end of its log."""
+    """Return a partition folder of Kafka's, up to the end of its log."""
     store = open_store(state.folder)
     return PartitionLog(
         topic,
@@ -88,7 +88,7 @@ def _segment(store: Store, state: SegmentState) -> Run:
 
 
 def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
-    """A partition of a root's topic at one version: every slice that it names."""
+    """Return a partition of a root's topic at one version: every slice that it names."""
     head, rows = snapshot.head, snapshot.slices.select(partition)
     store, topic = snapshot.store, snapshot.topic
     names = ("position", "size", "base", "shift", "append_time", "leader_epoch", "footer_length", "file_size")
@@ -110,16 +110,16 @@ def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
             )
         )
     first = min(int(rows.base[0]), bounds.log_start) if len(rows) else bounds.log_start
-    found = aborted_ranges(store, topic, snapshot.slices, partition, first, bounds.log_end)
+    aborted = aborted_ranges(store, topic, snapshot.slices, partition, first, bounds.log_end)
     open_ = tuple((each.producer, each.first) for each in head.kafka_open if each.partition == partition)
-    return PartitionLog(topic, partition, bounds, tuple(runs), found or transaction_index.none(), open_)
+    return PartitionLog(topic, partition, bounds, tuple(runs), aborted or transaction_index.none(), open_)
 
 
 def of_file(path: str | os.PathLike[str]) -> list[PartitionLog]:
-    """The partitions in one file: a `.log` of Kafka's or a sealed one, or an append file of any number of partitions.
+    """Return the partitions in one file: a `.log` of Kafka's or a sealed one, or an append file of any number of them.
 
     A segment's transactions are judged by all of its folder. Offsets in an append file count from 0 within each slice:
-    only a commit says where they lie in the log. `NotFound` if there is no such file, `BadRequest` for any other file.
+    only a commit gives their place in the log. `NotFound` if there is no such file, `BadRequest` for any other file.
     """
     location = os.path.abspath(os.fspath(path))
     folder, name = os.path.split(location)
@@ -159,12 +159,12 @@ def _append_file(store: Store, name: str) -> list[PartitionLog]:
     none = transaction_index.none()
     bounds = {partition: Bounds(0, end, end, end) for partition, end in ends.items()}
     return [
-        PartitionLog(name, partition, bounds[partition], tuple(found), none, ())
-        for partition, found in sorted(runs.items())
+        PartitionLog(name, partition, bounds[partition], tuple(parts), none, ())
+        for partition, parts in sorted(runs.items())
     ]
 
 
 def first_open(log: PartitionLog) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Producer ids with an open transaction, sorted, and where each begins: int64[n] both."""
+    """Return the producer ids with an open transaction, sorted, and the offset where each begins: int64[n] both."""
     pairs = np.array(log.open, np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]

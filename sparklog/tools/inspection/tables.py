@@ -91,7 +91,7 @@ INDEX = pa.schema(
 
 
 def gap_table(batches: pa.Table) -> pa.Table:
-    """Offsets without records, in offset order, of the batches of any number of partitions (`batches.SCHEMA`)."""
+    """Return the offsets without records, in offset order, of batches of any number of partitions."""
     before, inside = batches["gap_before"].to_numpy(), batches["missing"].to_numpy()
     base, last = batches["base_offset"].to_numpy(), batches["last_offset"].to_numpy()
     rows = np.concatenate((np.flatnonzero(before > 0), np.flatnonzero(inside > 0)))
@@ -113,7 +113,7 @@ def gap_table(batches: pa.Table) -> pa.Table:
 
 
 def transaction_table(batches: pa.Table) -> pa.Table:
-    """Transactions in the batches of one partition, by their first offset.
+    """Return the transactions in the batches of one partition, by their first offset.
 
     Kafka's: from a producer's first transactional batch to its marker; sparklog's: the batches that one holds.
     """
@@ -123,8 +123,8 @@ def transaction_table(batches: pa.Table) -> pa.Table:
     if not len(chosen):
         return TRANSACTIONS.empty_table()
     marker = chosen["outcome"].combine_chunks().to_numpy(zero_copy_only=False) == "marker"
-    own = pc.fill_null(chosen["transaction"].combine_chunks(), "").dictionary_encode()
-    owner = own.indices.to_numpy()
+    names = pc.fill_null(chosen["transaction"].combine_chunks(), "").dictionary_encode()
+    owner = names.indices.to_numpy()
     producer = chosen["producer_id"].to_numpy()
     order = np.lexsort((chosen["base_offset"].to_numpy(), producer, owner))
     chosen = chosen.take(pa.array(order))
@@ -134,9 +134,9 @@ def transaction_table(batches: pa.Table) -> pa.Table:
     starts[1:] = (owner[1:] != owner[:-1]) | (producer[1:] != producer[:-1]) | marker[:-1]
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(order)) - 1
-    found = _transactions(chosen, first, last, marker)
+    table = _transactions(chosen, first, last, marker)
     # A marker alone ended nothing here: its transaction had no records in this partition, or cleaning took them.
-    return found.filter(pc.greater(found["batches"], 0)).sort_by("first_offset")
+    return table.filter(pc.greater(table["batches"], 0)).sort_by("first_offset")
 
 
 def _transactions(
@@ -175,7 +175,7 @@ def _transactions(
 
 @dataclass
 class _File:
-    """Of one file: its runs, what its indexes hold, what is wrong with it."""
+    """A file's runs, the number of its indexes' entries, and its damage."""
 
     runs: list[Run]
     offset_entries: int | None = None
@@ -184,7 +184,7 @@ class _File:
 
 
 def file_tables(log: PartitionLog, batches: pa.Table, stops: list[Stop]) -> tuple[pa.Table, pa.Table]:
-    """The files of a partition (`FILES`), in offset order, and the entries of their indexes (`INDEX`)."""
+    """Return the files of a partition (`FILES`), in offset order, and the entries of their indexes (`INDEX`)."""
     files: dict[str, _File] = {}
     for run in log.runs:
         files.setdefault(run.name, _File([])).runs.append(run)
@@ -198,12 +198,12 @@ def file_tables(log: PartitionLog, batches: pa.Table, stops: list[Stop]) -> tupl
             if stop.file == name:
                 file.damage = f"no batch at byte {stop.position}: {stop.reason}"
     rows = [_file_row(log, name, file) for name, file in files.items()]
-    plain = pa.Table.from_pylist(rows, pa.schema([FILES.field(each) for each in _OWN]))
+    plain = pa.Table.from_pylist(rows, pa.schema([FILES.field(each) for each in _FILE_COLUMNS]))
     index = pa.concat_tables(entries) if entries else INDEX.empty_table()
     return _with_batches(plain, batches), index
 
 
-_OWN = (
+_FILE_COLUMNS = (
     *("topic", "partition", "file", "kind", "base_offset", "bytes", "written", "index_entries", "bytes_per_entry"),
     *("time_index_entries", "damage"),
 )
@@ -255,16 +255,16 @@ def _with_batches(files: pa.Table, batches: pa.Table) -> pa.Table:
 
 def _segment_indexes(log: PartitionLog, file: _File) -> list[pa.Table]:
     run = file.runs[0]
-    found = []
+    tables = []
     if (data := _beside(run, "index")) is not None:
         offsets = offset_index.parse(data, run.base, file=run.name)
         file.offset_entries = len(offsets)
-        found.append(_entries(log, run, ".index", offsets.offsets, offsets.positions, None))
+        tables.append(_entries(log, run, ".index", offsets.offsets, offsets.positions, None))
     if (data := _beside(run, "timeindex")) is not None:
         times = time_index.parse(data, run.base, file=run.name)
         file.time_entries = len(times)
-        found.append(_entries(log, run, ".timeindex", times.offsets, None, times.timestamps))
-    return found
+        tables.append(_entries(log, run, ".timeindex", times.offsets, None, times.timestamps))
+    return tables
 
 
 def _beside(run: Run, suffix: str) -> bytes | None:
@@ -279,7 +279,7 @@ def _append_index(log: PartitionLog, file: _File) -> list[pa.Table]:
     data = run.store.get(run.key, run.file_size - run.footer_length, run.footer_length)
     footer = decode_footer(data, file_size=run.file_size, file=run.name)
     file.offset_entries = 0
-    found = []
+    tables = []
     for each in file.runs:
         entry = footer.at(each.position)
         if entry is None or entry.index is None:
@@ -287,8 +287,8 @@ def _append_index(log: PartitionLog, file: _File) -> list[pa.Table]:
         index = entry.index
         file.offset_entries += len(index)
         times = np.where(index.max_ts < 0, -1, index.max_ts)
-        found.append(_entries(log, each, "footer", index.offset + each.shift, index.position + each.position, times))
-    return found
+        tables.append(_entries(log, each, "footer", index.offset + each.shift, index.position + each.position, times))
+    return tables
 
 
 def _entries(

@@ -10,11 +10,11 @@ import pytest
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.decode import RecordColumns
-from sparklog.format.encode import encode_batch
 from sparklog.format.record_batch import CONTROL_BIT, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, BatchHeader
 from sparklog.log.read import fetch
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import TimestampOffset
+from tests.format.plain_encoder import encode_batch
 from tests.log.rewriting import appended_by_hand, sealed
 from tests.support.counted_root import CountedRoot
 from tests.support.records import random_rows, small

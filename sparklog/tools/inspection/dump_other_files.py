@@ -1,4 +1,4 @@
-"""Files that Kafka's tool does not know: sparklog's own, and Kafka's small text files.
+"""Lines of files that Kafka's tool does not know: sparklog's, and Kafka's small text files.
 
 | file                                    | lines                                                              |
 |-----------------------------------------|--------------------------------------------------------------------|
@@ -21,27 +21,13 @@ from sparklog.errors import Corrupt
 from sparklog.format import checkpoint_files
 from sparklog.format.append_file import TAIL_BYTES, WrittenSlice, decode_footer, footer_length
 from sparklog.log.journal.documents import checksum_holds
-from sparklog.tools.inspection.dump_index import Row
-from sparklog.tools.inspection.dump_source import Source
+from sparklog.tools.inspection.dump_source import Row, Source
 
 PIECE_BYTES = 4 << 20
-TEXT_FILES = frozenset(
-    {
-        checkpoint_files.LEADER_EPOCHS_FILE,
-        checkpoint_files.HIGH_WATERMARKS_FILE,
-        checkpoint_files.RECOVERY_POINTS_FILE,
-        checkpoint_files.LOG_STARTS_FILE,
-        checkpoint_files.CLEANER_OFFSETS_FILE,
-        checkpoint_files.PARTITION_METADATA_FILE,
-        "meta.properties",
-    }
-)
 
 
 def json_rows(source: Source) -> Iterator[Row]:
-    """Of a commit, a checkpoint's head, an entry of a decision or group log, or `_root.json`. `Corrupt` if it is no
-    JSON object.
-    """
+    """Give the lines of a commit, a checkpoint's head, an entry of a decision or group log, or `_root.json`."""
     data = source.read()
     try:
         document = json.loads(data)
@@ -71,7 +57,7 @@ def _text(value: object) -> str:
 
 
 def table_rows(source: Source) -> Iterator[Row]:
-    """Of a checkpoint's slice table. `Corrupt` if it is no Arrow file."""
+    """Give the lines of a checkpoint's slice table."""
     import pyarrow as pa
 
     try:
@@ -85,7 +71,7 @@ def table_rows(source: Source) -> Iterator[Row]:
 
 
 def slice_entries(source: Source) -> tuple[WrittenSlice, ...]:
-    """The slices of an append file, by its footer. `Corrupt` if that is damaged."""
+    """Return the slices of an append file, by its footer."""
     size = source.size()
     tail = source.read(max(0, size - TAIL_BYTES))
     length = footer_length(tail, file=source.shown)
@@ -95,7 +81,7 @@ def slice_entries(source: Source) -> tuple[WrittenSlice, ...]:
 
 
 def slice_row(source: Source, number: int, entry: WrittenSlice) -> Row:
-    """A slice's line; its checksum is computed anew."""
+    """Return a slice's line, with its checksum computed anew."""
     from crc32c import crc32c
 
     crc, at, end = 0, entry.position, entry.position + entry.nbytes
@@ -120,7 +106,7 @@ def slice_row(source: Source, number: int, entry: WrittenSlice) -> Row:
 
 
 def text_file_rows(source: Source) -> Iterator[Row]:
-    """Of Kafka's small text files. `Corrupt` if one is malformed."""
+    """Give the lines of one of Kafka's small text files."""
     name, data = source.name, source.read()
     if name == checkpoint_files.LEADER_EPOCHS_FILE:
         for each in checkpoint_files.parse_leader_epochs(data, file=source.shown):
@@ -132,8 +118,8 @@ def text_file_rows(source: Source) -> Iterator[Row]:
     else:
         separator = ":" if name == checkpoint_files.PARTITION_METADATA_FILE else "="
         for line in data.decode("utf-8", "replace").splitlines():
-            member, found, value = line.partition(separator)
-            if found and not line.startswith("#"):
+            member, sign, value = line.partition(separator)
+            if sign and not line.startswith("#"):
                 yield _row("property", {member.strip(): value.strip()})
 
 

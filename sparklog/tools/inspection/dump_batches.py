@@ -1,0 +1,371 @@
+"""A `.log` (or a snapshot of Kafka's metadata log) as lines of Kafka's DumpLogSegments, or as JSON objects.
+
+| mode          | lines                                                 |
+|---------------|-------------------------------------------------------|
+| shallow       | one for each batch                                    |
+| deep          | and one for each record                               |
+| with contents | and each record's key and value, shown by a decoder   |
+
+Checksums are shown, not required: records of a batch with a wrong one are printed as far as they can be decoded. Where
+no batch begins, or records cannot be decoded, the lines end with `Corrupt`.
+
+Whole windows of batches are read and decoded at once; a line is one f-string.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+
+from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import MIN_SCAN_BYTES, crc_failures, scan_headers
+from sparklog.format.decode import decode
+from sparklog.format.legacy import old_messages
+from sparklog.format.record_batch import (
+    CODECS,
+    LOG_OVERHEAD,
+    MAGIC,
+    MAX_SEQUENCE,
+    NO_SEQUENCE,
+    BatchHeaders,
+    BoolArray,
+    Int64Array,
+)
+from sparklog.tools.inspection.dump_decoders import Decoders, control_object, control_text, plain
+from sparklog.tools.inspection.dump_source import MAX_INT, Row, Source
+
+WINDOW_BYTES = 1 << 20
+PIECE_RECORDS = 20_000
+TIME_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Options for logs.
+
+    * `deep`: records; `contents`: their keys and values; `metadata`: the rest of a record
+    * `max_bytes`: bytes read of each file
+    * `json`: objects instead of lines
+    """
+
+    deep: bool = False
+    contents: bool = False
+    metadata: bool = True
+    max_bytes: int = MAX_INT
+    decoders: Decoders = field(default_factory=plain)
+    json: bool = False
+
+
+@dataclass(slots=True)
+class OffsetGaps:
+    """Neighbouring offsets of a file's records that do not follow one another, in order."""
+
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    last: int = -1
+
+    def add(self, offsets: list[int]) -> None:
+        """Take in the offsets of the next records."""
+        if not offsets:
+            return
+        array = np.array([self.last, *offsets], np.int64)
+        for index in np.flatnonzero(np.diff(array) != 1).tolist():
+            first, second = int(array[index]), int(array[index + 1])
+            if first != -1:
+                self.gaps.append((first, second))
+        self.last = offsets[-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """Bytes of a file from `start`, the headers of the whole batches in them, and which of their checksums hold.
+
+    Positions of the headers count from `start`.
+    """
+
+    source: Source
+    data: bytes
+    start: int
+    headers: BatchHeaders
+    valid: BoolArray
+
+    @property
+    def magic(self) -> list[int]:
+        magic = self.headers.magic
+        return [MAGIC] * len(self.headers) if magic is None else magic.tolist()
+
+    def rows(self, first: int, last: int) -> Window:
+        """Return batches `[first, last)`."""
+        return replace(self, headers=self.headers[first:last], valid=self.valid[first:last])
+
+
+class LogWalk:
+    """Iterates over the batches of a file, window by window. After it `end` is where it stopped."""
+
+    def __init__(self, source: Source, start: int = 0, *, limit: int = MAX_INT, contents: bool = True) -> None:
+        """Walk bytes `[start, limit)`. Without `contents`, compressed messages of formats v0 and v1 are not opened."""
+        self.source = source
+        self.stop = min(source.size(), limit)
+        self.end = start
+        self._contents = contents
+
+    def __iter__(self) -> Iterator[Window]:
+        """Give windows. `Corrupt` behind the last one if what follows is no batch, nor the part of one at the end."""
+        length = WINDOW_BYTES
+        while self.end < self.stop:
+            data = self.source.read(self.end, min(length, self.stop - self.end))
+            headers = scan_headers(data, whole=False, contents=self._contents)
+            start, self.end = self.end, self.end + headers.end
+            if len(headers):
+                yield from self._known_codecs(data, start, headers)
+                length = WINDOW_BYTES
+                continue
+            if headers.stop == "partial" and len(data) < self.stop - self.end:
+                length = int.from_bytes(data[8:LOG_OVERHEAD], "big") + LOG_OVERHEAD
+                if length <= self.stop - self.end:
+                    continue
+            if headers.stop != "partial" and self.stop - self.end >= MIN_SCAN_BYTES:
+                raise self._corrupt(f"expected a record batch, found none: {headers.reason}", self.end)
+            return
+
+    def _known_codecs(self, data: bytes, start: int, headers: BatchHeaders) -> Iterator[Window]:
+        unknown = np.flatnonzero(headers.codec >= len(CODECS))
+        known = headers[: int(unknown[0])] if len(unknown) else headers
+        valid = np.ones(len(known), np.bool_)
+        valid[crc_failures(data, known)] = False
+        yield Window(self.source, data, start, known, valid)
+        if len(unknown):
+            row = int(unknown[0])
+            number, position = int(headers.codec[row]), start + int(headers.position[row])
+            raise self._corrupt(f"expected a codec of 0 to {len(CODECS) - 1}, found {number}", position)
+
+    def _corrupt(self, message: str, position: int) -> Corrupt:
+        return Corrupt(message, file=self.source.shown, position=position)
+
+
+def log_rows(
+    source: Source, options: LogOptions, gaps: OffsetGaps, part: tuple[int, int] | None = None
+) -> Iterator[Row]:
+    """Give the lines of a log; `part`: only these bytes, from batch to batch. `Corrupt` where they cannot be read."""
+    start, end = part or (0, MAX_INT)
+    walk = LogWalk(source, start, limit=min(end, start + options.max_bytes), contents=options.deep)
+    for window in walk:
+        if not options.deep:
+            yield from _batch_rows(window, options.json)
+            continue
+        for piece in pieces(window):
+            yield from _deep_rows(piece, options, gaps)
+    left = walk.stop - walk.end
+    if left > 0 and options.max_bytes == MAX_INT:
+        text = f"Found {left} invalid bytes at the end of {source.name}"
+        yield Row(text, {"type": "trailing", "position": walk.end, "bytes": left})
+
+
+def pieces(window: Window, records: int = PIECE_RECORDS) -> Iterator[Window]:
+    """Give a window in parts of about so many records: compressed batches may become a thousand times as large."""
+    numbers = np.cumsum(window.headers.count.clip(0)) // records
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(window.headers)]
+    for first, last in pairwise(cuts):
+        if first < last:
+            yield window.rows(first, last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Records of a window in log order, a list for each field; `rows`: how many each batch has.
+
+    `crc`: of a message of format v0 or v1, None in format v2.
+    """
+
+    rows: list[int]
+    offset: list[int]
+    timestamp: list[int]
+    sequence: list[int]
+    key: list[bytes | None]
+    value: list[bytes | None]
+    headers: list[list[dict[str, Any]] | None]
+    crc: list[int | None]
+
+
+def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterator[Row]:
+    """Give the line of each batch, and behind it those of its records."""
+    try:
+        records = _decoded(window)
+    except Corrupt:
+        if len(window.headers) == 1:
+            yield from _batch_rows(window, options.json)
+            raise
+        for row in range(len(window.headers)):
+            yield from _deep_rows(window.rows(row, row + 1), options, gaps)
+        return
+    gaps.add(records.offset)
+    rows = _record_objects(window, records, options) if options.json else _record_lines(window, records, options)
+    batches = zip(_batch_rows(window, options.json), records.rows, window.headers.position.tolist(), strict=True)
+    for batch, count, position in batches:
+        yield batch
+        try:
+            yield from islice(rows, count)
+        except Corrupt as error:
+            file, place = window.source.shown, window.start + position
+            raise Corrupt(error.message, file=file, position=place, offset=error.offset) from None
+
+
+def _decoded(window: Window) -> _Records:
+    headers = window.headers
+    columns = decode(
+        window.data,
+        headers,
+        columns=("key", "value", "headers"),
+        check_crc=False,
+        file=window.source.shown,
+        file_position=window.start,
+    )
+    assert columns.key is not None
+    assert columns.value is not None
+    assert columns.headers is not None
+    base = np.repeat(headers.base_sequence, columns.batch_rows)
+    delta = columns.offset - np.repeat(headers.base_offset, columns.batch_rows)
+    count = len(columns)
+    return _Records(
+        columns.batch_rows.tolist(),
+        columns.offset.tolist(),
+        columns.timestamp.tolist(),
+        np.where(base < 0, NO_SEQUENCE, (base + delta) & MAX_SEQUENCE).tolist(),
+        columns.key.to_pylist(),
+        columns.value.to_pylist(),
+        [None] * count if columns.headers.null_count == count else columns.headers.to_pylist(),
+        [None] * count if headers.magic is None else _message_crcs(window, columns.batch_rows),
+    )
+
+
+def _message_crcs(window: Window, rows: Int64Array) -> list[int | None]:
+    crcs: list[int | None] = []
+    for row, (legacy, count) in enumerate(zip(window.headers.is_legacy.tolist(), rows.tolist(), strict=True)):
+        crcs += old_messages.message_crcs(window.data, window.headers, row) if legacy else [None] * count
+    return crcs
+
+
+def _batch_rows(window: Window, as_json: bool) -> Iterator[Row]:
+    headers = window.headers
+    columns: dict[str, list[Any]] = {
+        "baseOffset": headers.base_offset.tolist(),
+        "lastOffset": headers.last_offset.tolist(),
+        "count": headers.count.tolist(),
+        "baseSequence": headers.base_sequence.tolist(),
+        "lastSequence": headers.last_sequence.tolist(),
+        "producerId": headers.producer_id.tolist(),
+        "producerEpoch": headers.producer_epoch.tolist(),
+        "partitionLeaderEpoch": headers.leader_epoch.tolist(),
+        "isTransactional": headers.is_transactional.tolist(),
+        "isControl": headers.is_control.tolist(),
+        "deleteHorizonMs": np.where(headers.has_delete_horizon, headers.base_timestamp, -1).tolist(),
+        "position": (headers.position + window.start).tolist(),
+        "timestampType": [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()],
+        "maxTimestamp": headers.max_timestamp.tolist(),
+        "size": headers.size.tolist(),
+        "magic": window.magic,
+        "codec": [CODECS[codec] for codec in headers.codec.tolist()],
+        "crc": headers.crc.tolist(),
+        "valid": window.valid.tolist(),
+    }
+    for values in zip(*columns.values(), strict=True):
+        yield Row("", _batch_object(columns, values)) if as_json else Row(_batch_line(values), {})
+
+
+def _batch_object(names: dict[str, list[Any]], values: tuple[Any, ...]) -> dict[str, Any]:
+    row = {"type": "batch", **dict(zip(names, values, strict=True))}
+    if row["magic"] < MAGIC:
+        row.update(baseOffset=None, count=None)
+    if row["deleteHorizonMs"] == -1:
+        row["deleteHorizonMs"] = None
+    return row
+
+
+def _batch_line(values: tuple[Any, ...]) -> str:
+    base, last, count, sequence, last_sequence, producer, epoch, leader, *rest = values
+    transactional, control, horizon, position, kind, time, size, magic, codec, crc, valid = rest
+    start = (
+        f"baseOffset: {base} lastOffset: {last} count: {count} baseSequence: {sequence} lastSequence: {last_sequence}"
+        f" producerId: {producer} producerEpoch: {epoch} partitionLeaderEpoch: {leader}"
+        f" isTransactional: {_java(transactional)} isControl: {_java(control)}"
+        f" deleteHorizonMs: {'OptionalLong.empty' if horizon == -1 else f'OptionalLong[{horizon}]'}"
+        if magic >= MAGIC
+        else f"offset: {last}"
+    )
+    return (
+        f"{start} position: {position} {kind}: {time} size: {size} magic: {magic}"
+        f" compresscodec: {codec} crc: {crc} isvalid: {_java(valid)}"
+    )
+
+
+def _java(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _record_lines(window: Window, records: _Records, options: LogOptions) -> Iterator[Row]:
+    headers = window.headers
+    kinds = [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()]
+    is_control = headers.is_control.tolist()
+    for row, offset, time, sequence, key, value, names, crc in _each(records):
+        line = ""
+        if options.metadata:
+            line = (
+                f"| offset: {offset} {kinds[row]}: {time} keySize: {-1 if key is None else len(key)}"
+                f" valueSize: {-1 if value is None else len(value)}"
+            )
+            if crc is None:
+                line += f" sequence: {sequence} headerKeys: [{','.join(each['key'] for each in names or ())}]"
+            else:
+                line += f" isValid: {_java(bool(window.valid[row]))} crc: {crc}}}"
+        if is_control[row]:
+            # As in Kafka's tool, nothing is left of a control record without metadata.
+            line = f"{line} {control_text(key, value)}" if options.metadata else line
+        elif options.contents:
+            shown_key, payload = options.decoders(offset, key, value)
+            if shown_key is not None:
+                line += f"{' ' if options.metadata else '| '}key: {shown_key[0]}"
+            line = line if payload is None else f"{line} payload: {payload[0]}"
+        yield Row(line, {})
+
+
+def _record_objects(window: Window, records: _Records, options: LogOptions) -> Iterator[Row]:
+    headers = window.headers
+    kinds = [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()]
+    is_control = headers.is_control.tolist()
+    for row, offset, time, sequence, key, value, names, crc in _each(records):
+        fields: dict[str, Any] = {
+            "type": "record",
+            "offset": offset,
+            "timestampType": kinds[row],
+            "timestamp": time,
+            "keySize": None if key is None else len(key),
+            "valueSize": None if value is None else len(value),
+            "sequence": sequence,
+            "headers": [[each["key"], _base64(each["value"])] for each in names or ()],
+        }
+        if crc is not None:
+            fields.update(valid=bool(window.valid[row]), crc=crc)
+        if is_control[row]:
+            fields["control"] = control_object(key, value)
+        elif options.contents:
+            shown_key, payload = options.decoders(offset, key, value)
+            fields.update(key=shown_key and shown_key[1], value=payload and payload[1])
+        yield Row("", fields)
+
+
+def _each(records: _Records) -> Iterator[tuple[Any, ...]]:
+    """Give each record's batch (a row of the window's headers) and fields."""
+    batch = np.repeat(np.arange(len(records.rows)), np.array(records.rows, np.int64)).tolist()
+    return zip(
+        *(batch, records.offset, records.timestamp, records.sequence),
+        *(records.key, records.value, records.headers, records.crc),
+        strict=True,
+    )
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode("ascii")
