@@ -64,8 +64,8 @@ def _check_listed(partitions: Partitions, bound: Bound) -> None:
     listed = bound.partitions()
     if listed is None:
         return
-    left_out = {t: {p: 0 for p in found if p not in listed.get(t, {})} for t, found in partitions.items()}
-    unknown = {t: {p: 0 for p in found if p not in partitions.get(t, {})} for t, found in listed.items()}
+    left_out = {t: {p: 0 for p in offsets if p not in listed.get(t, {})} for t, offsets in partitions.items()}
+    unknown = {t: {p: 0 for p in offsets if p not in partitions.get(t, {})} for t, offsets in listed.items()}
     if any(unknown.values()):
         raise BadRequest(f"{bound.option} names partitions that are not read: {describe(unknown)}; leave them out")
     if any(left_out.values()):

@@ -155,7 +155,7 @@ class LogPartition(InputPartition):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         ranges = [part.range for part in self.value[:4]]
-        shown = ", ".join(f"{found.topic}-{found.partition}[{found.start}, {found.end})" for found in ranges)
+        shown = ", ".join(f"{part.topic}-{part.partition}[{part.start}, {part.end})" for part in ranges)
         return f"LogPartition({shown}{', ...' if len(self.value) > 4 else ''})"
 
 

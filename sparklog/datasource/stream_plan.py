@@ -250,7 +250,7 @@ class StreamPlanner:
     @staticmethod
     def _same(start: StreamOffset, answer: StreamOffset, begin: Offsets) -> bool:
         """True if an answer says no more than `start`: then Spark must get `start` itself."""
-        if any(start.ids.get(topic, found) != found for topic, found in answer.ids.items()):
+        if any(start.ids.get(topic, topic_id) != topic_id for topic, topic_id in answer.ids.items()):
             return False
         if set(start.positions) - set(answer.positions):
             return False

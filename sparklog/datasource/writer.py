@@ -66,9 +66,9 @@ def _check_root(root: Root, plan: SinkPlan, messages: Iterable[SparklogCommitMes
     expected = {part.target.root_id for message in messages for part in message.topics}
     if plan.root_id is not None:
         expected.add(plan.root_id)
-    for found in sorted(expected - {root.id}):
+    for root_id in sorted(expected - {root.id}):
         raise Conflict(
-            f"The root at {root.location} changed its id from {found} to {root.id} while this write ran: write again"
+            f"The root at {root.location} changed its id from {root_id} to {root.id} while this write ran: write again"
         )
 
 

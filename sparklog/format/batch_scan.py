@@ -84,9 +84,9 @@ def scan_headers(
                 old.append((len(positions), old_messages.find(view, position)))
                 position = old[-1][1].end
                 continue
-            found = f"magic is {magic - 256 if magic > 127 else magic}, expected 0, 1 or 2"
+            unknown = f"magic is {magic - 256 if magic > 127 else magic}, expected 0, 1 or 2"
             few = f"message size {length} is less than a message of magic {magic} has"
-            stop, reason = "corrupt", few if magic < MAGIC else found
+            stop, reason = "corrupt", few if magic < MAGIC else unknown
             break
         positions.append(position)
         position += length + LOG_OVERHEAD

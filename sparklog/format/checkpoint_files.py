@@ -41,11 +41,11 @@ class LeaderEpoch:
 
 def parse_offsets(data: bytes, *, file: str | None = None) -> dict[TopicPartition, int]:
     """`(topic, partition) -> offset` of a `*-offset-checkpoint`. `Corrupt` if it is malformed."""
-    found: dict[TopicPartition, int] = {}
+    offsets: dict[TopicPartition, int] = {}
     for number, fields in _lines(data, 3, file):
         partition, offset = _integers(fields[1:], number, file)
-        found[fields[0], partition] = offset
-    return found
+        offsets[fields[0], partition] = offset
+    return offsets
 
 
 def offsets_to_bytes(offsets: Mapping[TopicPartition, int]) -> bytes:
@@ -55,13 +55,13 @@ def offsets_to_bytes(offsets: Mapping[TopicPartition, int]) -> bytes:
 
 def parse_leader_epochs(data: bytes, *, file: str | None = None) -> list[LeaderEpoch]:
     """The entries of a `leader-epoch-checkpoint`. `Corrupt` if it is malformed or epochs or offsets do not increase."""
-    found: list[LeaderEpoch] = []
+    entries: list[LeaderEpoch] = []
     for number, fields in _lines(data, 2, file):
         epoch, start = _integers(fields, number, file)
-        if found and (epoch <= found[-1].epoch or start < found[-1].start_offset):
+        if entries and (epoch <= entries[-1].epoch or start < entries[-1].start_offset):
             raise Corrupt(f"leader epochs increase with their offsets; line {number} does not", file=file)
-        found.append(LeaderEpoch(epoch, start))
-    return found
+        entries.append(LeaderEpoch(epoch, start))
+    return entries
 
 
 def leader_epochs_to_bytes(epochs: Sequence[LeaderEpoch]) -> bytes:

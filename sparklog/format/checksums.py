@@ -41,12 +41,12 @@ MOST_BYTES = 4 << 20
 """Longer runs are not searched: it takes a second a megabyte or two."""
 
 
-def flipped_bit(nbytes: int, found: int, expected: int) -> tuple[int, int] | None:
-    """Return the (byte, bit) whose flip turns CRC `found` of `nbytes` bytes into `expected`; None without one."""
-    if found == expected or nbytes > MOST_BYTES:
+def flipped_bit(nbytes: int, actual: int, expected: int) -> tuple[int, int] | None:
+    """Return the (byte, bit) whose flip turns CRC `actual` of `nbytes` bytes into `expected`; None without one."""
+    if actual == expected or nbytes > MOST_BYTES:
         return None
     table, back, single = _tables()
-    difference = found ^ expected
+    difference = actual ^ expected
     for at in range(nbytes - 1, -1, -1):
         if difference in single:
             return at, single[difference]

@@ -88,8 +88,8 @@ def decompress(codec: str, data: BytesLike, limit: int | None = None) -> bytes:
 
 
 def _too_large(codec: str, limit: int, size: int | None = None) -> Corrupt:
-    found = "more" if size is None else f"{size}"
-    return Corrupt(f"{codec} data may decompress to at most {limit} bytes, found {found}")
+    size_text = "more" if size is None else f"{size}"
+    return Corrupt(f"{codec} data may decompress to at most {limit} bytes, found {size_text}")
 
 
 def _gzip_compress(data: BytesLike, level: int | None) -> bytes:

@@ -60,8 +60,8 @@ class EncodeOptions:
         if self.codec != "none":
             compression.check_level(self.codec, self.level)
         if self.batch_bytes <= 0 or self.max_message_bytes <= 0:
-            found = f"{self.batch_bytes} and {self.max_message_bytes}"
-            raise BadRequest(f"batch and message sizes must be positive, found {found}")
+            sizes = f"{self.batch_bytes} and {self.max_message_bytes}"
+            raise BadRequest(f"batch and message sizes must be positive, found {sizes}")
 
     @property
     def attributes(self) -> int:

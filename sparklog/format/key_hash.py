@@ -61,8 +61,8 @@ def key_hashes(
         hashes.reshape(-1).view(np.int64),
     )
     if wrong >= 0:
-        found = f"{int(key_length[wrong])} bytes at {int(key_start[wrong])}"
-        raise BadRequest(f"key {wrong} does not lie in the {len(data)} bytes of data: found {found}")
+        place = f"{int(key_length[wrong])} bytes at {int(key_start[wrong])}"
+        raise BadRequest(f"key {wrong} does not lie in the {len(data)} bytes of data: found {place}")
     return hashes
 
 

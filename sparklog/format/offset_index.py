@@ -42,8 +42,8 @@ class OffsetIndex:
 
     def lookup(self, offset: int) -> tuple[int, int]:
         """The greatest entry with offset <= `offset`; `(base, 0)` if there is none (Kafka: OffsetIndex.lookup)."""
-        found = int(np.searchsorted(self.offsets, offset, side="right")) - 1
-        return (self.base, 0) if found < 0 else (int(self.offsets[found]), int(self.positions[found]))
+        entry = int(np.searchsorted(self.offsets, offset, side="right")) - 1
+        return (self.base, 0) if entry < 0 else (int(self.offsets[entry]), int(self.positions[entry]))
 
     def to_bytes(self) -> bytes:
         """Kafka's bytes. `BadRequest` if an offset or a position does not fit into 31 bits."""

@@ -75,8 +75,8 @@ def _column(name: str, given: int | Int64Array | None, n: int, low: int, high: i
         return np.full(n, value, np.int64)
     if given.shape != (n,) or given.dtype != np.int64:
         raise BadRequest(f"expected int64[{n}], {name} for each batch, found {given.dtype}{list(given.shape)}")
-    if n and not low <= (found := int(given.min())) <= int(given.max()) <= high:
-        raise BadRequest(f"{name} is {low} to {high}, found {found} to {int(given.max())}")
+    if n and not low <= (least := int(given.min())) <= int(given.max()) <= high:
+        raise BadRequest(f"{name} is {low} to {high}, found {least} to {int(given.max())}")
     return given
 
 

@@ -45,8 +45,8 @@ class TimeIndex:
 
         Every record before that offset has a timestamp <= the entry's (Kafka: TimeIndex.lookup).
         """
-        found = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
-        return (NO_TIMESTAMP, self.base) if found < 0 else (int(self.timestamps[found]), int(self.offsets[found]))
+        entry = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
+        return (NO_TIMESTAMP, self.base) if entry < 0 else (int(self.timestamps[entry]), int(self.offsets[entry]))
 
     def to_bytes(self) -> bytes:
         """Kafka's bytes. `BadRequest` if an offset does not fit into 31 bits."""

@@ -64,9 +64,9 @@ class AbortedTransactions:
 
     def covers(self, producer_ids: Int64Array, offsets: Int64Array) -> npt.NDArray[np.bool_]:
         """Return which transactional data batches are aborted, bool[n], by producer id and offset (int64[n])."""
-        found = np.zeros(len(offsets), np.bool_)
+        covered = np.zeros(len(offsets), np.bool_)
         if not len(offsets) or not len(self):
-            return found
+            return covered
         near = self.overlapping(int(offsets.min()), int(offsets.max()) + 1)
         # A producer's transactions do not overlap, so the first that ends at or behind a batch is the only candidate:
         # both are sorted together, and each batch looks at the next transaction behind it.
@@ -80,8 +80,8 @@ class AbortedTransactions:
         entry[order] = np.where(behind < nowhere, order[np.minimum(behind, nowhere - 1)], entries)
         mine = entry[entries:]
         firsts, owners = np.append(near.first_offsets, 0)[mine], np.append(near.producer_ids, -1)[mine]
-        found |= (mine < entries) & (owners == producer_ids) & (firsts <= offsets)
-        return found
+        covered |= (mine < entries) & (owners == producer_ids) & (firsts <= offsets)
+        return covered
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes."""
@@ -121,21 +121,21 @@ def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None =
             f"a transaction index has a multiple of 34 bytes, this one has {len(data)}; rebuild it", file=file
         )
     entries = np.frombuffer(data, _ENTRY)
-    found = AbortedTransactions(
+    index = AbortedTransactions(
         entries["producer"].astype(np.int64),
         entries["first"].astype(np.int64),
         entries["last"].astype(np.int64),
         entries["stable"].astype(np.int64),
     )
-    wrong = (entries["version"] != VERSION) | (found.last_offsets < base) | (found.first_offsets > found.last_offsets)
-    wrong[1:] |= np.diff(found.last_offsets) <= 0
+    wrong = (entries["version"] != VERSION) | (index.last_offsets < base) | (index.first_offsets > index.last_offsets)
+    wrong[1:] |= np.diff(index.last_offsets) <= 0
     if wrong.any():
         raise Corrupt(
             "a transaction index has entries of version 0 with rising markers from the segment's base on; rebuild it",
             file=file,
             position=int(np.argmax(wrong)) * ENTRY_BYTES,
         )
-    return found
+    return index
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,8 +89,8 @@ def _find() -> _Call | None:
         return None
     call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     call.restype = ctypes.c_int
-    found: _Call = call
-    return found
+    renameat2: _Call = call
+    return renameat2
 
 
 _CALL = _find()

@@ -172,11 +172,11 @@ def _upper_escapes(text: str) -> str:
     """Escapes like \\u001f with Jackson's capital letters; a backslash in front of one is itself escaped."""
     out: list[str] = []
     position = 0
-    while (found := text.find("\\", position)) >= 0:
-        length = 6 if text[found + 1] == "u" else 2
-        escape = text[found : found + length]
-        out += (text[position:found], escape if length == 2 else "\\u" + escape[2:].upper())
-        position = found + length
+    while (backslash := text.find("\\", position)) >= 0:
+        length = 6 if text[backslash + 1] == "u" else 2
+        escape = text[backslash : backslash + length]
+        out += (text[position:backslash], escape if length == 2 else "\\u" + escape[2:].upper())
+        position = backslash + length
     return "".join((*out, text[position:]))
 
 

@@ -164,7 +164,7 @@ def translate(
     data_end, room = origin + len(data), out_at + len(out) - SLACK
     to = out_at
     for row in range(len(start)):
-        at, end, previous, found = origin + start[row], origin + stop[row], -1, 0
+        at, end, previous, messages = origin + start[row], origin + stop[row], -1, 0
         base, time_base, last, moved = base_offset[row], base_time[row], last_delta[row], shift[row]
         out_start[row] = to - out_at
         while at < end:
@@ -214,9 +214,9 @@ def translate(
             store_u8(to, 0)
             to += 1
             previous = delta
-            found += 1
+            messages += 1
             at = message_end
-        if found != count[row]:
+        if messages != count[row]:
             return fail(state_at, row, start[row], base, COUNT)
         out_stop[row] = to - out_at
     return OK

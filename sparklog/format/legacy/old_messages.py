@@ -149,14 +149,14 @@ def header_at(data: bytes) -> BatchHeaders:
     )
 
 
-def merged(headers: BatchHeaders, found: Sequence[tuple[int, Entries]]) -> BatchHeaders:
+def merged(headers: BatchHeaders, groups: Sequence[tuple[int, Entries]]) -> BatchHeaders:
     """Batches of format v2 and runs of entries in log order; each run comes with how many of the batches lie before it.
 
     Wrappers count as one record at least, from behind the row before them on: see `resolved`.
     """
     parts: list[BatchHeaders] = []
     low = 0
-    for before, entries in found:
+    for before, entries in groups:
         parts += (headers[low:before], headers_of(entries))
         low = before
     parts.append(headers[low:])
@@ -203,14 +203,14 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
 
     source = as_bytes_array(data)
     long = headers.size >= LONG_MESSAGE
-    found = headers.crc.copy()
+    actual = headers.crc.copy()
     short = np.flatnonzero(~long)
     crcs = kernels.message_crcs.sized(len(short))
-    found[short] = crcs(source, headers.position[short], headers.size[short], kernels.CRC_TABLE)
+    actual[short] = crcs(source, headers.position[short], headers.size[short], kernels.CRC_TABLE)
     view = source.data
     for row in np.flatnonzero(long).tolist():
-        found[row] = _crc_of(view, headers, row)
-    return np.flatnonzero(found != headers.crc)
+        actual[row] = _crc_of(view, headers, row)
+    return np.flatnonzero(actual != headers.crc)
 
 
 def message_crcs(data: BytesLike, headers: BatchHeaders, row: int) -> list[int]:

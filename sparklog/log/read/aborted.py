@@ -46,16 +46,16 @@ class _Cache:
 
     def get(self, key: tuple[str, int]) -> AbortedTransactions | None:
         with self._lock:
-            found = self._found.get(key)
-            if found is not None:
+            entry = self._found.get(key)
+            if entry is not None:
                 self._found.move_to_end(key)
-            return found
+            return entry
 
-    def put(self, key: tuple[str, int], found: AbortedTransactions) -> None:
+    def put(self, key: tuple[str, int], ranges: AbortedTransactions) -> None:
         with self._lock:
             before = self._found.pop(key, None)
-            self._entries += len(found) - (0 if before is None else len(before))
-            self._found[key] = found
+            self._entries += len(ranges) - (0 if before is None else len(before))
+            self._found[key] = ranges
             while self._entries > CACHED_ENTRIES or len(self._found) > CACHED_FILES:
                 self._entries -= len(self._found.popitem(last=False)[1])
 
@@ -76,8 +76,8 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
     """
     from sparklog.log.read.fetch import MissingFile
 
-    found = table.select(partition, start)
-    marked = found[(found.flags & _FLAG) != 0]
+    slices = table.select(partition, start)
+    marked = slices[(slices.flags & _FLAG) != 0]
     if not len(marked):
         return None
     planned = planned_slices(topic, partition, marked)
@@ -98,10 +98,10 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
 
 def _cache_of(store: Store) -> _Cache:
     with _CACHES_LOCK:
-        found = _CACHES.get(store)
-        if found is None:
-            found = _CACHES[store] = _Cache()
-        return found
+        cache = _CACHES.get(store)
+        if cache is None:
+            cache = _CACHES[store] = _Cache()
+        return cache
 
 
 def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:

@@ -49,9 +49,9 @@ def latest_record(
         offset = _newest_offset(view, topic, partition, key, isolation)
         if offset is None:
             continue
-        found = _record(view, topic, partition, offset, isolation)
-        if newest is None or _timestamp(found) > _timestamp(newest):
-            newest = found
+        record = _record(view, topic, partition, offset, isolation)
+        if newest is None or _timestamp(record) > _timestamp(newest):
+            newest = record
         if 0 < earlier <= partition:
             break
     return newest
@@ -64,21 +64,21 @@ def partitions_of_key(view: TakenView, topic: str, key: bytes) -> dict[int, int]
     holds a single partition is that partition. `BadRequest` where partitions are missing (a directory of one of several
     brokers): their number is not known there.
     """
-    there = sorted(view.bounds(topic))
-    if len(there) == 1:
-        return {there[0]: 0}
-    if there != list(range(len(there))):
+    listed = sorted(view.bounds(topic))
+    if len(listed) == 1:
+        return {listed[0]: 0}
+    if listed != list(range(len(listed))):
         raise BadRequest(
-            f"{view.location} holds partitions {', '.join(map(str, there))} of topic {topic}, not how many there are:"
+            f"{view.location} holds partitions {', '.join(map(str, listed))} of topic {topic}, not how many there are:"
             " name the partition, or search all of them"
         )
     from sparklog.format.key_hash import partition_for_key
 
-    counts = [len(there), *reversed(view.earlier_partitions(topic))]
-    found: dict[int, int] = {}
+    counts = [len(listed), *reversed(view.earlier_partitions(topic))]
+    partitions: dict[int, int] = {}
     for count, earlier in zip(counts, [*counts[1:], 0], strict=True):
-        found.setdefault(int(partition_for_key(bytes_array([key]), count)[0]), earlier)
-    return found
+        partitions.setdefault(int(partition_for_key(bytes_array([key]), count)[0]), earlier)
+    return partitions
 
 
 def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
@@ -86,9 +86,9 @@ def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isol
     end, run_bytes = bounds.end(isolation), FIRST_RUN_BYTES
     while end > bounds.log_start:
         start = _start_of_run(view, OffsetRange(topic, partition, bounds.log_start, end), run_bytes)
-        found = _last_match(view, OffsetRange(topic, partition, start, end), key, isolation)
-        if found is not None:
-            return found
+        offset = _last_match(view, OffsetRange(topic, partition, start, end), key, isolation)
+        if offset is not None:
+            return offset
         end, run_bytes = start, min(run_bytes * 4, LARGEST_RUN_BYTES)
     return None
 
@@ -108,13 +108,13 @@ def _last_match(view: TakenView, wanted: OffsetRange, key: bytes, isolation: str
     import pyarrow.compute as pc
 
     sought = bytes_scalar(key)
-    found = None
+    newest = None
     for part in view.plan([wanted], isolation):
         for batch in part.read(("key", "offset")):
             rows = pc.indices_nonzero(pc.equal(batch.column("key"), sought))
             if len(rows):
-                found = batch.column("offset")[rows[-1].as_py()].as_py()
-    return found
+                newest = batch.column("offset")[rows[-1].as_py()].as_py()
+    return newest
 
 
 def _record(view: TakenView, topic: str, partition: int, offset: int, isolation: str) -> pa.RecordBatch:

@@ -181,9 +181,9 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
     for wanted in ranges:
         slices = _visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
         aborted = hidden.get(wanted.partition)
-        own = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
+        hidden = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
         planned = planned_slices(snapshot.topic, wanted.partition, slices)
-        plans.append(replace(planned, hidden=own) if own is not None and len(own) else planned)
+        plans.append(replace(planned, hidden=hidden) if hidden is not None and len(hidden) else planned)
     return plans
 
 
@@ -202,10 +202,10 @@ def _aborted_by_partition(snapshot: Snapshot, ranges: Sequence[OffsetRange]) -> 
 
 def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
     """Return the partition's bounds; `NotFound` if the topic has no such partition."""
-    found = bounds.get(partition)
-    if found is None:
+    bound = bounds.get(partition)
+    if bound is None:
         raise NotFound(f"expected partitions 0 to {len(bounds) - 1} of topic {topic}, found {partition}")
-    return found
+    return bound
 
 
 def _check_range(wanted: OffsetRange, bounds: Mapping[int, Bounds], isolation: str) -> None:
@@ -239,16 +239,16 @@ def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:
     by_partition = []
     sealed, plain = rows.sealed(), rows.status != ABORTED
     for partition in range(snapshot.head.partitions):
-        own = rows.partition_rows(partition)
-        sizes, closed = rows.size[own], sealed[own]
+        span = rows.partition_rows(partition)
+        sizes, closed = rows.size[span], sealed[span]
         by_partition.append(
             PartitionSize(
                 topic=snapshot.topic,
                 partition=partition,
                 append_bytes=int(sizes[~closed].sum()),
                 sealed_bytes=int(sizes[closed].sum()),
-                records=int(rows.records[own][plain[own]].sum()),
-                slices=own.stop - own.start,
+                records=int(rows.records[span][plain[span]].sum()),
+                slices=span.stop - span.start,
             )
         )
     return by_partition

@@ -39,9 +39,9 @@ class Tail:
         """Take the first snapshot; `NotFound` if the topic or the partition does not exist."""
         self.topic_id = self.view.topic_id(self.topic)
         self.view.refresh([self.topic])
-        found = self.view.bounds(self.topic)
-        if self.partition is not None and self.partition not in found:
-            raise NotFound(f"{self.topic} has no partition {self.partition}, its last one is {max(found, default=-1)}")
+        bounds = self.view.bounds(self.topic)
+        if self.partition is not None and self.partition not in bounds:
+            raise NotFound(f"{self.topic} has no partition {self.partition}, its last one is {max(bounds, default=-1)}")
 
     def start_at_log_start(self) -> None:
         bounds = self.view.bounds(self.topic)
@@ -64,8 +64,8 @@ class Tail:
         """At the first record of each partition that is not older; at the end where there is none."""
         self.start_at_end()
         targets = dict.fromkeys(self.positions, timestamp_ms)
-        found = self.view.offsets_for_timestamps(self.topic, targets, self.isolation)
-        self.positions.update({partition: answer.offset for partition, answer in found.items() if answer is not None})
+        records = self.view.offsets_for_timestamps(self.topic, targets, self.isolation)
+        self.positions.update({partition: answer.offset for partition, answer in records.items() if answer is not None})
 
     def poll(self, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         """Batches from the positions to the end of the snapshot. A partition's position moves when it is read up."""

@@ -136,9 +136,9 @@ def scan(
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []
     for partition in chosen:
-        own = check_partition(topic, partition, bounds)
-        low = _offset(start, partition, own, isolation, EARLIEST)
-        high = _offset(end, partition, own, isolation, LATEST)
+        bound = check_partition(topic, partition, bounds)
+        low = _offset(start, partition, bound, isolation, EARLIEST)
+        high = _offset(end, partition, bound, isolation, LATEST)
         if low > high and not (isinstance(start, str) or isinstance(end, str)):
             raise BadRequest(f"expected start <= end for partition {partition}, found {low} and {high}")
         ranges.append(OffsetRange(topic, partition, low, high))
@@ -161,7 +161,7 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
 def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:
     """The record at exactly this offset, as one row with all columns; see `Topic.record_at`."""
     wanted = OffsetRange(snapshot.topic, partition, offset, offset + 1)
-    found = list(read_parts(plan_parts(snapshot, [wanted], isolation), COLUMNS))
-    if not found:
+    batches = list(read_parts(plan_parts(snapshot, [wanted], isolation), COLUMNS))
+    if not batches:
         raise NotFound(f"no record at offset {offset} of {snapshot.topic}-{partition}: compacted away or aborted")
-    return found[0]
+    return batches[0]

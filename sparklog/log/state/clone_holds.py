@@ -75,8 +75,8 @@ def still_names(history: History, topic_id: str, owner: str, since: int, held: s
     """
     folder = f"/{owner}/"
     for version in sorted(number for number in held if number < since):
-        found = history.at(version)
-        if found.head.topic_id == topic_id and _any(found.slices.paths(), folder):
+        snapshot = history.at(version)
+        if snapshot.head.topic_id == topic_id and _any(snapshot.slices.paths(), folder):
             return True
     begin = history.at(since)
     if begin.head.topic_id == topic_id and _any(begin.slices.paths(), folder):

@@ -85,13 +85,13 @@ class History:
 
     def sound(self, version: int) -> Snapshot | None:
         """The state in a checkpoint, read back: head, table, and its place in the chain. None if it is damaged."""
-        found = self._verified(version)
-        return None if found is None else found[0]
+        verified = self._verified(version)
+        return None if verified is None else verified[0]
 
     def table_of(self, version: int) -> str | None:
         """Key of the slice table that a sound checkpoint names."""
-        found = self._verified(version)
-        return None if found is None else checkpoint_prefix(self.topic) + found[1]
+        verified = self._verified(version)
+        return None if verified is None else checkpoint_prefix(self.topic) + verified[1]
 
     def _verified(self, version: int) -> tuple[Snapshot, str] | None:
         if version not in self._sound:
@@ -110,22 +110,22 @@ class History:
         table = decode_table(data, checkpoint.table, table_key, version)
         check_state(checkpoint.head, table)
         if self.commits.has(version, version):
-            found = crc32c.crc32c(self.store.get(commit_key(self.topic, version)))
-            if found != checkpoint.head.crc:
+            crc = crc32c.crc32c(self.store.get(commit_key(self.topic, version)))
+            if crc != checkpoint.head.crc:
                 raise Corrupt(
-                    f"commit {version} has CRC-32C {found}, its checkpoint says {checkpoint.head.crc}", file=key
+                    f"commit {version} has CRC-32C {crc}, its checkpoint says {checkpoint.head.crc}", file=key
                 )
         return Snapshot(self.topic, self.store, checkpoint.head, table), checkpoint.table.name
 
     def sound_below(self, version: int) -> Iterator[int]:
         """Versions of sound checkpoints at or below a version, newest first; each is read when it is asked for."""
-        return (found for found in reversed(self.checkpoints) if found <= version and self.sound(found) is not None)
+        return (base for base in reversed(self.checkpoints) if base <= version and self.sound(base) is not None)
 
     def base_of(self, version: int) -> int | None:
         """The version that `at(version)` starts from: a checkpoint, -1 for the log's beginning; None: no way."""
-        for found in self.sound_below(version):
+        for base in self.sound_below(version):
             # The commits before a gap lead nowhere, so an older checkpoint does not either.
-            return found if self.commits.has(found + 1, version) else None
+            return base if self.commits.has(base + 1, version) else None
         return -1 if self.commits.has(0, version) else None
 
     # -- versions
@@ -152,10 +152,10 @@ class History:
         return Snapshot(self.topic, self.store, head, table)
 
     def _start(self, base: int) -> Snapshot:
-        found = self.sound(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
-        if found is None:
+        start = self.sound(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
+        if start is None:
             raise Corrupt(f"checkpoint {base} is not sound", file=checkpoint_key(self.topic, base))
-        return found
+        return start
 
     def version_at(self, time_ms: int) -> int:
         """The newest version whose commit was not made after a time (ms, of the writers' clocks).
@@ -208,10 +208,10 @@ class History:
                 yield from enumerate(pool.map(self.store.get, block), start)
 
 
-def _commits(found: Iterator[ObjectInfo]) -> CommitFiles:
+def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:
     rows = [
         (version, info.size, info.modified_ms)
-        for info in found
+        for info in listing
         if (version := checkpoint_version(info.key)) is not None
     ]
     columns = np.array(rows, np.int64).reshape(len(rows), 3)

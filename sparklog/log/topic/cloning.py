@@ -241,19 +241,19 @@ def file_slices(rows: Slices) -> list[FileSlices]:
     of_row = np.array([at[path] for path in paths], np.int64)[of_row]
     order = np.argsort(of_row, kind="stable")
     cuts = np.append(np.searchsorted(of_row[order], np.arange(len(at))), len(order))
-    found = []
+    files = []
     for path, i in at.items():
-        own = rows[order[cuts[i] : cuts[i + 1]]]
+        file_rows = rows[order[cuts[i] : cuts[i + 1]]]
         columns: dict[str, Any] = {
-            column.commit.attribute: tuple(own.columns[column.name].tolist())
+            column.commit.attribute: tuple(file_rows.columns[column.name].tolist())
             for column in SLICE_COLUMNS
             if column.commit
         }
-        columns["offsets"] = tuple((own.end - own.base).tolist())
-        if not own.sealed().all():
+        columns["offsets"] = tuple((file_rows.end - file_rows.base).tolist())
+        if not file_rows.sealed().all():
             columns["index_crc"] = ()
-        found.append(FileSlices(path, int(own.file_size[0]), int(own.footer_length[0]), **columns))
-    return found
+        files.append(FileSlices(path, int(file_rows.file_size[0]), int(file_rows.footer_length[0]), **columns))
+    return files
 
 
 def _cloned(topic: Topic, snapshot: Snapshot, name: str, topic_id: str, files: Sequence[FileSlices]) -> Cloned:

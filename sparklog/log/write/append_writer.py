@@ -244,15 +244,16 @@ def check_root(target: AppendTarget) -> None:
 
     where = target.store.location
     try:
-        found = read_root_id(target.store)
+        root_id = read_root_id(target.store)
     except NotFound:
         raise NotFound(
             f"expected the root {target.root_id} at {where}, found none on this machine: use storage that driver and "
             "executors share"
         ) from None
-    if found != target.root_id:
+    if root_id != target.root_id:
         raise BadRequest(
-            f"expected the root {target.root_id} at {where}, found {found}: use storage that driver and executors share"
+            f"expected the root {target.root_id} at {where}, found {root_id}:"
+            " use storage that driver and executors share"
         )
 
 

@@ -89,8 +89,8 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
     output = AppendOutput(log.store, log.topic, append_path(max(head.version, 0), log.env.new_id()))
     try:
         for partition in sorted({each.partition for each in chosen}):
-            own = [each for each in chosen if each.partition == partition]
-            committed = [commit if each.decided is None else each.decided == COMMIT for each in own]
+            ending = [each for each in chosen if each.partition == partition]
+            committed = [commit if each.decided is None else each.decided == COMMIT for each in ending]
             data = b"".join(
                 end_txn_marker(
                     commit=committed[i],
@@ -100,16 +100,16 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
                     producer_epoch=min(each.epoch + 1, MAX_EPOCH),
                     coordinator_epoch=0,
                 )
-                for i, each in enumerate(own)
+                for i, each in enumerate(ending)
             )
-            aborted = _entries(own, committed)
+            aborted = _entries(ending, committed)
             flags = SliceFlag.KAFKA_PRODUCERS | (SliceFlag.KAFKA_ABORTED if len(aborted) else SliceFlag.NONE)
             output.write(data)
             output.end_slice(
                 WrittenSlice(
                     partition=partition,
                     nbytes=len(data),
-                    offsets=len(own),
+                    offsets=len(ending),
                     records=0,
                     min_ts=now_ms,
                     max_ts=now_ms,
@@ -124,12 +124,12 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
         raise
 
 
-def _entries(own: Sequence[KafkaOpen], committed: Sequence[bool]) -> AbortedTransactions:
+def _entries(transactions: Sequence[KafkaOpen], committed: Sequence[bool]) -> AbortedTransactions:
     """Return the entries of the ABORT markers; all markers lie at offsets from 0 in the slice."""
     rows = np.flatnonzero(~np.array(committed, np.bool_))
     return AbortedTransactions(
-        np.array([each.producer for each in own], np.int64)[rows],
-        np.array([each.first for each in own], np.int64)[rows],
+        np.array([each.producer for each in transactions], np.int64)[rows],
+        np.array([each.first for each in transactions], np.int64)[rows],
         rows.astype(np.int64),
         np.full(len(rows), -1, np.int64),
     )

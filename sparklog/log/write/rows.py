@@ -146,8 +146,8 @@ def _as_binary(array: pa.Array) -> pa.Array:
         return array.view(pa.binary())
     if pa.types.is_large_string(array.type):
         return array.view(pa.large_binary())
-    own = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_null(array.type)
-    return array if own else array.cast(pa.large_binary())
+    binary = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_null(array.type)
+    return array if binary else array.cast(pa.large_binary())
 
 
 def _headers(batches: Sequence[pa.RecordBatch]) -> pa.Array | None:

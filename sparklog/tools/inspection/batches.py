@@ -199,46 +199,46 @@ class _Walk:
             self.columns.setdefault(name, []).append(np.asarray(values, np.int64))
 
     def _outcome(self, run: Run, headers: BatchHeaders, base: Int64Array) -> npt.NDArray[np.int64]:
-        found = np.full(len(headers), OUTCOMES.index(run.outcome or "plain"), np.int64)
+        outcome = np.full(len(headers), OUTCOMES.index(run.outcome or "plain"), np.int64)
         held = headers.is_transactional & ~headers.is_control
-        found[held] = OUTCOMES.index("committed")
+        outcome[held] = OUTCOMES.index("committed")
         producers, starts = first_open(self.log)
         at = np.minimum(np.searchsorted(producers, headers.producer_id), max(len(producers) - 1, 0))
         if len(producers):
-            found[held & (producers[at] == headers.producer_id) & (base >= starts[at])] = OUTCOMES.index("open")
-        found[held & self.log.aborted.covers(headers.producer_id, base)] = OUTCOMES.index("aborted")
-        found[headers.is_control] = OUTCOMES.index("marker")
-        return found
+            outcome[held & (producers[at] == headers.producer_id) & (base >= starts[at])] = OUTCOMES.index("open")
+        outcome[held & self.log.aborted.covers(headers.producer_id, base)] = OUTCOMES.index("aborted")
+        outcome[headers.is_control] = OUTCOMES.index("marker")
+        return outcome
 
     def table(self) -> pa.Table:
         if not self.columns:
             return empty()
-        found = {name: np.concatenate(parts) for name, parts in self.columns.items()}
-        rows = len(found["size"])
-        hidden = np.isin(found["outcome"], [OUTCOMES.index("aborted"), OUTCOMES.index("open")])
+        columns = {name: np.concatenate(parts) for name, parts in self.columns.items()}
+        rows = len(columns["size"])
+        hidden = np.isin(columns["outcome"], [OUTCOMES.index("aborted"), OUTCOMES.index("open")])
         counts = self.facts.key_counts(hidden)
-        closed = found["uncompressed_bytes"] < 0
-        offsets = found["last_offset"] - found["base_offset"] + 1
+        closed = columns["uncompressed_bytes"] < 0
+        offsets = columns["last_offset"] - columns["base_offset"] + 1
         start = np.array([self.log.bounds.log_start - 1], np.int64)
-        before = np.concatenate((start, np.maximum.accumulate(found["last_offset"])[:-1]))
-        found["missing"] = offsets - found["records"]
-        found["gap_before"] = np.maximum(found["base_offset"] - before - 1, 0)
-        found["keys_new"] = np.where(closed, -1, counts.new)
-        found["keys_latest"] = np.where(closed, -1, counts.latest)
-        ratio = found["uncompressed_bytes"] / np.maximum(found["stored"], 1)
-        ratio[(found["codec"] == 0) | (found["stored"] <= 0)] = 1.0
+        before = np.concatenate((start, np.maximum.accumulate(columns["last_offset"])[:-1]))
+        columns["missing"] = offsets - columns["records"]
+        columns["gap_before"] = np.maximum(columns["base_offset"] - before - 1, 0)
+        columns["keys_new"] = np.where(closed, -1, counts.new)
+        columns["keys_latest"] = np.where(closed, -1, counts.latest)
+        ratio = columns["uncompressed_bytes"] / np.maximum(columns["stored"], 1)
+        ratio[(columns["codec"] == 0) | (columns["stored"] <= 0)] = 1.0
         arrays = {
             "topic": pa.array([self.log.topic] * rows, pa.string()),
             "partition": np.full(rows, self.log.partition, np.int32),
             "ratio": pa.array(ratio, mask=closed),
-            "codec": _named(found["codec"], CODECS),
-            "timestamp_type": _named(found["timestamp_type"], _TYPES),
-            "outcome": _named(found["outcome"], OUTCOMES),
+            "codec": _named(columns["codec"], CODECS),
+            "timestamp_type": _named(columns["timestamp_type"], _TYPES),
+            "outcome": _named(columns["outcome"], OUTCOMES),
             **{name: pa.array(texts, pa.string()) for name, texts in self.texts.items()},
         }
         for each in SCHEMA:
             if each.name not in arrays:
-                arrays[each.name] = _column(each, found[each.name])
+                arrays[each.name] = _column(each, columns[each.name])
         return pa.table([arrays[name] for name in SCHEMA.names], SCHEMA.names).cast(SCHEMA)
 
 
@@ -258,7 +258,7 @@ def _named(codes: Int64Array, names: tuple[str, ...]) -> pa.Array:
 
 def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> list[str | None]:
     """The word for each control batch; an emptied one, or one that cannot be read, is `unknown`."""
-    found: list[str | None] = [None] * len(headers)
+    kinds: list[str | None] = [None] * len(headers)
     rows = np.flatnonzero(headers.is_control)
     sound = rows[~np.isin(rows, list(damage))]
     try:
@@ -266,10 +266,10 @@ def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> lis
     except Corrupt:
         kinds = [_kind(data, headers, row, damage) for row in sound.tolist()]
     for row in rows.tolist():
-        found[row] = "unknown"
+        kinds[row] = "unknown"
     for row, kind in zip(sound.tolist(), kinds, strict=True):
-        found[row] = _CONTROL[kind] if kind >= 0 else "unknown"
-    return found
+        kinds[row] = _CONTROL[kind] if kind >= 0 else "unknown"
+    return kinds
 
 
 def _kind(data: bytes, headers: BatchHeaders, row: int, damage: dict[int, str]) -> int:
