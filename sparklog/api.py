@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest
-from sparklog.kafka.in_place.damage import CorruptRecords
+from sparklog.kafka.in_place.damage_policy import CorruptRecords
 from sparklog.kafka.in_place.location import (
     KAFKA_DIRECTORY,
     KAFKA_PARTITION,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparklog.kafka.exporting import ExportedTopic
     from sparklog.kafka.importing.importing import ImportReport
     from sparklog.maintenance.report import TopicReport
-    from sparklog.maintenance.work import Runner, Settings
+    from sparklog.maintenance.work_items import Runner, Settings
     from sparklog.retention.retain import RetainReport
     from sparklog.tools.backup.manifest import Manifest
     from sparklog.tools.backup.restoring import Restored
@@ -473,14 +473,14 @@ def _opened(root: RootLike) -> Root:
 
 def _runner(spark: SparkSession | None) -> Runner:
     from sparklog.maintenance.spark_runner import SparkRunner
-    from sparklog.maintenance.work import InProcess
+    from sparklog.maintenance.work_items import InProcess
 
     return InProcess() if spark is None else SparkRunner(spark)
 
 
 def _settings(root: Root, properties: PathLike | None, now_ms: int | None, dry_run: bool) -> Settings:
     from sparklog.maintenance.properties import settings_of_file
-    from sparklog.maintenance.work import Settings, store_clock_ms
+    from sparklog.maintenance.work_items import Settings, store_clock_ms
 
     given = Settings(0) if properties is None else settings_of_file(os.fspath(properties))
     clock = store_clock_ms(root.store, root.env, dry_run=dry_run) if now_ms is None else now_ms

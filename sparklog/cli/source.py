@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from sparklog.log.state.view import LogView
     from sparklog.log.topic.root import Root
-    from sparklog.maintenance.work import Settings
+    from sparklog.maintenance.work_items import Settings
     from sparklog.storage import Store
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ def report_settings(source: Source, properties: str | None = None, now: str | No
     from sparklog.cli.options import parse_time
     from sparklog.log.journal.env import SYSTEM
     from sparklog.maintenance.properties import settings_of_file
-    from sparklog.maintenance.work import Settings, store_clock_ms
+    from sparklog.maintenance.work_items import Settings, store_clock_ms
 
     settings = Settings(0) if properties is None else settings_of_file(properties)
     if now is not None:

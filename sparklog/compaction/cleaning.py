@@ -31,7 +31,7 @@ from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.maintenance.work import Done, PieceReport, Progress, Settings, silent
+from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store
 
 
@@ -71,7 +71,7 @@ def group_segments(
 
 
 if TYPE_CHECKING:
-    from sparklog.compaction.clean_pass import Counts
+    from sparklog.compaction.cleaner import Counts
     from sparklog.compaction.producer_state import PartitionProducers
 
 
@@ -98,7 +98,7 @@ class CleanDone(Done):
 
 @dataclass(frozen=True, slots=True)
 class CleanWork:
-    """A pass over one partition. See `sparklog.maintenance.work.Work`.
+    """A pass over one partition. See `sparklog.maintenance.work_items.Work`.
 
     `segments`: all of the partition, whose rows count in `sources`, which holds all slices up to the last sealed one,
     or all there are where Kafka's producers wrote. Offsets are those of the snapshot at version `read_version`.
@@ -191,7 +191,7 @@ class CleanWork:
     ) -> tuple[tuple[FileSlices, ...], list[PlannedSlice], Cleaned]:
         """Write the new segments; return them, the slices they replace, and the outcome."""
         from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge
-        from sparklog.compaction.clean_pass import Cleaner, Reader, TombstoneRules, fill_map
+        from sparklog.compaction.cleaner import Cleaner, Reader, TombstoneRules, fill_map
         from sparklog.compaction.offset_map import OffsetMap, slots_of
         from sparklog.compaction.segment_writer import SegmentWriter
         from sparklog.format.key_hash import HashKey

@@ -23,7 +23,7 @@ from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, SliceTable
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.report import Planned
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 
 _Sealed = dict[int, set[int]]
 """Per partition, bases of the slices that sealing would take."""

@@ -29,7 +29,7 @@ from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
-from sparklog.maintenance.work import Done, PieceReport, Progress, silent
+from sparklog.maintenance.work_items import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ Bytes = memoryview
 
 def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, Bytes, BatchHeaders]]:
     """The batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
-    from sparklog.compaction.segment_output import patch_batches, scan_slices
+    from sparklog.compaction.slices_to_segments import patch_batches, scan_slices
 
     if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > REQUEST_BYTES:
         yield from _windows(store, load[0])
@@ -229,7 +229,7 @@ def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, Bytes, BatchHead
     """One large slice, window by window; its checksum is known to be right once all of them have been read."""
     from crc32c import crc32c
 
-    from sparklog.compaction.segment_output import check_offsets, patch_batches
+    from sparklog.compaction.slices_to_segments import check_offsets, patch_batches
     from sparklog.log.read.fetch import read_window
 
     (row,) = part.rows

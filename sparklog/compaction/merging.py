@@ -40,7 +40,7 @@ from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
 from sparklog.log.state.slices import MERGE_TIER_MASK, MERGE_TIER_SHIFT
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import Store
 
 Int64s = npt.NDArray[np.int64]

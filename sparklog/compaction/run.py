@@ -36,7 +36,7 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure, Size, TopicReport
-from sparklog.maintenance.work import Done, Runner, Settings, Work
+from sparklog.maintenance.work_items import Done, Runner, Settings, Work
 from sparklog.transactions.completion import resolve_topic, visible_snapshot
 
 TRIES = 5

@@ -1,4 +1,4 @@
-"""Plan sealing, and run it: unsealed slices become Kafka segments, written by `sparklog.compaction.segment_output`.
+"""Plan sealing, and run it: unsealed slices become Kafka segments, written by `sparklog.compaction.slices_to_segments`.
 
 A segment is sealed when Kafka would have closed it: by the roll rule over the slice table
 (`sparklog.log.state.segments`), by the clock in a quiet partition, or at once if the user rolls. A segment waits until
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparklog.compaction.segment_output import SealPart, SegmentOutput, write_segments
+from sparklog.compaction.slices_to_segments import SealPart, SegmentOutput, write_segments
 from sparklog.errors import BadRequest
 from sparklog.log.decisions.atomic_bounds import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
@@ -28,7 +28,7 @@ from sparklog.log.state.segments import RollRule, Segment, due, segments_of
 from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.maintenance.work import Done, PieceReport, Progress, Settings, silent
+from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SealWork:
-    """A work item that seals segments of some partitions of a topic. See `sparklog.maintenance.work.Work`."""
+    """A work item that seals segments of some partitions of a topic. See `sparklog.maintenance.work_items.Work`."""
 
     store: Store
     topic: str

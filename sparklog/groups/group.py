@@ -6,7 +6,7 @@
     member.commit({"orders": {0: 42}})
     group.alter({"orders": {0: 0}})                     # refused while the group is active
 
-Every change is an entry in the group's journal (`sparklog.groups.state`). As a commit of a topic does, each entry also
+Every change is an entry in the group's journal (`group_state`). As a commit of a topic does, each entry also
 settles pending offsets of decided transactions, and aborts transactions past their timeout. Readers ask the decisions
 themselves and wait for no entry.
 
@@ -24,7 +24,8 @@ from typing import Protocol
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.groups import state as steps
+from sparklog.groups import group_state as steps
+from sparklog.groups.group_state import GROUPS, GroupState, Pending, settled
 from sparklog.groups.offsets import (
     MAX_INT,
     NO_EPOCH,
@@ -34,7 +35,6 @@ from sparklog.groups.offsets import (
     TopicOffsets,
     topic_offsets,
 )
-from sparklog.groups.state import GROUPS, GroupState, Pending, settled
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX

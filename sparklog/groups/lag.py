@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.group import STABLE, Group, GroupDescription
-from sparklog.groups.groups import Groups
+from sparklog.groups.listing import Groups
 from sparklog.groups.offsets import TopicOffsets
 from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.snapshot import Snapshot

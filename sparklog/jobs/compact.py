@@ -29,7 +29,7 @@ from sparklog.jobs.program import Maintenance, NowOption, job, maintenance, pars
 from sparklog.maintenance.progress import say_outcome
 from sparklog.maintenance.report import document, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
-from sparklog.maintenance.work import Runner
+from sparklog.maintenance.work_items import Runner
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.output import say
 from sparklog.maintenance.properties import settings_of_file
 from sparklog.maintenance.report import Failure, say_failures
-from sparklog.maintenance.work import Settings, store_clock_ms
+from sparklog.maintenance.work_items import Settings, store_clock_ms
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 P = ParamSpec("P")

@@ -21,7 +21,7 @@ from contextlib import closing
 from sparklog.jobs.program import Maintenance, job, maintenance, parse, run_maintenance
 from sparklog.maintenance.output import say
 from sparklog.maintenance.spark_runner import SparkIfNeeded
-from sparklog.maintenance.work import Runner
+from sparklog.maintenance.work_items import Runner
 from sparklog.retention.report import document, progress, summary
 from sparklog.retention.retain import retain_root
 

@@ -25,7 +25,7 @@ from sparklog.jobs.program import DONE, FAILED, job, parse
 from sparklog.maintenance.output import say
 from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded
-from sparklog.maintenance.work import Runner
+from sparklog.maintenance.work_items import Runner
 from sparklog.storage import open_store
 from sparklog.tools.verification.findings import document, summary
 from sparklog.tools.verification.run import verify_root

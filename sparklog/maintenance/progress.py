@@ -11,7 +11,7 @@ from __future__ import annotations
 from sparklog.errors import SparklogError
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.maintenance.output import megabytes, rates, say
-from sparklog.maintenance.work import Done, Work
+from sparklog.maintenance.work_items import Done, Work
 
 EVERY_MS = 5_000
 

@@ -45,7 +45,7 @@ from sparklog.log.state.config_table import (
     kafka_name,
 )
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 
 T = TypeVar("T")
 MINUTE_MS = 60_000

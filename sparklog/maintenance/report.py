@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import SparklogError
 from sparklog.maintenance.output import json_value, megabytes, say, table
-from sparklog.maintenance.work import PieceReport
+from sparklog.maintenance.work_items import PieceReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.maintenance.output import say
 from sparklog.maintenance.progress import Meter
-from sparklog.maintenance.work import Done, InProcess, Progress, Runner, Work, silent
+from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Work, silent
 from sparklog.storage.locks import ForkLock
 
 if TYPE_CHECKING:

@@ -22,15 +22,15 @@ from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
 from sparklog.log.journal.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, file_key, is_topic_name
 from sparklog.log.state.commit import RETAIN
+from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
-from sparklog.log.state.intents import LogStartIntent
 from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure
-from sparklog.maintenance.work import Runner, Settings, store_clock_ms
+from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.retention.expiry import Expiry, plan_expiry
 from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
 from sparklog.transactions.completion import collect, resolve_topic

@@ -25,13 +25,13 @@ from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.commit import CREATE, MAINTAIN
+from sparklog.log.state.commit_intents import Draft, Nothing
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
 from sparklog.log.state.history import History
-from sparklog.log.state.intents import Draft, Nothing
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.work import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
+from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
 from sparklog.retention import vacuum_plan as plan
 from sparklog.retention.vacuum_plan import DataFile, Victim, delete_delay_ms, give_up_clones, needed_by_clones
 from sparklog.storage.store import Store

@@ -26,12 +26,12 @@ from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.clone_holds import GiveUpIntent, clone_of_hold, is_given_up, still_names
 from sparklog.log.state.commit import DELETE
+from sparklog.log.state.commit_intents import DeleteIntent
 from sparklog.log.state.history import CommitFiles, History
-from sparklog.log.state.intents import DeleteIntent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.log.topic.topic_log import RootContext
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import ObjectInfo
 
 APPEND, SEGMENT, INDEX = "append file", "segment", "segment index"

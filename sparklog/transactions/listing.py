@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, nearest
-from sparklog.groups.groups import Groups
-from sparklog.groups.state import GroupState
+from sparklog.groups.group_state import GroupState
+from sparklog.groups.listing import Groups
 from sparklog.log.decisions.decision import BY_OPERATOR, Decisions
 from sparklog.log.decisions.decision_log import open_transactions, timeout_of
 from sparklog.log.journal.clock import reading_clock_ms

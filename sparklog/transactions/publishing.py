@@ -21,7 +21,7 @@ from sparklog.log.decisions.decision import init
 from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS
 from sparklog.log.journal.env import Moment
 from sparklog.log.state.commit import TAKEOVER, Writer
-from sparklog.log.state.intents import Draft, Nothing, check_topic
+from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
 from sparklog.log.state.registry import WriterKey, decide, next_epoch
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import content_of

@@ -11,7 +11,7 @@ import sparklog as library
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.location import open_view, resolve
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"

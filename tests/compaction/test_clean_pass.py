@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparklog.compaction import clean_pass
+from sparklog.compaction import cleaner
 from sparklog.compaction.cleaning import CleanDone, CleanWork, plan_cleaning
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.compaction.sealing import plan_sealing
@@ -26,7 +26,7 @@ from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from tests.compaction.histories import History
 from tests.compaction.plain_cleaner import (
@@ -389,13 +389,13 @@ def test_each_pass_hashes_with_another_key(place: CountedRoot, monkeypatch: pyte
     topic = updated(place)
     (work,) = plan(topic)
     used: list[set[tuple[int, int]]] = []
-    real = clean_pass.key_hashes
+    real = cleaner.key_hashes
 
     def spy(data: object, start: object, length: object, key: HashKey) -> object:
         used[-1].add((key.low, key.high))
         return real(data, start, length, key)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(clean_pass, "key_hashes", spy)
+    monkeypatch.setattr(cleaner, "key_hashes", spy)
     for _ in range(3):
         used.append(set())
         work.run()
@@ -487,7 +487,7 @@ def test_a_failing_store_leaves_no_half_segment(place: CountedRoot, monkeypatch:
     topic = updated(place)
     (work,) = plan(topic)
     before = {item.key for item in place.inner.list("t/")}
-    real = clean_pass.filter_batches
+    real = cleaner.filter_batches
     calls = iter(range(100))
 
     def failing(*arguments: object, **options: object) -> object:
@@ -495,7 +495,7 @@ def test_a_failing_store_leaves_no_half_segment(place: CountedRoot, monkeypatch:
             raise OSError("the disk is on fire")
         return real(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(clean_pass, "filter_batches", failing)
+    monkeypatch.setattr(cleaner, "filter_batches", failing)
     with pytest.raises(OSError, match="fire"):
         work.run()
     left = {item.key for item in place.inner.list("t/")} - before

@@ -19,11 +19,11 @@ from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import parse
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.journal.names import file_key
-from sparklog.log.state.intents import LogStartIntent
+from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.expiry import Expiry, plan_expiry
 from sparklog.storage.store import Store
 from tests.compaction.fixture_stages import Pass, Stage, all_passes

@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.compaction.run import compact_topic
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from tests.compaction.histories import History
 from tests.compaction.test_imported_transactions import check, log_dir, model_of, sealed_by_now
 from tests.support.counted_root import CountedRoot

@@ -22,7 +22,7 @@ from sparklog.log.state.slices import SliceFlag, merge_tier
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root_view import RootView
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from tests.compaction.fixture_stages import PARTITION, Pass, passes
 from tests.compaction.histories import History
 from tests.compaction.plain_cleaner import PlainBatch, decoded

@@ -23,7 +23,7 @@ from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from tests.fixture_data import copied, expected_dump, expected_records
 from tests.kafka_tools import Dumped, KafkaTools, without_emptied, without_gaps

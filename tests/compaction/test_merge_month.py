@@ -25,7 +25,7 @@ from sparklog.log.state.slice_table import Slices, SliceTable, Texts
 from sparklog.log.state.slices import merge_tier, with_tier
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.storage.memory import MemoryStore
 
 pytestmark = pytest.mark.sweep

@@ -26,8 +26,8 @@ from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHe
 from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.read import fetch
 from sparklog.log.read.read_plan import PlannedSlices
+from sparklog.log.state.commit_intents import AppendIntent, Draft, Nothing
 from sparklog.log.state.commit_log import Outcome
-from sparklog.log.state.intents import AppendIntent, Draft, Nothing
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
@@ -37,7 +37,7 @@ from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write import append_output
 from sparklog.log.write.append_output import AppendOutput
-from sparklog.maintenance.work import Done, Settings
+from sparklog.maintenance.work_items import Done, Settings
 from sparklog.storage.store import Store
 from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve, sealed

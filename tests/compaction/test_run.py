@@ -18,7 +18,7 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Size
-from sparklog.maintenance.work import Done, InProcess, PieceReport, Progress, Settings, Work, silent
+from sparklog.maintenance.work_items import Done, InProcess, PieceReport, Progress, Settings, Work, silent
 from sparklog.storage.memory import MemoryStore
 from tests.log.topics import append
 from tests.support.maintaining import maintain

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
-from sparklog.compaction import sealing, segment_output
+from sparklog.compaction import sealing, slices_to_segments
 from sparklog.compaction.sealing import SealWork, plan_sealing
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format import transaction_index
@@ -28,14 +28,14 @@ from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_TIMESTAMP, Batc
 from sparklog.log.journal.names import append_path
 from sparklog.log.read import fetch
 from sparklog.log.state.commit import ALTER, SEAL
-from sparklog.log.state.intents import Draft
+from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
-from sparklog.maintenance.work import Done, InProcess, Progress, Settings
+from sparklog.maintenance.work_items import Done, InProcess, Progress, Settings
 from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve
 from tests.support.counted_root import KINDS, CountedRoot
@@ -242,7 +242,7 @@ def test_a_slice_larger_than_a_segment_is_cut_between_batches(
 
 
 def test_small_and_large_slices_keep_their_order(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_output, "HELD_BYTES", 8000)
+    monkeypatch.setattr(slices_to_segments, "HELD_BYTES", 8000)
     topic = memory.topic(1, {"segment.bytes": 100_000})
     for i, n in enumerate((3, 100, 3, 3, 100, 100, 3)):
         topic.append(random_rows(n, first=i * 100, seed=i), options=small(batch_bytes=900))
@@ -674,7 +674,7 @@ def test_work_runs_in_another_process(tmp_path: Path) -> None:
 
 
 def test_an_error_leaves_no_half_written_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_output, "HELD_BYTES", 100)
+    monkeypatch.setattr(slices_to_segments, "HELD_BYTES", 100)
     place = CountedRoot("local", tmp_path)
     topic = place.topic(1)
     appended(topic, 2)

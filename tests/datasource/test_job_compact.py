@@ -21,7 +21,7 @@ from sparklog.errors import Conflict, Corrupt, SparklogError, Unavailable
 from sparklog.jobs import compact
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkIfNeeded, SparkRunner
-from sparklog.maintenance.work import Done, InProcess, PieceReport, Progress, Runner, silent
+from sparklog.maintenance.work_items import Done, InProcess, PieceReport, Progress, Runner, silent
 from tests.datasource.standard_error import StandardError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from sparklog.jobs import retain
 from sparklog.log.journal.names import append_path
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkRunner
-from sparklog.maintenance.work import Done, Work
+from sparklog.maintenance.work_items import Done, Work
 from sparklog.retention import vacuum
 from sparklog.retention.vacuum import CHUNK
 from tests.support.world import START_MS

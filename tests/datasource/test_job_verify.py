@@ -12,7 +12,7 @@ import pytest
 import sparklog
 from sparklog.jobs import verify
 from sparklog.maintenance.spark_runner import SparkRunner
-from sparklog.maintenance.work import InProcess
+from sparklog.maintenance.work_items import InProcess
 from sparklog.tools.verification import data_file
 
 if TYPE_CHECKING:

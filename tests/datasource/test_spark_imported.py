@@ -11,7 +11,7 @@ import sparklog
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from tests.datasource.streams import finish, source
 from tests.datasource.test_spark_kafka import ISOLATION, Record, expected, records
 

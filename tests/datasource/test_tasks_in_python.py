@@ -28,7 +28,7 @@ from sparklog.log.state.view import OffsetRange
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic_log import TopicLog
 from sparklog.log.write.append_writer import AppendWriter
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.transactions.listing import list_transactions
 from tests.datasource.memory_view import MemoryPart

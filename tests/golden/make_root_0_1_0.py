@@ -25,7 +25,7 @@ import pyarrow as pa
 from facts import facts
 from sparklog.backup.backing_up import back_up
 from sparklog.compaction.run import compact_root
-from sparklog.groups.groups import Groups
+from sparklog.groups.listing import Groups
 from sparklog.groups.offsets import OffsetAndMetadata
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.append_writer import WriteOptions
@@ -33,7 +33,7 @@ from sparklog.log.cloning import clone_topic
 from sparklog.log.env import Env
 from sparklog.log.registry import WriterKey
 from sparklog.log.root import open_root
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions import transactional

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import Conflict, Fenced, SparklogError
-from sparklog.groups.groups import Groups
+from sparklog.groups.listing import Groups
 from sparklog.groups.offsets import OffsetAndMetadata
 from sparklog.groups.reset import Scenario, To, plan_reset, with_offsets
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
@@ -29,7 +29,7 @@ from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.delete_records import delete_records
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.write.append_writer import WriteOptions
-from sparklog.maintenance.work import Done, Settings, Work
+from sparklog.maintenance.work_items import Done, Settings, Work
 from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.tools.backup.backing_up import back_up

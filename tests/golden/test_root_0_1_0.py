@@ -12,12 +12,12 @@ import pytest
 
 import sparklog
 from sparklog.compaction.run import CompactOptions, compact_root
-from sparklog.groups.groups import Groups
+from sparklog.groups.listing import Groups
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.journal.env import Env
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.root import Root, open_root
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage import LocalStore
 from sparklog.storage.memory import MemoryStore

@@ -10,8 +10,8 @@ import pytest
 
 import sparklog
 from sparklog.groups import Group, Groups
+from sparklog.groups.group_state import GroupState
 from sparklog.groups.lag import Lag, lag
-from sparklog.groups.state import GroupState
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.topic.root_view import RootView
 from sparklog.testing.counting_store import CountingStore

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, Fenced
-from sparklog.groups import state as steps
+from sparklog.groups import group_state as steps
+from sparklog.groups.group_state import GroupState, decode_group, encode_group, settled
 from sparklog.groups.offsets import GroupMetadata, TopicOffsets, merged, topic_offsets, without
-from sparklog.groups.state import GroupState, decode_group, encode_group, settled
 from sparklog.log.journal import documents
 
 ONE = GroupMetadata("g", 1, "one")

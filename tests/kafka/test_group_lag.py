@@ -19,7 +19,7 @@ from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.root_view import RootView
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.tools.report.gather import gather
 from tests.kafka.logs import HOUR_MS, batch, write_partition
 from tests.kafka.test_import_coordinators import key, messages, value, write_groups

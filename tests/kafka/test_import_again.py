@@ -24,7 +24,7 @@ from sparklog.log.state.invariants import check_state
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.local import LocalStore
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore

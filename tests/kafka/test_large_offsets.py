@@ -16,7 +16,7 @@ from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.root_view import RootView
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.tools.verification.run import verify_root
 from tests.kafka.logs import HOUR_MS, keyed_batch, write_partition
 from tests.kafka_tools import KafkaTools

@@ -12,14 +12,14 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Corrupt
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.damage import Skipped
+from sparklog.kafka.in_place.damage_policy import Skipped
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.log.read import fetch
 from sparklog.log.read.time_lookup import offsets_of_max_timestamp
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, split_partition
 from tests.format.old_messages import message, messages, wrapper
 from tests.kafka.logs import HOUR_MS, batch, offsets, read, records, segment, without_epochs, write_partition

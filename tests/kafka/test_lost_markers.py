@@ -13,10 +13,10 @@ from sparklog.kafka.exporting import export_topics
 from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.damage import SKIP, Skipped
+from sparklog.kafka.in_place.damage_policy import SKIP, Skipped
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from tests.format.old_messages import message, messages
 from tests.kafka.logs import HOUR_MS, append_to, batch, marker, offsets, read, records, write_partition

@@ -12,13 +12,13 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, Skipped
+from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.kafka.in_place.read_part import KafkaReadPart, WindowBudget
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, fixture_tree
 from tests.kafka.logs import HOUR_MS, offsets, read, records, segment, without_epochs
 from tests.support.world import World

@@ -10,7 +10,7 @@ from sparklog.format.append_file import WrittenSlice, build_index
 from sparklog.format.batch_scan import scan_headers
 from sparklog.log.journal.names import append_path, file_key, sealed_path
 from sparklog.log.state.commit import MERGE, SEAL, Edit, Resolved, Txn
-from sparklog.log.state.intents import MaintainIntent
+from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.topic import Topic

@@ -11,7 +11,7 @@ import pytest
 import sparklog
 from sparklog.errors import Unavailable
 from sparklog.jobs import compact, retain
-from sparklog.maintenance.work import InProcess
+from sparklog.maintenance.work_items import InProcess
 from sparklog.storage.local import LocalStore
 
 

@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import BadRequest
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.maintenance.properties import NAMES, Property, parse_properties, settings_of
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 
 SHIPPED = Path(__file__).parents[2] / "conf" / "sparklog.properties"
 HOUR_MS = 3_600_000

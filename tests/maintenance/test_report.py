@@ -14,7 +14,7 @@ from sparklog.log.journal.env import SYSTEM
 from sparklog.maintenance.output import megabytes, say, table
 from sparklog.maintenance.progress import Meter, say_outcome
 from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary
-from sparklog.maintenance.work import Done, PieceReport
+from sparklog.maintenance.work_items import Done, PieceReport
 
 SEALED = PieceReport("seal", "orders", 3, 100, 90, 1000, 900, seconds=1.0)
 CLEANED = PieceReport(

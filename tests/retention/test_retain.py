@@ -15,7 +15,7 @@ from sparklog.log.state.history import History
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import settings_of
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.expiry import SIZE, TIME
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import RetainReport, plan_topic, retain_root, retain_topic

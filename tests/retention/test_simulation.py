@@ -16,7 +16,7 @@ import pytest
 from sparklog.errors import Conflict, Corrupt, NotFound, Unavailable
 from sparklog.log.state.invariants import check_state
 from sparklog.log.topic.root import open_root
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Decide, Seeded
 from tests.log.simulation.maintenance import merger

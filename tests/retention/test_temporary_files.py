@@ -10,7 +10,7 @@ import pytest
 from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.topic.root import open_root
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.local import LocalStore
 from tests.support.world import DAY_MS, HOUR_MS

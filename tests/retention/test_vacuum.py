@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from sparklog.errors import Conflict, NotFound
+from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.history import History
-from sparklog.log.state.intents import LogStartIntent
 from sparklog.log.state.registry import WriterKey
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import IDLE_MS, VacuumReport, vacuum
 from tests.retention.vacuum_world import VacuumWorld, meanwhile, requests
 from tests.support.world import DAY_MS, HOUR_MS, MINUTE_MS

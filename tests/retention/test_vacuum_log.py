@@ -6,7 +6,7 @@ import pytest
 
 from sparklog.errors import Conflict, Corrupt, Unavailable
 from sparklog.log.state.history import History
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind
 from tests.retention.vacuum_world import VacuumWorld, meanwhile, requests

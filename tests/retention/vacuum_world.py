@@ -9,7 +9,7 @@ from sparklog.log.state.commit import MERGE, Edit, Hold
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum
 from sparklog.testing.faulty_store import Call, Fault
 from tests.log.simulation.watched_world import HookedProcess, WatchedWorld

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.commit_log import Outcome
-from sparklog.log.state.intents import MaintainIntent
 from sparklog.log.topic.topic import Topic
 
 

@@ -25,7 +25,7 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import AppendWriter, TopicFiles
 from sparklog.log.write.appending import write_files
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.report import document, summary
 from sparklog.retention.retain import retain_root
 from sparklog.storage.local import LocalStore

@@ -14,7 +14,7 @@ from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.read.scan import read_parts
 from sparklog.log.read.tail import Tail
-from sparklog.log.state.intents import LogStartIntent
+from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.root_view import RootView

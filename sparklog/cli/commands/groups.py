@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from sparklog.errors import SparklogError
     from sparklog.format.checkpoint_files import TopicPartition
     from sparklog.groups.group import GroupDescription
-    from sparklog.groups.groups import Groups
     from sparklog.groups.lag import Lag
+    from sparklog.groups.listing import Groups
     from sparklog.groups.reset import NewOffset, Scenario
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe, reset and delete consumer groups.")

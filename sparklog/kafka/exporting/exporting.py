@@ -61,7 +61,7 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.work import Progress, silent
+from sparklog.maintenance.work_items import Progress, silent
 from sparklog.storage import local_path
 from sparklog.storage.local import LocalStore, sync_folder
 from sparklog.storage.local_writer import store_error
@@ -345,7 +345,7 @@ class _Export:
     def _partitions(
         self, snapshot: Snapshot, plans: Sequence[PartitionPlan], topic_id: str
     ) -> Iterator[ExportedPartition]:
-        from sparklog.compaction.segment_output import write_segments
+        from sparklog.compaction.slices_to_segments import write_segments
         from sparklog.kafka.exporting.partition_files import PartitionFiles
 
         topic, configs = snapshot.topic, snapshot.head.configs

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from sparklog.compaction.producer_state import PartitionProducers, replay
-from sparklog.compaction.segment_output import SegmentOutput
 from sparklog.compaction.segment_writer import SegmentWriter
+from sparklog.compaction.slices_to_segments import SegmentOutput
 from sparklog.errors import Conflict, Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures
@@ -45,7 +45,7 @@ from sparklog.log.read.fetch import MissingFile, read_window
 from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
-from sparklog.maintenance.work import Progress
+from sparklog.maintenance.work_items import Progress
 from sparklog.storage.local import LocalStore
 from sparklog.storage.store import Store
 

@@ -38,7 +38,7 @@ from sparklog.format.coordinators.transaction_messages import (
     decode_transaction_value,
 )
 from sparklog.kafka.importing.partition import CoordinatorEntry
-from sparklog.kafka.in_place.damage import FAIL, OnSkipped, Skipped
+from sparklog.kafka.in_place.damage_policy import FAIL, OnSkipped, Skipped
 from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE, Kept, newest_values
 from sparklog.log.journal.env import Env
 from sparklog.log.state.imports import ImportedPartition, ImportIntent

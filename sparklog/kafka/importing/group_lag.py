@@ -13,7 +13,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.coordinators import kafka_groups
-from sparklog.kafka.in_place.damage import log_skipped
+from sparklog.kafka.in_place.damage_policy import log_skipped
 from sparklog.kafka.in_place.directory import kafka_layout
 from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS
 from sparklog.kafka.in_place.view import KafkaView

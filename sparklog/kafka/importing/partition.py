@@ -25,7 +25,6 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.checksums import index_crc
 from sparklog.format.control import ABORT, COMMIT
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
-from sparklog.kafka.importing.endings import Endings
 from sparklog.kafka.importing.segment import (
     CopiedSegment,
     CopyHooks,
@@ -37,7 +36,8 @@ from sparklog.kafka.importing.segment import (
     silent,
     time_index_of,
 )
-from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
+from sparklog.kafka.importing.transaction_ends import Endings
+from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.in_place.directory import SegmentName, file_bytes, leader_epochs, settled_segments
 from sparklog.kafka.in_place.file_names import companion
 from sparklog.kafka.in_place.segment_file import SegmentFile
@@ -103,7 +103,7 @@ class Target:
 
     * `index_interval`: the topic's `index.interval.bytes`
     * `written`: keys of all files that were begun, which are deleted if the import fails
-    * `policy`: what to do with damage (see `sparklog.kafka.in_place.damage`); `on_skipped` gets what was left out
+    * `policy`: what to do with damage (see `damage_policy`); `on_skipped` gets what was left out
     * `link`: closed segments become hard links where possible
     * `coordinator`: producer id -> entry of the transaction coordinator
     * `copied`, `linked`: bytes of segments so far; `records` in them

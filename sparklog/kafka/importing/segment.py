@@ -15,7 +15,7 @@ Of a segment whose beginning was imported before, only the later batches are cop
 puts the two together.
 
 With damage that is skipped, the copy has the sound batches, back to back, and markers for transactions whose markers
-were lost (`sparklog.kafka.importing.endings`); its indexes are new.
+were lost (`sparklog.kafka.importing.transaction_ends`); its indexes are new.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from sparklog.errors import Conflict, Corrupt
 from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.importing.endings import Endings, LeftOut
 from sparklog.kafka.importing.totals import Batches, LastBatch, SegmentTotals
-from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE
+from sparklog.kafka.importing.transaction_ends import Endings, LeftOut
+from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
-from sparklog.kafka.in_place.sound_batches import Damage, Resumed, sound_windows
+from sparklog.kafka.in_place.segment_recovery import Damage, Resumed, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents
 from sparklog.log.journal.names import is_sealed
 from sparklog.log.state.slices import FileSlices, SliceFlag
@@ -66,7 +66,7 @@ class SegmentCopy:
     * `path`: of the copy, a sealed segment or an append file; `base`: the base offset in the segment's name
     * `last`: it is the active segment, or becomes that; `limit`: the base of the next one, None without one
     * `log_start`: batches below it alone are not copied; `since`: the offset where the copy begins, None: at the base
-    * `policy`: what to do with damage, see `sparklog.kafka.in_place.damage`
+    * `policy`: what to do with damage, see `sparklog.kafka.in_place.damage_policy`
     """
 
     path: str

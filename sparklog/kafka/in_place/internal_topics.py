@@ -16,10 +16,10 @@ import numpy as np
 from sparklog.errors import Corrupt, Unavailable
 from sparklog.format.control import ABORT, COMMIT, control_types
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.damage import SKIP, TRUNCATE, OnSkipped, Skipped
+from sparklog.kafka.in_place.damage_policy import SKIP, TRUNCATE, OnSkipped, Skipped
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
-from sparklog.kafka.in_place.sound_batches import Damage, Resumed, sound_windows
+from sparklog.kafka.in_place.segment_recovery import Damage, Resumed, sound_windows
 from sparklog.log.journal.env import Env
 
 CONSUMER_OFFSETS = "__consumer_offsets"
@@ -39,7 +39,7 @@ class Kept:
 def newest_values(path: str, topic: str, *, env: Env, policy: str, on_skipped: OnSkipped) -> dict[bytes, Kept]:
     """Key -> value in the partitions of `topic` that lie in the log dir at `path`; empty if none does.
 
-    `policy`, `on_skipped`: what damage does, see `sparklog.kafka.in_place.damage`; `Corrupt` with file, position and
+    `policy`, `on_skipped`: what damage does, see `damage_policy`; `Corrupt` with file, position and
     offset.
     """
     newest: dict[bytes, Kept] = {}

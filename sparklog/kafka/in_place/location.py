@@ -91,7 +91,7 @@ def open_view(
 
         return RootView(open_log(location))
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
-        from sparklog.kafka.in_place.damage import log_skipped
+        from sparklog.kafka.in_place.damage_policy import log_skipped
         from sparklog.kafka.in_place.view import KafkaView
 
         return KafkaView(

@@ -13,7 +13,7 @@ import numpy as np
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
-from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE
+from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.in_place.directory import (
     SegmentName,
     never_there,
@@ -59,7 +59,7 @@ class Unknown:
 class PartitionState:
     """Segments and transactions of one partition folder; `refresh` brings them up to date.
 
-    `policy`: what damage does (see `sparklog.kafka.in_place.damage`); `cut`: what it left out behind the log's end.
+    `policy`: what damage does (see `damage_policy`); `cut`: what it left out behind the log's end.
     """
 
     def __init__(self, folder: str, env: Env = SYSTEM, policy: str = FAIL) -> None:

@@ -4,7 +4,7 @@ A part names offsets and the partition's folder, never positions or files: betwe
 cleaner may have put other files under the same names. It carries the aborted transactions of its range, because their
 markers may lie behind the range's end.
 
-Every batch of the range is checked (`sparklog.kafka.in_place.sound_batches`); what damage does is the part's policy.
+Every batch of the range is checked (`sparklog.kafka.in_place.segment_recovery`); what damage does is the part's policy.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pyarrow as pa
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.in_place.damage import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
+from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
-from sparklog.kafka.in_place.sound_batches import Damage, Resumed, resume, sound_windows
+from sparklog.kafka.in_place.segment_recovery import Damage, Resumed, resume, sound_windows
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.state.view import RECORD_SCHEMA, OffsetRange, check_columns
 
@@ -41,7 +41,7 @@ _DECODED = frozenset({"key", "value", "headers", "timestampType"})
 class KafkaReadPart:
     """Implements `ReadPart` for a partition folder. `records` and `nbytes` are estimates.
 
-    `aborted` is None for read_uncommitted. `corrupt_records`: see `sparklog.kafka.in_place.damage`; `on_skipped` is
+    `aborted` is None for read_uncommitted. `corrupt_records`: see `damage_policy`; `on_skipped` is
     told in the process that reads, so it must pickle where that is another one.
     """
 

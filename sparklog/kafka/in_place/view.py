@@ -5,9 +5,9 @@ broker's last high watermark in `replication-offset-checkpoint`, because records
 
 A damaged log is read as Kafka's start-up would leave it after an unclean shutdown with the recovery point in the last
 segment: the log ends behind its last whole batch, and damage before that is an error for its reader. Unlike Kafka,
-indexes are never trusted, and a wrong checksum in the middle of the last segment is an error that hides no later batch.
-`corrupt_records` (see `sparklog.kafka.in_place.damage`) has the other two policies: go on behind damage, or end the log
-in front of it as with recovery point 0.
+indexes are never trusted, and a wrong checksum inside the last segment is an error that hides no later batch.
+`corrupt_records` (see `damage_policy`) has the other two policies: go on behind damage, or end the log in front of it as
+with recovery point 0.
 
 A lookup by time returns the first record in offset order, at or above the log start, whose timestamp is >= the target;
 markers and aborted records count. Batches are skipped by the maxTimestamp in their headers, so that only the batch with
@@ -26,12 +26,12 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.damage import FAIL, SKIP, OnSkipped, Skipped, check_policy, log_skipped, warn_once
+from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, OnSkipped, Skipped, check_policy, log_skipped, warn_once
 from sparklog.kafka.in_place.partition_state import PartitionState
 from sparklog.kafka.in_place.read_part import KafkaReadPart
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.in_place.segment_recovery import sound_windows
 from sparklog.kafka.in_place.segment_state import SegmentState
-from sparklog.kafka.in_place.sound_batches import sound_windows
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.state.view import (
     READ_COMMITTED,

@@ -181,9 +181,9 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
     for wanted in ranges:
         slices = _visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
         aborted = hidden.get(wanted.partition)
-        hidden = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
+        covered = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
         planned = planned_slices(snapshot.topic, wanted.partition, slices)
-        plans.append(replace(planned, hidden=hidden) if hidden is not None and len(hidden) else planned)
+        plans.append(replace(planned, hidden=covered) if covered is not None and len(covered) else planned)
     return plans
 
 

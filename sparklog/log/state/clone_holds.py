@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.commit import CREATE, MAINTAIN, Hold
+from sparklog.log.state.commit_intents import Draft, Nothing
 from sparklog.log.state.history import History
-from sparklog.log.state.intents import Draft, Nothing
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sparklog.errors import Conflict
 from sparklog.log.state.commit import IMPORT, Edit
-from sparklog.log.state.intents import Draft, Nothing, check_floor, check_topic
+from sparklog.log.state.commit_intents import Draft, Nothing, check_floor, check_topic
 from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen, KafkaSource
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices

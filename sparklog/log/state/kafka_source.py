@@ -9,7 +9,7 @@ topic's state keeps them as long as the topic is.
 **KafkaOpen.** Transactions that no marker ends in the log of Kafka. The topic's state keeps them, so that its last
 stable offset stands where Kafka's stood, for readers, for sealing and for compaction, without a look into any file.
 `read_committed` readers see neither their records nor what lies behind them, until a commit appends the marker that
-Kafka would have written (see `sparklog.log.write.kafka_end`). Retention that passes all that Kafka wrote of a
+Kafka would have written (see `sparklog.log.write.kafka_markers`). Retention that passes all that Kafka wrote of a
 transaction forgets it, as it forgets open slices. A producer has at most one open transaction in a partition.
 """
 

@@ -19,7 +19,7 @@ import numpy as np
 from sparklog.errors import BadRequest
 from sparklog.format.slice_columns import COMMIT_LISTS
 from sparklog.log.state.commit import Edit, Removal
-from sparklog.log.state.intents import Draft, Nothing, check_floor, check_topic
+from sparklog.log.state.commit_intents import Draft, Nothing, check_floor, check_topic
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head

@@ -19,9 +19,9 @@ from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, is_topic_name
 from sparklog.log.journal.root_id import create_root_id, read_root_id
 from sparklog.log.state.commit import Commit, Resolved
+from sparklog.log.state.commit_intents import CreateIntent, DeleteIntent, Intent
 from sparklog.log.state.commit_log import Resolver
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
-from sparklog.log.state.intents import CreateIntent, DeleteIntent, Intent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.log.topic.topic_log import TopicLog

@@ -15,15 +15,15 @@ from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.state.commit import Txn
+from sparklog.log.state.commit_intents import AppendIntent, Intent
 from sparklog.log.state.commit_log import CommitLog, Outcome, Resolver
-from sparklog.log.state.intents import AppendIntent, Intent
 from sparklog.log.state.kafka_source import COMMIT, KafkaOpen
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, appended
-from sparklog.log.write.kafka_end import end_kafka_transactions
+from sparklog.log.write.kafka_markers import end_kafka_transactions
 from sparklog.storage.store import Store
 
 MANY_UNSEALED = 300_000
@@ -66,7 +66,7 @@ class TopicLog(CommitLog):
         return read_snapshot(self.root.decisions, self)
 
     def commit(self, intent: Intent, origin: Head | None = None) -> Outcome:
-        """Commit an intent (see `sparklog.log.state.intents`), made when the topic was at `origin`."""
+        """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
         self.root.ensure_probed()
         return super().commit(intent, origin)
 
@@ -104,7 +104,7 @@ class TopicLog(CommitLog):
         `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
         than the log; `Fenced`: another run of the writer took over; `BadRequest`: a null key on a compacted topic;
         `NotFound`: the topic was deleted. Transactions of Kafka's that an import left open are ended first: see
-        `sparklog.log.write.kafka_end`.
+        `sparklog.log.write.kafka_markers`.
         """
         if writer is not None:
             writer.check()

@@ -23,14 +23,14 @@ from functools import partial
 from typing import TypeVar
 
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.groups.state import GROUPS
+from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, write_slice_table
 from sparklog.log.state.commit import Hold
+from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.history import History
-from sparklog.log.state.intents import MaintainIntent
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root

@@ -25,7 +25,7 @@ from typing import Generic, TypeVar
 from urllib.parse import unquote
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
-from sparklog.groups.state import GROUPS, GroupState
+from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.clock import newest_at
 from sparklog.log.journal.entry_log import Entry, EntryKind

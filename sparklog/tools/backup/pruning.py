@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.checksums import SUFFIXES
-from sparklog.groups.state import GROUPS
+from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, checkpoint_key, commit_key

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
-from sparklog.groups.state import GROUPS, GroupState
+from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.clock import iso_time, newest_at
 from sparklog.log.journal.entry_log import Entry, EntryKind

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sparklog.groups.group_state import GroupState
 from sparklog.groups.offsets import NO_EPOCH, TopicOffsets, topic_offsets
-from sparklog.groups.state import GroupState
 from sparklog.log.decisions.decision import Decisions, Prepared, PreparedGroup
 from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal.names import VERSION_DIGITS, local_path, path_read_version
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
-from sparklog.log.state.intents import Draft
+from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.slice_table import Slices, SliceTable, Texts
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head

@@ -22,7 +22,7 @@ from typing import TypeVar
 import crc32c
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
-from sparklog.groups.state import GROUPS
+from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal.clock import iso_time
 from sparklog.log.journal.documents import (

@@ -258,7 +258,7 @@ def _named(codes: Int64Array, names: tuple[str, ...]) -> pa.Array:
 
 def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> list[str | None]:
     """The word for each control batch; an emptied one, or one that cannot be read, is `unknown`."""
-    kinds: list[str | None] = [None] * len(headers)
+    names: list[str | None] = [None] * len(headers)
     rows = np.flatnonzero(headers.is_control)
     sound = rows[~np.isin(rows, list(damage))]
     try:
@@ -266,10 +266,10 @@ def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> lis
     except Corrupt:
         kinds = [_kind(data, headers, row, damage) for row in sound.tolist()]
     for row in rows.tolist():
-        kinds[row] = "unknown"
+        names[row] = "unknown"
     for row, kind in zip(sound.tolist(), kinds, strict=True):
-        kinds[row] = _CONTROL[kind] if kind >= 0 else "unknown"
-    return kinds
+        names[row] = _CONTROL[kind] if kind >= 0 else "unknown"
+    return names
 
 
 def _kind(data: bytes, headers: BatchHeaders, row: int, damage: dict[int, str]) -> int:

@@ -89,8 +89,8 @@ class Findings:
 
     def _each(self) -> Iterator[tuple[_Kind, str, list[tuple[int, int]]]]:
         for name, kind in _KINDS.items():
-            for (kind, file), pairs in self.pairs.items():
-                if kind == name:
+            for (suffix, file), pairs in self.pairs.items():
+                if suffix == name:
                     yield kind, file, pairs
 
 

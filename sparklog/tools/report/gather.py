@@ -12,8 +12,8 @@ from dataclasses import replace
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.groups.group import DEAD
-from sparklog.groups.groups import Groups
 from sparklog.groups.lag import Lag, lag
+from sparklog.groups.listing import Groups
 from sparklog.kafka.importing.group_lag import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS
@@ -26,7 +26,7 @@ from sparklog.log.state.view import LogView, OffsetRange
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
 from sparklog.maintenance.report import TopicReport
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.expiry import REASONS
 from sparklog.retention.retain import RetainReport, retain_root
 from sparklog.tools.report.facts import (

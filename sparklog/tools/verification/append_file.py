@@ -14,7 +14,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.slice_columns import WRITTEN
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.slices import SliceFlag
-from sparklog.maintenance.work import Progress
+from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import FOOTER, SIZE, Counts, Finding
 from sparklog.tools.verification.index_files import Batches

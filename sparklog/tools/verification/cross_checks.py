@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from sparklog.groups.state import GroupState
+from sparklog.groups.group_state import GroupState
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.journal.names import commit_key, groups_prefix, transactions_prefix
 from sparklog.log.state.history import History

@@ -21,7 +21,7 @@ from sparklog.format import transaction_index
 from sparklog.format.checksums import SUFFIXES, flipped_bit, index_crc
 from sparklog.log.state.commit import MAINTAIN
 from sparklog.log.state.slices import SliceFlag
-from sparklog.maintenance.work import Done, Progress, silent
+from sparklog.maintenance.work_items import Done, Progress, silent
 from sparklog.storage.store import Store
 from sparklog.tools.verification.append_file import check_append_file
 from sparklog.tools.verification.findings import INDEX, MISSING, SIZE, Counts, Finding

@@ -32,7 +32,7 @@ from sparklog.kafka.importing.segment import WINDOW_BYTES
 from sparklog.kafka.in_place.directory import SegmentName, file_bytes, settled_segments
 from sparklog.kafka.in_place.file_names import SWAP, companion
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
-from sparklog.kafka.in_place.sound_batches import Damage, sound_windows
+from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.env import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding

@@ -20,7 +20,7 @@ from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, BatchHeaders
 from sparklog.log.journal.arrow_numpy import valid_rows
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.slices import SliceFlag
-from sparklog.maintenance.work import Progress
+from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, Counts, Finding
 from sparklog.tools.verification.index_files import Batches

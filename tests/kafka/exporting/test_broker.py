@@ -24,7 +24,7 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from tests.fixture_data import expected_offsets, expected_records
 from tests.kafka.exporting.test_exporting import led
 from tests.kafka.logs import batch, write_partition

@@ -18,7 +18,7 @@ from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.plan import broker_configs
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from tests.fixture_data import expected_offsets, expected_records
 from tests.kafka.exporting.test_fixtures import imported_from
 from tests.kafka.test_importing import STAGES

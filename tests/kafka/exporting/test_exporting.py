@@ -34,7 +34,7 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from tests.compaction.test_kafka_tools import PEERS, fill, parsed, some_rows
 from tests.fixture_data import ExpectedRecord

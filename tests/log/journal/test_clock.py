@@ -16,7 +16,7 @@ from sparklog.log.state.history import History
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
 from tests.log.topics import append
 from tests.support.world import START_MS, World

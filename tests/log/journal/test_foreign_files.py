@@ -13,7 +13,7 @@ from sparklog.errors import BadRequest, Corrupt, SparklogError, Unavailable
 from sparklog.groups import Groups
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.work import Settings
+from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage import LocalStore
 from sparklog.tools.backup.backing_up import back_up

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sparklog.errors import Conflict, Corrupt, NotFound, Unavailable
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.commit import MERGE, Edit
-from sparklog.log.state.intents import MaintainIntent
+from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot

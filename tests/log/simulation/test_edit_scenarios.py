@@ -10,10 +10,10 @@ import pytest
 from sparklog.errors import BadRequest, Conflict
 from sparklog.log.journal import documents
 from sparklog.log.journal.names import append_path
-from sparklog.log.state import intents
+from sparklog.log.state import commit_intents
 from sparklog.log.state.commit import COMPACT, MERGE, Edit, Resolved, Txn
+from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.commit_log import Outcome
-from sparklog.log.state.intents import MaintainIntent
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN
 from sparklog.log.state.slices import FileSlices
@@ -284,15 +284,15 @@ class TestFeatures:
         world = WatchedWorld()
         newer = world.process()
         with monkeypatch.context() as patch:
-            patch.setattr(intents, "KNOWN_WRITE_FEATURES", frozenset({"novel"}))
-            real = intents.Draft.commit
+            patch.setattr(commit_intents, "KNOWN_WRITE_FEATURES", frozenset({"novel"}))
+            real = commit_intents.Draft.commit
 
-            def novel(self: intents.Draft, *args: object) -> object:
+            def novel(self: commit_intents.Draft, *args: object) -> object:
                 from dataclasses import replace
 
                 return replace(real(self, *args), write_features=("novel",))  # type: ignore[arg-type]
 
-            patch.setattr(intents.Draft, "commit", novel)
+            patch.setattr(commit_intents.Draft, "commit", novel)
             newer.append({0: 1})
         older = world.process()
         with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):
@@ -308,15 +308,15 @@ class TestFeatures:
     def test_who_does_not_know_a_read_feature_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = WatchedWorld()
         newer = world.process()
-        real = intents.Draft.commit
+        real = commit_intents.Draft.commit
 
-        def novel(self: intents.Draft, *args: object) -> object:
+        def novel(self: commit_intents.Draft, *args: object) -> object:
             from dataclasses import replace
 
             return replace(real(self, *args), read_features=("novel",))  # type: ignore[arg-type]
 
         with monkeypatch.context() as patch:
-            patch.setattr(intents.Draft, "commit", novel)
+            patch.setattr(commit_intents.Draft, "commit", novel)
             patch.setattr(documents, "KNOWN_READ_FEATURES", frozenset({"novel"}))
             newer.append({0: 1})
         with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):

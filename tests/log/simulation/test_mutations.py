@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparklog.log.journal import journal, numbered_objects
-from sparklog.log.state import checkpoint, commit_log, intents, rewrites
+from sparklog.log.state import checkpoint, commit_intents, commit_log, rewrites
 from sparklog.log.state.commit import Commit, Removal
 from sparklog.log.state.registry import Entry, Verdict, WriterKey
 from sparklog.log.state.topic_state import Head
@@ -36,7 +36,7 @@ def no_commit_id(patch: Patch) -> None:
 
 def registry_on_first_attempt_only(patch: Patch) -> None:
     """The registry is asked before the first attempt, not when an attempt is re-based."""
-    real = intents.decide
+    real = commit_intents.decide
     known: dict[int, tuple[WriterKey, Verdict]] = {}
 
     def once(entry: Entry | None, key: WriterKey, count: int, topic: str, now_ms: int) -> Verdict:
@@ -44,7 +44,7 @@ def registry_on_first_attempt_only(patch: Patch) -> None:
             known[id(key)] = key, real(entry, key, count, topic, now_ms)
         return known[id(key)][1]
 
-    patch.setattr(intents, "decide", once)
+    patch.setattr(commit_intents, "decide", once)
 
 
 def no_age_test_on_the_answer(patch: Patch) -> None:
@@ -59,18 +59,18 @@ def no_age_test_for_readers(patch: Patch) -> None:
 
 def no_topic_id(patch: Patch) -> None:
     """Appends to a topic that was created again are let through."""
-    real = intents.check_topic
+    real = commit_intents.check_topic
 
     def any_topic(topic: str, base: Head, topic_id: str) -> None:
         real(topic, base, base.topic_id)
 
-    for module in (intents, rewrites):
+    for module in (commit_intents, rewrites):
         patch.setattr(module, "check_topic", any_topic)
 
 
 def no_upload_floor(patch: Patch) -> None:
     """Files that the vacuum may have deleted are let through."""
-    for module in (intents, rewrites):
+    for module in (commit_intents, rewrites):
         patch.setattr(module, "check_floor", lambda topic, files, floor: None)
 
 
@@ -89,7 +89,7 @@ def edits_always_stand(patch: Patch) -> None:
 
 def offsets_not_assigned_again(patch: Patch) -> None:
     """A loser keeps the offsets of its first attempt."""
-    real = intents.assign
+    real = commit_intents.assign
     known: dict[int, tuple[object, object]] = {}
 
     def once(topic: str, files: Any, base: Head) -> Any:
@@ -98,18 +98,18 @@ def offsets_not_assigned_again(patch: Patch) -> None:
             known[key] = files, real(topic, files, base)
         return known[key][1]
 
-    patch.setattr(intents, "assign", once)
+    patch.setattr(commit_intents, "assign", once)
     patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
 
 
 def commit_time_is_the_clock(patch: Patch) -> None:
     """Commit time follows the writer's clock, also backwards."""
-    real = intents.Draft.commit
+    real = commit_intents.Draft.commit
 
-    def clock(self: intents.Draft, base: Head, commit_id: str, now_ms: int, store_ms: int) -> Commit:
+    def clock(self: commit_intents.Draft, base: Head, commit_id: str, now_ms: int, store_ms: int) -> Commit:
         return replace(real(self, base, commit_id, now_ms, store_ms), time_ms=now_ms, clock_ms=None)
 
-    patch.setattr(intents.Draft, "commit", clock)
+    patch.setattr(commit_intents.Draft, "commit", clock)
     patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
 
 

@@ -7,8 +7,8 @@ import pytest
 from sparklog.errors import Corrupt, NotFound
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.state import commit_log
+from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.history import History
-from sparklog.log.state.intents import LogStartIntent
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore

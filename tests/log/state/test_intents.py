@@ -29,8 +29,7 @@ from sparklog.log.state.commit import (
     Txn,
     Writer,
 )
-from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.intents import (
+from sparklog.log.state.commit_intents import (
     AlterIntent,
     AppendIntent,
     CreateIntent,
@@ -41,6 +40,7 @@ from sparklog.log.state.intents import (
     MaintainIntent,
     Nothing,
 )
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.rewrites import Input, Outputs, Rewrite, RewriteIntent

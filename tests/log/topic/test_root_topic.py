@@ -14,8 +14,8 @@ from sparklog.log.journal.documents import Fields, decode
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import ROOT_KEY
 from sparklog.log.journal.root_id import ROOT_JSON, read_root_id
+from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.intents import CreateIntent
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON

@@ -10,7 +10,7 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
 from sparklog.testing.faulty_store import Decide, Seeded
 from tests.log.simulation.model import expect

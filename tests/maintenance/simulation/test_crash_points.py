@@ -16,7 +16,7 @@ from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.topic.root import Root
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, Script
 from tests.maintenance.simulation.records import Written

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction import cleaning, merge_work, sealing, segment_output
+from sparklog.compaction import cleaning, merge_work, sealing, slices_to_segments
 from sparklog.errors import SparklogError
 from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import COMPACT, Removal
-from sparklog.log.state.intents import Draft
+from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic_log import TopicLog
@@ -117,7 +117,7 @@ def open_slices_are_sealed(patch: Patch) -> None:
 def aborted_slices_are_sealed(patch: Patch) -> None:
     """Sealing and merging take aborted slices for others."""
     patch.setattr(PlannedSlice, "aborted", property(lambda self: False))
-    assert segment_output.PlannedSlice is merge_work.PlannedSlice is PlannedSlice
+    assert slices_to_segments.PlannedSlice is merge_work.PlannedSlice is PlannedSlice
 
 
 def tombstones_go_too_early(patch: Patch) -> None:

@@ -26,7 +26,7 @@ from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, WriteOptions
-from sparklog.maintenance.work import Done, InProcess, Progress, Settings, Work, silent
+from sparklog.maintenance.work_items import Done, InProcess, Progress, Settings, Work, silent
 from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Decide, FaultyStore
 from tests.log.simulation.model import State, expect

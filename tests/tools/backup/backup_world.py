@@ -10,7 +10,7 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store

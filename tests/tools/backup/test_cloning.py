@@ -10,8 +10,8 @@ import pytest
 
 from sparklog.errors import Conflict, Corrupt, NotFound
 from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.log.state.commit_intents import DeleteIntent, LogStartIntent
 from sparklog.log.state.history import History
-from sparklog.log.state.intents import DeleteIntent, LogStartIntent
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic import cloning
 from sparklog.log.topic.cloning import Cloned, clone_topic

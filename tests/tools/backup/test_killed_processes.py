@@ -18,7 +18,7 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Conflict
 from sparklog.groups import Groups
 from sparklog.log.topic.root import Root, open_root
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage import LocalStore
 from sparklog.tools.backup.repository import Repository

@@ -155,7 +155,7 @@ def test_troubles_of_a_root(
 
 def test_merging_ends_the_warning_that_nobody_merges(log: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     from sparklog.compaction.run import compact_topic
-    from sparklog.maintenance.work import InProcess, Settings
+    from sparklog.maintenance.work_items import InProcess, Settings
 
     monkeypatch.setattr(root_checks, "NEVER_COMPACTED_SLICES", 1)
     topic = log.topic("t")

@@ -13,7 +13,7 @@ import sparklog
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Corrupt
 from sparklog.format.encode import EncodeOptions, encode
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.tools.inspection import dump_decoders
 from sparklog.tools.inspection.dump import DumpOptions, dump
 from sparklog.tools.inspection.dump_batches import LogOptions

@@ -13,7 +13,7 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.root_view import RootView
 from sparklog.log.write.append_writer import WriteOptions
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.tools.inspection.inspect import inspect_file, inspect_topic
 from tests.support.world import START_MS
 

@@ -16,7 +16,7 @@ import pytest
 
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.state import commit_log
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store

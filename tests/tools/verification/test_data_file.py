@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from sparklog.maintenance.work import silent
+from sparklog.maintenance.work_items import silent
 from sparklog.tools.verification import append_file, slice_checks
 from sparklog.tools.verification.data_file import check_file
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, FOOTER, SIZE

@@ -15,7 +15,7 @@ from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Hold
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.store import Store
 from sparklog.transactions import transactional

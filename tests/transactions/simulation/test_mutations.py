@@ -10,9 +10,9 @@ import pytest
 
 from sparklog.datasource import stream_plan
 from sparklog.datasource.stream_plan import StreamPlanner
-from sparklog.groups import state
+from sparklog.groups import group_state
 from sparklog.groups.group import Group
-from sparklog.groups.state import GroupState
+from sparklog.groups.group_state import GroupState
 from sparklog.log.decisions import atomic_bounds, decision, decision_log
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
@@ -47,7 +47,7 @@ def last_decision_wins(patch: Patch) -> None:
 
 def commits_are_forgotten_at_once(patch: Patch) -> None:
     """A COMMIT goes before the topics that it names have recorded it."""
-    patch.setattr(producer, "recorded_everywhere", lambda root, state: {item.n for item in state.commits})
+    patch.setattr(producer, "recorded_everywhere", lambda root, state: {item.n for item in group_state.commits})
 
 
 def forgotten_is_aborted(patch: Patch) -> None:
@@ -127,7 +127,7 @@ def prepares_after_the_decision(patch: Patch) -> None:
 
 def groups_do_not_fence(patch: Patch) -> None:
     """A member of an older generation sends its offsets all the same."""
-    patch.setattr(state, "check_member", lambda state, member: None)
+    patch.setattr(group_state, "check_member", lambda state, member: None)
     patch.setattr(Group, "_outcomes", without_generations(Group._outcomes))
 
 
@@ -156,13 +156,13 @@ def commits_do_not_wait_for_groups(patch: Patch) -> None:
 
 def groups_keep_nothing_pending(patch: Patch) -> None:
     """Offsets count as soon as they are prepared."""
-    real = state.prepare
+    real = group_state.prepare
 
     def at_once(found: GroupState, member: Any, name: str, n: int, timeout_ms: int, offsets: Any) -> GroupState:
         after = real(found, member, name, n, timeout_ms, offsets)
-        return replace(after, offsets=state.merged(after.offsets, offsets))
+        return replace(after, offsets=group_state.merged(after.offsets, offsets))
 
-    patch.setattr(state, "prepare", at_once)
+    patch.setattr(group_state, "prepare", at_once)
 
 
 @pytest.mark.parametrize(

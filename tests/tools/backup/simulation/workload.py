@@ -22,7 +22,7 @@ from sparklog.log.journal.env import Env
 from sparklog.log.state import commit_log
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
-from sparklog.maintenance.work import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store

@@ -21,7 +21,7 @@ from sparklog.format.control import end_txn_marker
 from sparklog.kafka.importing.totals import Ending, SegmentTotals
 from sparklog.kafka.in_place.segment_file import SegmentFile, Window
 from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, lost_markers
-from sparklog.log.write.kafka_end import MAX_EPOCH
+from sparklog.log.write.kafka_markers import MAX_EPOCH
 
 LeftOut: TypeAlias = Callable[[int, int, int, int | None, str], None]
 """Called with damage that is not copied: position, bytes, first offset, offset behind it or None, reason."""

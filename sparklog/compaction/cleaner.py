@@ -46,7 +46,7 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_window
 from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state.slices import SliceFlag
-from sparklog.maintenance.work import Progress
+from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store
 
 INT64_MAX = 2**63 - 1

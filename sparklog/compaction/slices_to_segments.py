@@ -28,7 +28,7 @@ from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, joined
 from sparklog.log.state.slice_table import ABORTED
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import OffsetRange
-from sparklog.maintenance.work import Progress, silent
+from sparklog.maintenance.work_items import Progress, silent
 from sparklog.storage.store import Store
 
 Int64s = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sparklog.errors import SparklogError
 from sparklog.groups.group import Group, GroupDescription
-from sparklog.groups.state import GROUPS, GroupState
+from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.journal.journal_cleanup import ids_of
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.locks import read_each
