@@ -138,7 +138,7 @@ def _groups(files: _Files) -> Iterator[tuple[Bools, int]]:
 
 
 def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
-    """Where in `rows` each output begins, and `len(rows)`: runs of neighbours in the table, cut at `segment_bytes`."""
+    """Return the first index in `rows` of each output, and `len(rows)`: runs of neighbours, cut at `segment_bytes`."""
     if not len(rows):
         return np.zeros(1, np.int64)
     partition = slices.partition[rows]
@@ -159,7 +159,7 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
 
 
 def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _Files, chosen: Bools) -> bool:
-    """Whether merging gains anything: fewer slices, aborted ones dropped, or bytes freed that no slice is in."""
+    """Return True if merging gains anything: fewer slices, aborted ones dropped, or bytes freed."""
     saves = len(starts) - 1 < len(rows)
     return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[chosen].any())
 

@@ -40,7 +40,7 @@ from sparklog.maintenance.work_items import Done, Runner, Settings, Work
 from sparklog.transactions.completion import resolve_topic, visible_snapshot
 
 TRIES = 5
-"""How often a partition is planned again because somebody else was faster."""
+"""How often a partition is planned again because another run was faster."""
 
 OnDone = Callable[[Work, "Done | SparklogError"], None]
 """Called for each piece of work after its commit, or with the error that it ended with."""

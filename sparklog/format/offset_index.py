@@ -22,6 +22,8 @@ import numpy.typing as npt
 from sparklog.errors import BadRequest, Corrupt
 
 ENTRY_BYTES = 8
+REMEDY = "restore it from a backup; a broker writes a deleted one anew when it starts"
+"""For a damaged index file."""
 MAX_RELATIVE_OFFSET = 2**31 - 1
 
 Int64Array = npt.NDArray[np.int64]
@@ -69,7 +71,7 @@ def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None =
     beside them is for the caller to verify: nothing in the file says so.
     """
     if len(data) % ENTRY_BYTES:
-        raise Corrupt(f"an offset index has a multiple of 8 bytes, this one has {len(data)}; rebuild it", file=file)
+        raise Corrupt(f"an offset index has a multiple of 8 bytes, this one has {len(data)}; {REMEDY}", file=file)
     entries = np.frombuffer(data, _ENTRY)
     positions = entries["position"].astype(np.int64)
     used = np.flatnonzero(positions)
@@ -79,7 +81,7 @@ def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None =
     if count and (offsets[0] < base or positions[0] <= 0 or not rising.all()):
         wrong = int(np.argmin(rising)) + 1 if len(rising) and not rising.all() else 0
         raise Corrupt(
-            "entries of an offset index increase in offset and position; rebuild it",
+            f"entries of an offset index increase in offset and position; {REMEDY}",
             file=file,
             position=wrong * ENTRY_BYTES,
         )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, choose_batches
+from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, REMEDY, choose_batches
 
 ENTRY_BYTES = 12
 NO_TIMESTAMP = -1
@@ -72,7 +72,7 @@ def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None =
     stands alone.
     """
     if len(data) % ENTRY_BYTES:
-        raise Corrupt(f"a time index has a multiple of 12 bytes, this one has {len(data)}; rebuild it", file=file)
+        raise Corrupt(f"a time index has a multiple of 12 bytes, this one has {len(data)}; {REMEDY}", file=file)
     entries = np.frombuffer(data, _ENTRY)
     used = np.flatnonzero((entries["timestamp"] != 0) | (entries["relative"] != 0))
     count = int(used[-1]) + 1 if len(used) else int(len(entries) == 1)
@@ -82,7 +82,7 @@ def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None =
     if count and (timestamps[0] < 0 or offsets[0] < base or not rising.all()):
         wrong = int(np.argmin(rising)) + 1 if len(rising) and not rising.all() else 0
         raise Corrupt(
-            "entries of a time index increase in timestamp and do not decrease in offset; rebuild it",
+            f"entries of a time index increase in timestamp and do not decrease in offset; {REMEDY}",
             file=file,
             position=wrong * ENTRY_BYTES,
         )

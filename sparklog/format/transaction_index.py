@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt
+from sparklog.format.offset_index import REMEDY
 
 ENTRY_BYTES = 34
 VERSION = 0
@@ -117,9 +118,7 @@ def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None =
     order or an entry ends before it begins.
     """
     if len(data) % ENTRY_BYTES:
-        raise Corrupt(
-            f"a transaction index has a multiple of 34 bytes, this one has {len(data)}; rebuild it", file=file
-        )
+        raise Corrupt(f"a transaction index has a multiple of 34 bytes, this one has {len(data)}; {REMEDY}", file=file)
     entries = np.frombuffer(data, _ENTRY)
     index = AbortedTransactions(
         entries["producer"].astype(np.int64),
@@ -131,7 +130,7 @@ def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None =
     wrong[1:] |= np.diff(index.last_offsets) <= 0
     if wrong.any():
         raise Corrupt(
-            "a transaction index has entries of version 0 with rising markers from the segment's base on; rebuild it",
+            "a transaction index has entries of version 0 with rising markers from the segment's base on; " + REMEDY,
             file=file,
             position=int(np.argmax(wrong)) * ENTRY_BYTES,
         )

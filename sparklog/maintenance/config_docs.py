@@ -66,7 +66,7 @@ def markdown() -> str:
 def _rows(docs: Sequence[ConfigDoc], *, kafka: bool) -> str:
     lines = []
     for each in docs:
-        used_by = ", ".join(f"`{user}`" if "/" in user else user for user in each.used_by) or "nobody"
+        used_by = ", ".join(f"`{user}`" if " " in user else user for user in each.used_by) or "no command"
         default = f"`{each.default}`" if each.default else ""
         cells = [f"`{each.name}`", each.kind, default, each.valid, each.unit, used_by, each.doc]
         cells += [each.kafka] if kafka else []

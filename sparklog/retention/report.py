@@ -1,4 +1,4 @@
-"""What a run of retention did, as tables for people and as JSON for scripts."""
+"""Report of a retention run, as tables for people and as JSON for scripts."""
 
 from __future__ import annotations
 

@@ -344,7 +344,7 @@ class LocalStore(Store):
             self._fail(error, "make durable", key)
 
     def _sync_folder(self, folder: str, *, must: bool = True) -> int:
-        """fsync a directory; its inode. `must=False` for the root's parent, which may be somebody else's."""
+        """fsync a directory; its inode. `must=False` for the root's parent, which may be another user's."""
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except PermissionError:

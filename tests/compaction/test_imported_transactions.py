@@ -478,7 +478,7 @@ def test_a_read_that_must_be_planned_anew_still_leaves_out_aborted_records(place
     snapshot = topic.snapshot()
     # The whole log is rolled into larger segments, and the files it was planned on are gone.
     topic.alter(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}, force=True)
-    topic.commit(rewritten(topic))
+    topic.log.commit(rewritten(topic))
     for key in old - {item.key for item in place.inner.list("t/") if "/_log/" in item.key}:
         place.inner.delete(key)
     assert topic.snapshot().version > snapshot.version

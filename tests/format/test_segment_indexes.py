@@ -104,7 +104,7 @@ def test_preallocated_files_end_at_their_zeros() -> None:
     ],
 )
 def test_a_wrong_offset_index_is_corrupt(data: bytes) -> None:
-    with pytest.raises(Corrupt, match=r"rebuild it.*file a.index"):
+    with pytest.raises(Corrupt, match=r"restore it from a backup.*file a.index"):
         offset_index.parse(data, 0, file="a.index")
 
 
@@ -118,7 +118,7 @@ def test_a_wrong_offset_index_is_corrupt(data: bytes) -> None:
     ],
 )
 def test_a_wrong_time_index_is_corrupt(data: bytes) -> None:
-    with pytest.raises(Corrupt, match=r"rebuild it.*file a.timeindex"):
+    with pytest.raises(Corrupt, match=r"restore it from a backup.*file a.timeindex"):
         time_index.parse(data, 0, file="a.timeindex")
 
 
@@ -156,7 +156,7 @@ def test_transaction_index_vector_both_ways() -> None:
     ],
 )
 def test_a_wrong_transaction_index_is_corrupt(data: bytes, base: int) -> None:
-    with pytest.raises(Corrupt, match="rebuild it"):
+    with pytest.raises(Corrupt, match="restore it from a backup"):
         transaction_index.parse(data, base)
 
 

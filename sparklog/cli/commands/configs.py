@@ -148,7 +148,7 @@ def _shown(doc: ConfigDoc) -> str:
     lines = [
         f"{doc.name}  {doc.scope}, {doc.kind}{unit}",
         f"  {doc.doc}",
-        f"  default {doc.default or 'none'}; {doc.valid}; used by {', '.join(doc.used_by) or 'nobody'}",
+        f"  default {doc.default or 'none'}; {doc.valid}; used by {', '.join(doc.used_by) or 'no command'}",
     ]
     return "\n".join([*lines, f"  Kafka 4.1: {doc.kafka}"] if doc.kafka else lines)
 

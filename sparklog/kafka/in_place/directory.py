@@ -99,7 +99,7 @@ _PARTITION = re.compile(r"^([a-zA-Z0-9._-]{1,249})-(\d{1,10})$")
 SETTLE_TRIES = 20
 SETTLE_PAUSE_SECONDS = 0.05
 ABANDONED_MS = 10_000
-"""A swap in a folder that did not change for so long is not waited for: nobody is at it."""
+"""A swap in a folder that did not change for so long is not waited for: its broker is dead."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

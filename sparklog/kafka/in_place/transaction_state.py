@@ -37,7 +37,7 @@ MOST_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LostMarker:
-    """A marker of `producer` (or `ANYBODY`) that damage took; `commit`: what it said, None: nobody knows."""
+    """A marker of `producer` (or `ANYBODY`) that damage took; `commit`: its type, None: unknown."""
 
     producer: int
     commit: bool | None
@@ -200,7 +200,7 @@ def _bytes_of(window: Window, row: int) -> bytes:
 
 def _damaged(window: Window, row: int) -> bool:
     """Is the checksum of a whole batch wrong? Its producer id then may be anybody's, and would open a transaction that
-    nobody ends."""
+    no marker ends."""
     header = window.headers[row : row + 1]
     # A batch longer than its window comes without its body: it is believed.
     whole = int(header.position[0] + header.size[0]) <= len(window.data)

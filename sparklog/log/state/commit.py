@@ -132,7 +132,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a commit does to a topic; each field without a value leaves things as they are."""
+    """Changes of a commit to a topic; a field without a value changes nothing."""
 
     writer: Writer | None = None
     files: tuple[FileSlices, ...] = ()
@@ -175,7 +175,7 @@ class Commit(Changes):
 
     @property
     def made_ms(self) -> int:
-        """When it was made: LogAppendTime of what it appends."""
+        """The time of the commit (ms): LogAppendTime of the records it appends."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 

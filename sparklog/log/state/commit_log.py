@@ -61,7 +61,7 @@ class LogState:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a commit: what was written (None: `nothing` says why not), the head after it, and edits that were dropped."""
+    """The commit that was written (None: `nothing` has the reason), the head after it, and the dropped edits."""
 
     commit: Commit | None
     head: Head

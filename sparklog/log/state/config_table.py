@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from sparklog.errors import BadRequest, did_you_mean
 
 SECURITY = (
-    "it names the security of connections to a broker, and there is none: whoever may read or write the files may "
-    "read or write the log"
+    "it secures connections to a broker, and a root has none: permissions of the files decide who may read and write"
 )
 _SECURITY_PREFIXES = ("security.", "sasl.", "ssl.")
 _LISTENER = "listener.name."
@@ -75,7 +74,7 @@ def is_security(name: str) -> bool:
 
 
 def kafka_name(name: str) -> str | None:
-    """Why a setting of Kafka's, with or without `kafka.` in front, means nothing here; None if it is no such name."""
+    """Return the reason why a setting of Kafka's has no meaning here; None for any other name. `kafka.` is optional."""
     plain = name.lower().removeprefix("kafka.")
     return SECURITY if is_security(plain) else _NAMES.get(plain)
 
@@ -85,8 +84,8 @@ LONG_MAX = 2**63 - 1
 LONG_MIN = -(2**63)
 
 WRITERS = "writers"
-COMPACT = "jobs/compact.py"
-RETAIN = "jobs/retain.py"
+COMPACT = "sparklog compact"
+RETAIN = "sparklog retain"
 IMPORTS = "imports"
 EXPORTS = "exports"
 NOBODY = ()
@@ -401,7 +400,7 @@ CONFIGS: Mapping[str, ConfigDef] = {definition.name: definition for definition i
 
 
 def definition(name: str) -> ConfigDef:
-    """What is known of a config; `BadRequest` with the nearest name if there is none of this name."""
+    """Return the definition of a config; `BadRequest` with the nearest name if it is unknown."""
     try:
         return CONFIGS[name]
     except KeyError:

@@ -62,7 +62,7 @@ class TopicConfigs:
         return int(self.text(name))
 
     def source(self, name: str) -> str:
-        """Where the value comes from: `topic` or `default`."""
+        """Return the source of the value: `topic` or `default`."""
         return "topic" if name in self.explicit else "default"
 
     @property

@@ -34,7 +34,7 @@ class ConfigDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """What there is to know of a topic."""
+    """Description of a topic."""
 
     name: str
     topic_id: str
@@ -60,7 +60,7 @@ def describe_configs(configs: TopicConfigs) -> tuple[ConfigDescription, ...]:
 
 
 def describe(snapshot: Snapshot) -> TopicDescription:
-    """What there is to know of the topic at this version."""
+    """Describe the topic at this version."""
     head, rows = snapshot.head, snapshot.slices.all()
     stable = head.last_stable()
     partitions = []

@@ -54,7 +54,7 @@ class CommitFiles:
         return len(self.version)
 
     def has(self, first: int, last: int) -> bool:
-        """Whether all of `first` to `last` are there."""
+        """Return True if all commits from `first` to `last` exist."""
         if last < first:
             return True
         at = np.searchsorted(self.version, [first, last])
@@ -63,7 +63,7 @@ class CommitFiles:
 
 
 class History:
-    """What lies in `_log` of a topic at the time this is made: one listing of commits and one of checkpoints.
+    """The commits and checkpoints of a topic, from one listing each.
 
     * `commits`: the commits
     * `checkpoints`: heads of checkpoints, by version

@@ -118,7 +118,7 @@ ENTRY_JSON = Document(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do with a batch: write it, or skip it (`note` says why); `take_over`: record the new run all the same."""
+    """The verdict on a batch: write it, or skip it (`note` has the reason); `take_over`: record the new run."""
 
     write: bool
     take_over: bool = False

@@ -35,7 +35,7 @@ NO_TIMESTAMP = -1
 
 @dataclass(frozen=True, slots=True)
 class RollRule:
-    """When a segment ends: its size (bytes), the time it spans (ms), and how much of that time chance may take off.
+    """The limits that end a segment: size (bytes), time span (ms), and the random part of that span.
 
     `jitter_ms` bounds the random part, which Kafka draws for each segment anew; here it follows from topic id,
     partition and base offset, so that every run of every job cuts a partition at the same offsets.

@@ -106,7 +106,7 @@ class Head:
 
     @property
     def made_ms(self) -> int:
-        """When the newest commit was made."""
+        """The time of the newest commit (ms)."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
     @property

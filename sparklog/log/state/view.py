@@ -234,7 +234,7 @@ class TakenView(Protocol):
     def location(self) -> str: ...
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """Of every partition, from the snapshot."""
+        """Return the bounds of every partition, from the snapshot."""
         ...
 
     def earlier_partitions(self, topic: str) -> Sequence[int]:
@@ -277,5 +277,5 @@ class LogView(TakenView, Protocol):
         ...
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
-        """Of every partition, from the snapshot."""
+        """Return the size of every partition, from the snapshot."""
         ...

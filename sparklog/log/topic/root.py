@@ -153,7 +153,7 @@ class Root:
         except Conflict as clash:
             if created is None or _taken_back(topic, created):
                 raise
-            _LOG.warning("%s; somebody uses '%s' already, so it stays", clash, name)
+            _LOG.warning("%s; another process uses '%s' already, so it stays", clash, name)
         return topic
 
     def ensure_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None) -> Topic:

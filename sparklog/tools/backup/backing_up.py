@@ -93,7 +93,7 @@ class Holds:
         self.versions[name] = version
 
     def renew(self) -> None:
-        """When half of their time is over."""
+        """Renew the leases when half of their time is over."""
         if self.root.store.now_ms() - self.since_ms > HOLD_MS // 2:
             self._commit()
 

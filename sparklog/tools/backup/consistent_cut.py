@@ -278,7 +278,7 @@ class _Cutter:
         )
 
     def _record(self) -> None:
-        """Where something is open that is decided and forgotten, its outcome was recorded, or it was aborted."""
+        """Record the outcome of open transactions whose decision is forgotten, or abort them."""
         for topic in list(self.heads):
             for transaction in open_transactions(self.heads[topic]):
                 self._record_in_topic(topic, transaction)

@@ -32,7 +32,7 @@ def check_store(store: Store) -> list[Finding]:
     """Exclusive create, read-back, hard links, a directory's fsync, and the clock, by a real probe: it writes a few
     small objects below `_probe` and removes them.
     """
-    fix = "use a local disk, or an object store with conditional writes, as --root"
+    fix = "use a local disk, or a mounted file system with hard links and fsync, as --root"
     try:
         report = probe(store)
     except SparklogError as error:

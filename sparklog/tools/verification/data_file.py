@@ -25,7 +25,7 @@ from sparklog.maintenance.work_items import Done, Progress, silent
 from sparklog.storage.store import Store
 from sparklog.tools.verification.append_file import check_append_file
 from sparklog.tools.verification.findings import INDEX, MISSING, SIZE, Counts, Finding
-from sparklog.tools.verification.index_files import REBUILD, Batches, check_index
+from sparklog.tools.verification.index_files import WITHOUT_INDEX, Batches, check_index
 from sparklog.tools.verification.slice_checks import Checked, Claim, CutOff, DataFile, walk
 
 MOST_FINDINGS = 100
@@ -83,7 +83,7 @@ def _needed(suffix: str, claim: Claim) -> bool:
 
 
 def _no_index(key: str) -> Finding:
-    return Finding(MISSING, key, "expected an index beside the segment, found none", REBUILD)
+    return Finding(MISSING, key, "expected an index beside the segment, found none", WITHOUT_INDEX)
 
 
 def _check_indexes(store: Store, file: DataFile, claim: Claim, batches: Batches | None, checked: Checked) -> Counts:
@@ -121,7 +121,9 @@ def _check_indexes(store: Store, file: DataFile, claim: Claim, batches: Batches 
             "the index files beside the segment do not match the CRC-32C that the commit gives for them: entries "
             "are missing"
         )
-        checked.findings.append(Finding(INDEX, f"{stem}{suspect}", message, REBUILD, len(indexes.get(suspect, b""))))
+        checked.findings.append(
+            Finding(INDEX, f"{stem}{suspect}", message, WITHOUT_INDEX, len(indexes.get(suspect, b"")))
+        )
     return counted
 
 
@@ -133,7 +135,7 @@ def _flipped(file: DataFile, indexes: list[bytes], crc: int, stem: str) -> Findi
         start += 8
         if at is not None and start <= at[0] < start + len(data):
             message = "the index files do not match the CRC-32C that the commit gives for them"
-            return Finding(INDEX, f"{stem}{suffix}", message, REBUILD, at[0] - start, bit=at[1])
+            return Finding(INDEX, f"{stem}{suffix}", message, WITHOUT_INDEX, at[0] - start, bit=at[1])
         start += len(data)
     return None
 

@@ -30,7 +30,7 @@ KINDS = (
 )
 
 RESTORE = "restore the file from a backup"
-_ADVICE = re.compile(r"[;:] (?:restore|delete|rebuild)\b.*\Z")
+_ADVICE = re.compile(r"[;:] (?:restore|delete)\b.*\Z")
 """Advice at the end of an error's message: here the remedy takes its place."""
 
 

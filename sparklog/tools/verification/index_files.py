@@ -20,7 +20,8 @@ from sparklog.format.record_batch import BatchHeaders, BytesLike
 from sparklog.tools.verification.findings import INDEX, RESTORE, Finding
 
 Int64s = npt.NDArray[np.int64]
-REBUILD = "restore the file from a backup; it can be built anew from the segment beside it"
+DELETE_INDEX = "delete the file: the broker's next start writes it anew"
+WITHOUT_INDEX = "restore the file from a backup; no record is lost, reads begin at the segment's start without it"
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ def check_index(
             return _check_time_index(data, base, batches, file, active=active)
         return _check_transaction_index(data, base, batches, file)
     except Corrupt as error:
-        remedy = RESTORE if suffix == "txnindex" else REBUILD
+        remedy = RESTORE if suffix == "txnindex" else WITHOUT_INDEX
         return [replace(Finding.of(INDEX, error, file, remedy), position=error.position or 0)]
 
 
@@ -82,10 +83,10 @@ def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding
     rest = np.frombuffer(data, np.uint8)[used:]
     odd = np.flatnonzero(rest)
     if len(odd):
-        return [Finding(INDEX, file, "expected zeros behind the last entry", REBUILD, used + int(odd[0]))]
+        return [Finding(INDEX, file, "expected zeros behind the last entry", WITHOUT_INDEX, used + int(odd[0]))]
     if len(rest) and not preallocated:
         message = f"expected {used} bytes, found {len(data)}: the rest is zeros"
-        return [Finding(INDEX, file, message, REBUILD, used)]
+        return [Finding(INDEX, file, message, WITHOUT_INDEX, used)]
     return []
 
 
@@ -101,7 +102,7 @@ def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, 
         return wrong
     position, last, _ = batches.columns()
     if not len(position):
-        return [Finding(INDEX, file, "expected no entries, for the segment has no batches", REBUILD, 0)]
+        return [Finding(INDEX, file, "expected no entries, for the segment has no batches", WITHOUT_INDEX, 0)]
     rows = np.minimum(np.searchsorted(position, entries.positions), len(position) - 1)
     ends = np.minimum(np.searchsorted(last, entries.offsets), len(last) - 1)
     named = (position[rows] == entries.positions) & (last[ends] == entries.offsets) & (ends >= rows)
@@ -111,7 +112,7 @@ def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, 
     for entry in np.flatnonzero(~named).tolist():
         place, offset = int(entries.positions[entry]), int(entries.offsets[entry])
         message = f"no batch at byte {place} of the segment ends with offset {offset}, as entry {entry} says"
-        wrong.append(Finding(INDEX, file, message, REBUILD, entry * offset_index.ENTRY_BYTES, offset))
+        wrong.append(Finding(INDEX, file, message, WITHOUT_INDEX, entry * offset_index.ENTRY_BYTES, offset))
     return wrong
 
 
@@ -141,11 +142,11 @@ def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, ac
         message = (
             f"the batch that ends with offset {offset} is not the first with timestamp {stamped}, as entry {entry} says"
         )
-        wrong.append(Finding(INDEX, file, message, REBUILD, entry * size, offset))
+        wrong.append(Finding(INDEX, file, message, WITHOUT_INDEX, entry * size, offset))
     greatest = int(entries.timestamps[-1]) if len(entries) else -1
     if not active and not wrong and greatest < int(running[-1]):
         message = f"expected the last entry to have the greatest timestamp {int(running[-1])}, found {greatest}"
-        wrong.append(Finding(INDEX, file, message, REBUILD, len(entries) * size))
+        wrong.append(Finding(INDEX, file, message, WITHOUT_INDEX, len(entries) * size))
     return wrong
 
 

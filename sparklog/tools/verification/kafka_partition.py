@@ -36,7 +36,7 @@ from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.env import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
-from sparklog.tools.verification.index_files import REBUILD, Batches, check_index
+from sparklog.tools.verification.index_files import DELETE_INDEX, Batches, check_index
 from sparklog.tools.verification.kafka_gaps import Gap, Gaps
 
 LOOKS = 3
@@ -81,7 +81,7 @@ class _Segment:
         return self.name.path.endswith(SWAP)
 
     def index_path(self, suffix: str) -> str:
-        """Where Kafka keeps the segment's index of this kind."""
+        """Return the path of the segment's index of this kind."""
         return companion(self.name.path, suffix)
 
 
@@ -273,7 +273,7 @@ class _Reader:
                     suffix, data, base, segment.batches, file=self._place(path), active=segment.last
                 )
             elif data is None and suffix != "txnindex" and len(segment.batches.position):
-                self._report(INDEX, path, "expected an index beside the segment, found none", REBUILD)
+                self._report(INDEX, path, "expected an index beside the segment, found none", DELETE_INDEX)
 
     # -- what lies beside
 
@@ -347,11 +347,13 @@ class _Reader:
                 f"of the transaction that ends at offset {last} it says first offset {pair[0]} and last stable offset "
                 f"{pair[1]}, the log {right[0]} and {right[1]}"
             )
-            self._report(INDEX, path, message, REBUILD, position=entry * transaction_index.ENTRY_BYTES, offset=last)
+            self._report(
+                INDEX, path, message, DELETE_INDEX, position=entry * transaction_index.ENTRY_BYTES, offset=last
+            )
         missing = sorted(set(markers) - set(stored)) if not segment.last else []
         if missing and os.path.exists(path):
             self._report(
-                INDEX, path, f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}", REBUILD
+                INDEX, path, f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}", DELETE_INDEX
             )
 
     def _metadata(self) -> None:

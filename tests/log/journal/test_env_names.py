@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from sparklog import errors
 from sparklog.errors import BadRequest
 from sparklog.log.journal import names
 from sparklog.log.journal.env import SYSTEM, Env, Moment
@@ -94,5 +95,5 @@ def test_paths_that_no_commit_may_name(path: str) -> None:
 
 
 def test_did_you_mean() -> None:
-    assert names.did_you_mean("retention.mss", ["retention.ms", "x"]) == "; did you mean 'retention.ms'?"
-    assert names.did_you_mean("zzz", ["retention.ms"]) == ""
+    assert errors.did_you_mean("retention.mss", ["retention.ms", "x"]) == "; did you mean 'retention.ms'?"
+    assert errors.did_you_mean("zzz", ["retention.ms"]) == ""

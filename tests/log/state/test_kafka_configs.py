@@ -83,5 +83,5 @@ def test_types_defaults_and_ranges_are_kafkas_unless_the_table_says_so(kafka: di
 def test_broker_names_are_those_of_the_properties(kafka: dict[str, dict[str, str]]) -> None:
     brokers = {row["Server Default Property"]: name for name, row in kafka.items()}
     for each in property_table():
-        if each.config is not None and not each.name.endswith((".hours", ".minutes")):
+        if each.config and not each.name.endswith((".hours", ".minutes")):
             assert brokers[each.name] == each.config
