@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sparklog.log.write.append_writer import WriteOptions
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "BadRequest",
     "Conflict",

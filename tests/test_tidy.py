@@ -41,6 +41,10 @@ BANNED = tuple(
 )
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot|home/\w+|Users/\w+|tmp/s" + r"l)/")
 
+# A reader whose English is not ours guesses wrong at these.
+RIDDLES = {"found", "said", "told", "own", "there", "nobody", "somebody", "whoever"}
+QUESTIONS = {"What", "Of", "Who", "Whose", "Whether", "How", "Let", "Where", "Why", "When", "That"}
+
 # Effects have homes: clocks and randomness come in through Env, files through Store.
 EFFECTS = {
     "time.time", "time.time_ns", "time.monotonic", "time.clock_gettime", "time.sleep",
@@ -104,6 +108,25 @@ def too_long(source: str, module_lines: int = MODULE_LINES) -> list[str]:
         if length > FUNCTION_LINES:
             found.append(f"line {function.lineno}: {function.name} has {length} lines, {FUNCTION_LINES} are enough")
     return found
+
+
+def riddles(source: str) -> list[str]:
+    """Names that say nothing of their value, and docstrings that begin as a question."""
+    tree = parsed(source)
+    complaints = []
+    fields = {id(node.target) for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
+    for node in ast.walk(tree):
+        name = node.arg if isinstance(node, ast.arg) else None
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
+            name = node.id
+        if name in RIDDLES:
+            complaints.append(f"line {node.lineno}: {name!r} could be anything: name the value")  # type: ignore[attr-defined]
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            opening = (ast.get_docstring(node) or "").partition(" ")[0]
+            if opening in QUESTIONS:
+                line = getattr(node, "lineno", 1)
+                complaints.append(f"line {line}: begin a docstring with a verb or a noun, not {opening!r}")
+    return complaints
 
 
 def banned_words(source: str) -> list[str]:
@@ -171,6 +194,10 @@ def test_modules_and_functions_fit_a_reader() -> None:
     assert not complaints(sorted(tests), lambda source: too_long(source, TEST_MODULE_LINES))
 
 
+def test_names_and_docstrings_are_no_riddles() -> None:
+    assert not complaints(list(files("sparklog", "jobs", suffixes={".py"})), riddles)
+
+
 def test_nothing_is_left_unfinished() -> None:
     paths = [path for path in files(suffixes=TEXT_SUFFIXES, names=TEXT_NAMES) if path != Path(__file__)]
     assert not complaints(paths, banned_words)
@@ -204,6 +231,9 @@ def test_clocks_chance_and_files_have_homes() -> None:
         (missing_docstring, "x = 1\n", '"""Says it."""\nx = 1\n'),
         (too_long, "def f():\n" + "    x = 1\n" * FUNCTION_LINES, "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1)),
         (too_long, "x = 1\n" * (MODULE_LINES + 1), "x = 1\n" * MODULE_LINES),
+        (riddles, "found = 1\n", "size = 1\n"),
+        (riddles, "def f(told):\n    pass\n", "class Finding:\n    found: str\n"),
+        (riddles, 'def f():\n    """Whether it is."""\n', 'def f():\n    """Return True if it is."""\n'),
         (banned_words, "# " + BANNED[0] + ": later\n", "# done\n"),
         (machine_paths, "cd /wo" + "rk/main\n", "cd /data/log\n"),
         (ragged_lines, "x = 1 \n", "x = 1\n"),

@@ -100,18 +100,18 @@ def filter_batches(
     keep = np.ascontiguousarray(keep, np.bool_)
     _check_shapes(headers, payloads, fields, keep, drop, empty, horizon)
     lasting = headers.is_log_append_time
-    found = np.zeros((len(headers), kernels.SURVEY_FIELDS), np.int64)
+    totals = np.zeros((len(headers), kernels.SURVEY_FIELDS), np.int64)
     rows = np.ascontiguousarray(fields.batch_rows)
     code = kernels.survey(
         keep.view(np.uint8), rows, fields.timestamp, fields.start, fields.end, lasting.astype(np.int64),
-        np.ascontiguousarray(headers.max_timestamp), len(payloads.data), found,
+        np.ascontiguousarray(headers.max_timestamp), len(payloads.data), totals,
     )  # fmt: skip
     source, base_offset = as_bytes_array(data), headers.base_offset
     least = np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     misplaced = (headers.position < 0) | (headers.size < least) | (headers.position > len(source) - headers.size)
     if code != kernels.OK or misplaced.any():
         raise BadRequest("the records do not lie in the payloads, or the batches not in the data")
-    kept = found[:, kernels.KEPT]
+    kept = totals[:, kernels.KEPT]
     plan = np.zeros((len(headers), kernels.PLAN_FIELDS), np.int64)
     plan[:, kernels.ACTION] = np.select(
         [drop, kept == 0, (kept == rows) & (horizon < 0) & ~headers.is_legacy],
@@ -121,7 +121,7 @@ def filter_batches(
     plan[:, kernels.FIRST_ROW] = np.cumsum(rows) - rows
     plan[:, kernels.ROWS] = rows
     stamped = (horizon >= 0) | headers.has_delete_horizon
-    old_base = np.where(headers.has_delete_horizon, headers.base_timestamp, found[:, kernels.FIRST_TIME])
+    old_base = np.where(headers.has_delete_horizon, headers.base_timestamp, totals[:, kernels.FIRST_TIME])
     plan[:, kernels.BASE_TIME] = np.where(horizon >= 0, horizon, old_base)
     plan[:, kernels.FIXED] = lasting
     plan[:, kernels.FIXED_TIME] = headers.max_timestamp
@@ -130,7 +130,7 @@ def filter_batches(
     if headers.magic is not None:
         headers = _narrowed(headers, fields, keep)
         plan[:, kernels.BASE_DELTA] = headers.base_offset - base_offset
-    return _Writer(source, headers, payloads, fields, keep, plan, found, stamped).run()
+    return _Writer(source, headers, payloads, fields, keep, plan, totals, stamped).run()
 
 
 def _narrowed(headers: BatchHeaders, fields: RecordFields, keep: BoolArray) -> BatchHeaders:
@@ -174,14 +174,14 @@ class _Writer:
         fields: RecordFields,
         keep: BoolArray,
         plan: Int64Array,
-        found: Int64Array,
+        totals: Int64Array,
         stamped: BoolArray,
     ) -> None:
         from sparklog.format.kernels import record_kernels as kernels
 
         self.kernels: Any = kernels
         self.data, self.headers, self.payloads, self.fields, self.keep = data, headers, payloads, fields, keep
-        self.plan, self.found, self.stamped = plan, found, stamped
+        self.plan, self.totals, self.stamped = plan, totals, stamped
 
     def run(self) -> Filtered:
         kernels, plan = self.kernels, self.plan
@@ -194,7 +194,7 @@ class _Writer:
         if len(fresh):
             headers = replace(headers, crc=headers.crc.copy())
             self._seal(out, headers, fresh)
-        min_ts = np.where(headers.count > 0, self.found[source, kernels.MIN_TIME], NO_TIMESTAMP)
+        min_ts = np.where(headers.count > 0, self.totals[source, kernels.MIN_TIME], NO_TIMESTAMP)
         return Filtered(out, headers, min_ts, source)
 
     def _write(self, plan: Int64Array, packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -206,7 +206,7 @@ class _Writer:
             [0, plan[:, kernels.FROM_SIZE]],
             HEADER_BYTES,
         )
-        growth = self.found[:, kernels.KEPT_BYTES] + kernels.RECORD_GROWTH * self.found[:, kernels.KEPT]
+        growth = self.totals[:, kernels.KEPT_BYTES] + kernels.RECORD_GROWTH * self.totals[:, kernels.KEPT]
         out = new_array(int(room.sum() + growth[action == kernels.REBUILD].sum()) + SLACK, np.uint8)
         written = kernels.write_batches(
             plan, self.data, packed, self.payloads.data, fields.timestamp, fields.start, fields.end,
@@ -239,7 +239,7 @@ class _Writer:
 
     def _headers(self, source: Int64Array, action: Int64Array) -> BatchHeaders:
         """The headers of what was written (with the old CRCs)."""
-        kernels, plan, found = self.kernels, self.plan[source], self.found[source]
+        kernels, plan, totals = self.kernels, self.plan[source], self.totals[source]
         old = self.headers[source]
         rebuilt, emptied = action == kernels.REBUILD, action == kernels.EMPTY
         attributes = np.where(emptied, old.attributes & _EMPTY_BITS, old.attributes)
@@ -252,8 +252,8 @@ class _Writer:
             size=plan[:, kernels.OUT_SIZE].copy(),
             attributes=attributes,
             base_timestamp=np.where(emptied, NO_TIMESTAMP, base),
-            max_timestamp=np.where(rebuilt, found[:, kernels.MAX_TIME], old.max_timestamp),
-            count=np.where(action == kernels.COPY, old.count, found[:, kernels.KEPT]),
+            max_timestamp=np.where(rebuilt, totals[:, kernels.MAX_TIME], old.max_timestamp),
+            count=np.where(action == kernels.COPY, old.count, totals[:, kernels.KEPT]),
             magic=None,
             end=int(plan[:, kernels.OUT_SIZE].sum()),
             stop="end",

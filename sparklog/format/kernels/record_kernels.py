@@ -140,7 +140,7 @@ def find_records(
     )
 )  # fmt: skip
 def survey(
-    keep: Any, rows: Any, times: Any, starts: Any, ends: Any, fixed: Any, fixed_time: Any, nbytes: int, found: Any
+    keep: Any, rows: Any, times: Any, starts: Any, ends: Any, fixed: Any, fixed_time: Any, nbytes: int, totals: Any
 ) -> int:  # fmt: skip
     """Per batch of `rows` records (in all as many as `keep` has): how many are kept, their bytes, their least, largest
     and first time (-1 if none is kept). Where `fixed`, all records have the time `fixed_time`. `MISMATCH` if a record
@@ -164,8 +164,8 @@ def survey(
             row += 1
         if fixed[batch] and kept:
             low = high = first = fixed_time[batch]
-        found[batch, KEPT], found[batch, KEPT_BYTES] = kept, kept_bytes
-        found[batch, MIN_TIME], found[batch, MAX_TIME], found[batch, FIRST_TIME] = low, high, first
+        totals[batch, KEPT], totals[batch, KEPT_BYTES] = kept, kept_bytes
+        totals[batch, MIN_TIME], totals[batch, MAX_TIME], totals[batch, FIRST_TIME] = low, high, first
     return OK
 
 
