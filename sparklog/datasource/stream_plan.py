@@ -157,7 +157,7 @@ class StreamPlanner:
         return wait_until_reached(self._view, StreamOffset(positions, named.ids), look, self._clock, end_of)
 
     def _reach_end(self, base: StreamOffset, stop: StreamOffset) -> None:
-        """The same of a batch planned before: all of it was decided then, and is to be read as it was then."""
+        """Reach the end of a batch planned before: all of it was decided then, and is to be read as it was then."""
         topics = sorted(stop.positions)
         self._reach(stop, topics)
         if self._options.isolation != READ_COMMITTED:

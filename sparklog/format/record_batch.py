@@ -258,7 +258,7 @@ COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "s
 
 
 def as_bytes_array(data: BytesLike) -> npt.NDArray[np.uint8]:
-    """The same memory as a uint8 array (read-only if the source is)."""
+    """Return the memory as a uint8 array without a copy (read-only if the source is)."""
     view = memoryview(data)
     if view.nbytes == 0:
         return np.empty(0, np.uint8)

@@ -89,7 +89,7 @@ def _notes(report: RetainReport) -> list[str]:
 
 
 def document(reports: Sequence[RetainReport], *, root: str, now_ms: int, dry_run: bool) -> dict[str, object]:
-    """The same as one JSON object; bytes and counts are exact."""
+    """Return the report as one JSON object; bytes and counts are exact."""
     return {
         "root": root,
         "nowMs": now_ms,
