@@ -113,7 +113,7 @@ class BareWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class BareStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """The same for a stream."""
+    """Writer of a stream that drops its rows."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         _freeze()

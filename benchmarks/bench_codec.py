@@ -36,7 +36,7 @@ PARTITIONS = 16
 
 @dataclass
 class Records:
-    """The same records as lists and as Arrow arrays."""
+    """Records as lists and as Arrow arrays."""
 
     keys: list[bytes]
     values: list[bytes]

@@ -149,7 +149,7 @@ def bench_compaction(records: int, rounds: int) -> None:
 
 
 def bench_linear(records: int) -> None:
-    """The same clean part, growing dirty parts: seconds beyond those of the clean part."""
+    """Clean the same log with growing dirty parts: seconds beyond those of the clean part."""
     for share in (1, 2, 4):
         with tempfile.TemporaryDirectory() as folder:
             topic = filled(

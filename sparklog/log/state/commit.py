@@ -8,7 +8,7 @@ Edits of one commit do not overlap, so no slice needs to name its edit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import add, gt
@@ -221,22 +221,6 @@ RESOLVED_JSON = Document(
     Member("siblings", numbers_by_text()),
 )
 HOLD_JSON = Document(Hold, Member("version", whole(0)), Member("expiresMs", whole(0), nullable=True))
-
-
-def removals_by_file(removals: Sequence[Removal]) -> tuple[Removal, ...]:
-    """One entry per file, whichever edits its slices belong to: a merge names thousands of files, and each once."""
-    by_path: dict[str, list[Removal]] = {}
-    for item in removals:
-        by_path.setdefault(item.path, []).append(item)
-    return tuple(
-        Removal(
-            path,
-            tuple(value for item in items for value in item.partition),
-            tuple(value for item in items for value in item.base),
-            tuple(value for item in items for value in item.position),
-        )
-        for path, items in by_path.items()
-    )
 
 
 def _path(item: Fields, name: str) -> str:
