@@ -37,7 +37,7 @@ from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.storage.local import LocalStore
-from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.wrapper_stores import CountingStore
 
 PARTITIONS = 16
 TAIL_COMMITS = 120

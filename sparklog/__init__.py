@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparklog.datasource.watch import watch
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
     from sparklog.groups.consumer import Consumer, consumer
-    from sparklog.groups.listing import Groups
+    from sparklog.groups.lag import Groups
     from sparklog.log.read.topic_scan import Scan
     from sparklog.log.state.registry import WriterKey
     from sparklog.log.topic.root import Root
@@ -90,7 +90,7 @@ if not TYPE_CHECKING:
                 *("BadRequest", "Conflict", "Corrupt", "Fenced", "NotFound", "SparklogError", "Unavailable"),
             ),
             "sparklog.groups.consumer": ("Consumer", "consumer"),
-            "sparklog.groups.listing": ("Groups",),
+            "sparklog.groups.lag": ("Groups",),
             "sparklog.log.read.topic_scan": ("Scan",),
             "sparklog.log.state.registry": ("WriterKey",),
             "sparklog.log.topic.root": ("Root", "open_root=open"),

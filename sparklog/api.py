@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest
-from sparklog.kafka.in_place.damage_policy import CorruptRecords
 from sparklog.kafka.in_place.location import (
     KAFKA_DIRECTORY,
     KAFKA_PARTITION,
@@ -22,6 +21,7 @@ from sparklog.kafka.in_place.location import (
     resolve,
 )
 from sparklog.kafka.in_place.location import open_view as open_log_view
+from sparklog.kafka.in_place.segment_recovery import CorruptRecords
 from sparklog.log.read.topic_scan import Position, Scan, scan
 from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, LogView, TimestampOffset
 from sparklog.log.topic.cloning import Cloned, clone_topic

@@ -69,7 +69,7 @@ LIGHT = (
     "sparklog.storage",
     "sparklog.log.topic.root",
     "sparklog.log.topic.topic",
-    "sparklog.log.topic.root_view",
+    "sparklog.log.topic.root",
     "sparklog.kafka.in_place.view",
     "sparklog.groups",
     "sparklog.groups.consumer",

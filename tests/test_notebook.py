@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 import sparklog
 from scripts.run_notebook import NOTEBOOK, executed
 from sparklog.kafka.in_place.view import KafkaView
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 from sparklog.tools.inspection.inspect import Inspected, inspect_file, inspect_topic
 from tests.fixture_data import copied
 

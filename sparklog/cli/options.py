@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sparklog.log.journal.clock import EPOCH
+from sparklog.log.journal.env import EPOCH
 from sparklog.log.journal.names import check_topic_name
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}

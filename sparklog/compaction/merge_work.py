@@ -35,7 +35,7 @@ from sparklog.storage.store import Store
 if TYPE_CHECKING:
     from sparklog.format.record_batch import BatchHeaders
     from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.write.append_output import AppendOutput
+    from sparklog.log.write.append_writer import AppendOutput
 
 
 Int64s = npt.NDArray[np.int64]
@@ -360,7 +360,7 @@ class _Files:
         return self._shared
 
     def _begin(self) -> AppendOutput:
-        from sparklog.log.write.append_output import AppendOutput
+        from sparklog.log.write.append_writer import AppendOutput
 
         work = self._work
         return AppendOutput(work.store, work.topic, append_path(work.read_version, work.env.new_id()))

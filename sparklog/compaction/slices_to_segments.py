@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.record_batch import BatchHeaders, BytesLike
-from sparklog.format.rewrite_headers import rewrite_headers
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, joined
 from sparklog.log.state.slice_table import ABORTED
 from sparklog.log.state.slices import FileSlices, SliceFlag

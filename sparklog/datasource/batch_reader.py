@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from sparklog.datasource.bounds import Clock, DataLoss, check_end, check_start, resolve_bound, wait_until_reached
 from sparklog.datasource.options import Bound, Options, ReadOptions
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
-from sparklog.datasource.starting_offsets import group_offsets, offsets_now, start_positions
+from sparklog.datasource.starting_offsets import (
+    Clock,
+    DataLoss,
+    check_end,
+    check_start,
+    group_offsets,
+    offsets_now,
+    resolve_bound,
+    start_positions,
+    wait_until_reached,
+)
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import BadRequest

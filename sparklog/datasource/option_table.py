@@ -29,7 +29,7 @@ DEFAULT_SESSION_TIMEOUT_MS = 300_000
 Kafka's consumer, whose heartbeats go on meanwhile, but its `max.poll.interval.ms`."""
 OFFSETS_JSON = 'JSON like {"topic":{"0":23}}'
 CORRUPT_RECORDS = ("fail", "skip", "truncate")
-"""As in `sparklog.kafka.in_place.damage_policy`, which option parsing does not import."""
+"""As in `sparklog.kafka.in_place.segment_recovery`, which option parsing does not import."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from sparklog.log.state.config_table import SECURITY, is_security
 
 if TYPE_CHECKING:
     from sparklog.format.record_batch import Codec
-    from sparklog.kafka.in_place.damage_policy import CorruptRecords
+    from sparklog.kafka.in_place.segment_recovery import CorruptRecords
 
 GROUP = "group"
 """`startingOffsets=group`: the committed offsets of the consumer group."""

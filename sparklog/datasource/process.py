@@ -38,7 +38,7 @@ _roots: dict[str, Root] = {}
 
 def root_at(location: Location, *, create: bool = False) -> Root:
     """Return the root at a location, kept open. Raises NotFound where there is none, unless `create`."""
-    from sparklog.log.journal.root_id import read_root_id
+    from sparklog.log.journal.names import read_root_id
 
     kept = _roots.get(location.root)
     if kept is not None:

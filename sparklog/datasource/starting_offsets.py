@@ -1,4 +1,11 @@
-"""Starting offsets of a read: by its options, or the committed offsets of its group (`startingOffsets=group`).
+"""Bounds of a read as offsets, by the rules of Spark's Kafka connector, and the wait until a log reaches them.
+
+A stream that is started again on another machine knows offsets that the machine before has seen. Network file systems
+cache names: this machine may not see the newest commits for a while. Taken for the end of the log, that would be data
+loss. The same holds for a decision of a transaction. So offsets beyond the end are looked for again, as long as caches
+last (`SETTLE_MS`), but not those of a topic that is gone or was created again.
+
+Starting offsets of a read: by its options, or the committed offsets of its group (`startingOffsets=group`).
 
 The rules for a partition of which the group has no offset, or one that is out of range, are those of Kafka's consumer:
 `kafka.auto.offset.reset` says where it begins. Where that is not given, a partition without an offset begins where a
@@ -7,14 +14,167 @@ read without `startingOffsets` would, and an offset out of range is data loss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
-from sparklog.datasource.bounds import DataLoss, Partitions, resolve_bound
-from sparklog.datasource.offsets import StreamOffset, describe
+from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
 from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.user_errors import warn
 from sparklog.errors import BadRequest, NotFound
+from sparklog.log.journal.env import MAX_TRIES, SETTLE_MS
 from sparklog.log.state.view import Bounds, LogView
+
+Partitions = Mapping[str, Mapping[int, Bounds]]
+"""Topic -> partition -> bounds: what is read, with the snapshot it is read from."""
+
+
+class DataLoss:
+    """Report records that are gone: by an error, or with `failOnDataLoss=false` by one warning."""
+
+    def __init__(self, fail: bool) -> None:
+        self.fail = fail
+        self._said: set[str] = set()
+
+    def report(self, what: str, otherwise: str) -> None:
+        """Raise NotFound, or warn that `what` was lost and that reading `otherwise`."""
+        if self.fail:
+            raise NotFound(f"{what}. To go on without them set failOnDataLoss=false: reading then {otherwise}")
+        if what not in self._said:
+            self._said.add(what)
+            warn(f"{what}; failOnDataLoss=false: reading {otherwise}")
+
+
+def resolve_bound(
+    view: LogView, partitions: Partitions, bound: Bound, isolation: str, *, no_match_is_latest: bool
+) -> dict[str, dict[int, int]]:
+    """Return the offset of every partition for a bound. Raises BadRequest if other partitions are listed than read."""
+    _check_listed(partitions, bound)
+    result: dict[str, dict[int, int]] = {}
+    for topic, bounds in partitions.items():
+        if bound.kind == "timestamp":
+            result[topic] = _by_timestamp(view, topic, bounds, bound, isolation, no_match_is_latest)
+            continue
+        result[topic] = {}
+        for partition, limits in bounds.items():
+            wanted = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
+            offset = bound.offsets[topic][partition] if wanted is None else wanted
+            special = {EARLIEST: limits.log_start, LATEST: limits.end(isolation)}
+            result[topic][partition] = special.get(offset, offset)
+    return result
+
+
+def _check_listed(partitions: Partitions, bound: Bound) -> None:
+    """Offsets by partition must be given for exactly the partitions that are read, as in Kafka's connector."""
+    listed = bound.partitions()
+    if listed is None:
+        return
+    left_out = {t: {p: 0 for p in offsets if p not in listed.get(t, {})} for t, offsets in partitions.items()}
+    unknown = {t: {p: 0 for p in offsets if p not in partitions.get(t, {})} for t, offsets in listed.items()}
+    if any(unknown.values()):
+        raise BadRequest(f"{bound.option} names partitions that are not read: {describe(unknown)}; leave them out")
+    if any(left_out.values()):
+        hint = "; -2 is the earliest, -1 the latest offset" if bound.kind == "offsets" else ""
+        raise BadRequest(f"{bound.option} must name every partition that is read; missing: {describe(left_out)}{hint}")
+
+
+def _by_timestamp(
+    view: LogView, topic: str, bounds: Mapping[int, Bounds], bound: Bound, isolation: str, no_match_is_latest: bool
+) -> dict[int, int]:
+    each = bound.timestamps[topic] if bound.timestamps is not None else {}
+    targets = {p: bound.timestamp if bound.timestamp is not None else each[p] for p in bounds}
+    answers = view.offsets_for_timestamps(topic, targets, isolation)
+    result: dict[int, int] = {}
+    for partition, limits in bounds.items():
+        answer = answers[partition]
+        if answer is None and not no_match_is_latest:
+            raise NotFound(
+                f"{bound.option}: {topic}-{partition} has no record at or after {targets[partition]} ms; give an "
+                "earlier time, or startingOffsetsByTimestampStrategy=latest to start at its end"
+            )
+        result[partition] = limits.end(isolation) if answer is None else answer.offset
+    return result
+
+
+def check_start(topic: str, partition: int, start: int, end: int, limits: Bounds, loss: DataLoss) -> int:
+    """Return the start of a range: at or after the log start, else data loss."""
+    if start < limits.log_start:
+        stop = min(end, limits.log_start)
+        loss.report(
+            f"Offsets {start} to {stop - 1} of {topic}-{partition} are gone: the log starts at {limits.log_start} "
+            "(retention or delete-records)",
+            "goes on from the log start",
+        )
+        return stop
+    return start
+
+
+def check_end(topic: str, partition: int, end: int, limits: Bounds, loss: DataLoss) -> int:
+    """Return the end of a range: at or before the log end, else data loss."""
+    if end > limits.log_end:
+        loss.report(
+            f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}",
+            "ends there",
+        )
+        return limits.log_end
+    return end
+
+
+FIRST_WAIT_S = 0.02
+LONGEST_WAIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Monotonic seconds and sleep, so that tests need not wait."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+def wait_until_reached(
+    view: LogView,
+    named: StreamOffset,
+    look: Callable[[], Collection[str]],
+    clock: Clock,
+    end_of: Callable[[Bounds], int] = attrgetter("log_end"),
+) -> list[str]:
+    """Look again until the view reaches these offsets, or longer has passed than caches last.
+
+    `look` takes a new snapshot and returns the topics that exist; one has been taken before, of all that are named.
+    `end_of` says which end of a partition counts. Returns the partitions that end before these offsets even so.
+    """
+    begun, tries = clock.now(), 0
+    present: Collection[str] = named.positions.keys()
+    while beyond := _beyond(view, present, named, end_of):
+        if tries >= MAX_TRIES or clock.now() - begun > SETTLE_MS / 1000:
+            return beyond
+        if not tries:
+            warn(
+                f"offsets known from before lie beyond the end of {', '.join(beyond)} as it is seen here; looking "
+                f"again for {SETTLE_MS // 1000} s"
+            )
+        clock.sleep(min(FIRST_WAIT_S * 2**tries, LONGEST_WAIT_S))
+        present = look()
+        tries += 1
+    return []
+
+
+def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of: Callable[[Bounds], int]) -> list[str]:
+    """Partitions that end before these offsets, or do not exist, in topics that do."""
+    beyond = []
+    for topic, offsets in sorted(named.positions.items()):
+        if topic not in present or named.ids.get(topic) not in (None, view.topic_id(topic)):
+            continue
+        bounds = view.bounds(topic)
+        beyond += [
+            f"{topic}-{partition}"
+            for partition, offset in sorted(offsets.items())
+            if partition not in bounds or end_of(bounds[partition]) < offset
+        ]
+    return beyond
+
 
 Place = tuple[str, str]
 """Topic and topic id."""
@@ -69,7 +229,7 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
     Raises BadRequest for a view that is no root, Unavailable if a transaction is not decided within a minute.
     """
     from sparklog.groups.group import Group
-    from sparklog.log.topic.root_view import RootView
+    from sparklog.log.topic.root import RootView
 
     if read.start is None or read.start.kind != GROUP:
         return {}

@@ -14,10 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 
-from sparklog.datasource.bounds import Clock, DataLoss, check_end, check_start, wait_until_reached
 from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.starting_offsets import group_offsets, offsets_now, start_positions
+from sparklog.datasource.starting_offsets import (
+    Clock,
+    DataLoss,
+    check_end,
+    check_start,
+    group_offsets,
+    offsets_now,
+    start_positions,
+    wait_until_reached,
+)
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition

@@ -23,7 +23,7 @@ from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import SparklogError
 from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 
 if TYPE_CHECKING:
     import pyarrow as pa

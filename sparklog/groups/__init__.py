@@ -14,7 +14,7 @@ from sparklog.lazy import lazy_names
 if TYPE_CHECKING:
     from sparklog.groups.consumer import Consumer
     from sparklog.groups.group import Group, GroupDescription, Membership
-    from sparklog.groups.listing import Groups
+    from sparklog.groups.lag import Groups
     from sparklog.groups.offsets import CommittedOffset, GroupMetadata, OffsetAndMetadata
 
 __all__ = [
@@ -34,7 +34,7 @@ if not TYPE_CHECKING:
         {
             "sparklog.groups.consumer": ("Consumer",),
             "sparklog.groups.group": ("Group", "GroupDescription", "Membership"),
-            "sparklog.groups.listing": ("Groups",),
+            "sparklog.groups.lag": ("Groups",),
             "sparklog.groups.offsets": ("CommittedOffset", "GroupMetadata", "OffsetAndMetadata"),
         },
     )

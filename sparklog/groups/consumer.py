@@ -39,8 +39,7 @@ from sparklog.groups.offsets import CommittedOffset, GroupMetadata
 from sparklog.log.journal.env import SETTLE_MS, Backoff, Moment
 from sparklog.log.read.scan import check_isolation, read_parts
 from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, Stored, check_columns
-from sparklog.log.topic.root import Root, open_root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.groups")

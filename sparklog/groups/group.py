@@ -36,13 +36,12 @@ from sparklog.groups.offsets import (
     topic_offsets,
 )
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
-from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
-from sparklog.log.journal.env import Backoff
+from sparklog.log.journal.env import Backoff, reading_clock_ms
 from sparklog.log.journal.names import check_id
 from sparklog.log.topic.root import Root
-from sparklog.storage.locks import read_each
+from sparklog.storage.local_writer import read_each
 
 _LOG = logging.getLogger("sparklog.groups")
 EMPTY, STABLE, DEAD = "Empty", "Stable", "Dead"

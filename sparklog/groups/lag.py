@@ -1,4 +1,6 @@
-"""Consumer lag: per partition in records, and in seconds.
+"""The consumer groups of a root.
+
+Consumer lag: per partition in records, and in seconds.
 
 Lag in records is Kafka's: log end offset minus committed offset, whatever the isolation level of the consumer. Markers,
 records of aborted transactions and offsets that compaction emptied count, as they do in `kafka-consumer-groups`. A
@@ -11,19 +13,60 @@ costs up to two requests per partition that lags.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import os
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.group import STABLE, Group, GroupDescription
-from sparklog.groups.listing import Groups
+from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.groups.offsets import TopicOffsets
+from sparklog.log.journal.journal_cleanup import ids_of
 from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.topic.root import Root
-from sparklog.log.topic.root_view import RootView
-from sparklog.storage.locks import ask_each, read_each
+from sparklog.log.topic.root import Root, RootView, open_root
+from sparklog.storage.local_writer import ask_each, read_each
+from sparklog.storage.store import Store
+
+
+class Groups:
+    """Consumer groups of a root: an open one, or the path of one.
+
+    Example:
+        groups = sparklog.Groups("/data/log")
+        for name in groups.names():
+            print(name, groups.group(name).committed())
+    """
+
+    def __init__(self, root: Root | Store | str | os.PathLike[str]) -> None:
+        self.root = root if isinstance(root, Root) else open_root(root)
+
+    def __repr__(self) -> str:
+        return f"Groups({self.root.location!r})"
+
+    def names(self, failures: list[SparklogError] | None = None) -> list[str]:
+        """Return the names of all groups, sorted; costs a few requests per group.
+
+        A group that cannot be read is left out and its error put into `failures`, or raised.
+        """
+        names = sorted(ids_of(self.root.store, GROUPS, failures))
+        states = read_each(self.root.store, lambda name: self.root.entries(GROUPS, name).refresh(), names, failures)
+        return [name for name, state in states.items() if state.exists]
+
+    def descriptions(
+        self, names: Sequence[str], failures: list[SparklogError] | None = None
+    ) -> dict[str, GroupDescription]:
+        """Return members, offsets and state of these groups, by name; `failures`: see `names`."""
+        return read_each(self.root.store, lambda name: self.group(name).description(), names, failures)
+
+    def states(self, names: Sequence[str], failures: list[SparklogError] | None = None) -> dict[str, GroupState]:
+        """Return the states of these groups as readers see them, by name; `failures`: see `names`."""
+        return read_each(self.root.store, lambda name: self.group(name).state(), names, failures)
+
+    def group(self, name: str) -> Group:
+        """Return the group of this name, which may not exist yet. `BadRequest` for no name."""
+        return Group(self.root, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import typer
 from sparklog.cli.options import DryRunOption, JsonOption, PropertiesOption, RootOption, TopicsOption
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.jobs.program import Maintenance, NowOption, job, maintenance, parse, run_maintenance
-from sparklog.maintenance.progress import say_outcome
+from sparklog.maintenance.output import say_outcome
 from sparklog.maintenance.report import document, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner

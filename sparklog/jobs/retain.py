@@ -22,8 +22,7 @@ from sparklog.jobs.program import Maintenance, job, maintenance, parse, run_main
 from sparklog.maintenance.output import say
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner
-from sparklog.retention.report import document, progress, summary
-from sparklog.retention.retain import retain_root
+from sparklog.retention.retain import document, progress, retain_root, summary
 
 
 def arguments(given: Sequence[str]) -> Maintenance:

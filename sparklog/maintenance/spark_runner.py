@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.maintenance.output import say
-from sparklog.maintenance.progress import Meter
+from sparklog.maintenance.output import Meter, say
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Work, silent
-from sparklog.storage.locks import ForkLock
+from sparklog.storage.local_writer import ForkLock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,8 +29,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.storage.local_writer import LocalWriter, refuse, store_error
-from sparklog.storage.locks import ForkLock
+from sparklog.storage.local_writer import ForkLock, LocalWriter, refuse, store_error
 from sparklog.storage.store import (
     DOCUMENT_SUFFIX,
     MAX_DOCUMENT,

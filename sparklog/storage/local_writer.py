@@ -1,4 +1,10 @@
-"""Write a data object of a local store: a temporary file, which gets its name when it is whole and durable.
+"""Threads: a lock that no forked child inherits as taken, and several requests to a store at once.
+
+`os.fork` copies locks that other threads hold at that moment; in the child no thread releases them. Python forks by
+itself (multiprocessing on Linux up to 3.13, Spark's worker daemon), so every lock that outlives a call is a `ForkLock`.
+What it guards must be usable at any point of a critical section: a cache, of which an entry may be missing.
+
+Write a data object of a local store: a temporary file, which gets its name when it is whole and durable.
 
 While it is written the kernel is asked to begin writing its bytes to the disk, so that the fsync at its end has little
 left to do. Python has no `sync_file_range`; Linux' C library has. It is a hint: durability comes from fsync alone.
@@ -12,11 +18,89 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import NoReturn, Protocol
+from types import TracebackType
+from typing import NoReturn, Protocol, TypeVar
+from weakref import WeakSet
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.storage.store import Store
+
+
+class ForkLock:
+    """A `threading.Lock` for `with` statements, free in every new child process."""
+
+    __slots__ = ("__weakref__", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        _LOCKS.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+_LOCKS: WeakSet[ForkLock] = WeakSet()
+
+
+def _free_all() -> None:
+    for lock in _LOCKS:
+        lock._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_all)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Yield the answer of `look`, which makes requests to `store`, for each item, in order.
+
+    Several run at once if the store has `parallel_reads`; else each runs when its answer is asked for.
+    """
+    at_once = min(store.parallel_reads, len(items))
+    if at_once <= 1:
+        yield from map(look, items)
+        return
+    with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
+        yield from pool.map(look, items)
+
+
+def read_each(
+    store: Store, look: Callable[[str], R], names: Sequence[str], failures: list[SparklogError] | None
+) -> dict[str, R]:
+    """Return what `look` reads of each name, as `ask_each`. An error is put into `failures`, or raised if that is None.
+
+    A name that fails is left out.
+    """
+
+    def answer(name: str) -> R | SparklogError:
+        try:
+            return look(name)
+        except SparklogError as error:
+            return error
+
+    answers: dict[str, R] = {}
+    for name, one in zip(names, ask_each(store, answer, names), strict=True):
+        if not isinstance(one, SparklogError):
+            answers[name] = one
+        elif failures is None:
+            raise one
+        else:
+            failures.append(one)
+    return answers
+
 
 _ADVICE = {
     errno.ENOSPC: "the file system is full: free some space and try again",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, NotFound, Unavailable
-from sparklog.storage.locks import ForkLock
+from sparklog.storage.local_writer import ForkLock
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, check_key, check_prefix
 
 Snapshot = dict[str, tuple[bytes, int]]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Unavailable
-from sparklog.storage.locks import ForkLock
+from sparklog.storage.local_writer import ForkLock
 from sparklog.storage.store import Store
 
 PROBE_FOLDER = "_probe"

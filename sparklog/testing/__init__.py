@@ -7,9 +7,8 @@
 """
 
 from sparklog.storage.memory import MemoryStore
-from sparklog.testing.counting_store import CountingStore
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded
-from sparklog.testing.wrapper_store import WrapperStore
+from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
 
 __all__ = [
     "Call",

@@ -30,7 +30,7 @@ from typing import TypeVar
 
 from sparklog.errors import NotFound, Unavailable
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, key_kind
-from sparklog.testing.wrapper_store import WrapperStore
+from sparklog.testing.wrapper_stores import WrapperStore
 
 T = TypeVar("T")
 

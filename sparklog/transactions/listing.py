@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, nearest
 from sparklog.groups.group_state import GroupState
-from sparklog.groups.listing import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.decisions.decision import BY_OPERATOR, Decisions
 from sparklog.log.decisions.decision_log import open_transactions, timeout_of
-from sparklog.log.journal.clock import reading_clock_ms
+from sparklog.log.journal.env import reading_clock_ms
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
-from sparklog.storage.locks import ask_each
+from sparklog.storage.local_writer import ask_each
 from sparklog.transactions.completion import resolve_topic, transactional_ids
 
 _LOG = logging.getLogger("sparklog.transactions")

@@ -7,8 +7,7 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from sparklog.cli.json_records import format_json, parse_json
-from sparklog.cli.text import Layout, LineFormat
+from sparklog.cli.record_text import Layout, LineFormat, format_json, parse_json
 from sparklog.errors import BadRequest
 from sparklog.log.state.view import COLUMNS, HEADERS_TYPE, RECORD_SCHEMA
 

@@ -15,12 +15,12 @@ from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.journal.names import file_key
 from sparklog.log.read import fetch
-from sparklog.log.read.tail import Tail
+from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slices import SliceFlag, merge_tier
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
 from tests.compaction.fixture_stages import PARTITION, Pass, passes

@@ -19,10 +19,9 @@ from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
 from sparklog.groups import Group, Groups
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
-from sparklog.log.topic.root import Root
-from sparklog.log.topic.root_view import RootView
-from sparklog.testing.counting_store import CountingStore
+from sparklog.log.topic.root import Root, RootView
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.wrapper_stores import CountingStore
 from tests.datasource.memory_view import MemoryView
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld

@@ -9,7 +9,7 @@ import pytest
 from sparklog.datasource.option_table import CORRUPT_RECORDS, KAFKA_IGNORED, OPTIONS, find_option
 from sparklog.datasource.options import Bound, ReadOptions, SinkOptions, Subscription, parse_options
 from sparklog.errors import BadRequest
-from sparklog.kafka.in_place.damage_policy import FAIL, POLICIES, SKIP
+from sparklog.kafka.in_place.segment_recovery import FAIL, POLICIES, SKIP
 from sparklog.log.write.append_writer import MAX_BUFFER_BYTES
 
 

@@ -18,7 +18,7 @@ from sparklog.datasource.options import parse_options
 from sparklog.errors import Conflict
 from sparklog.kafka.in_place.location import resolve
 from sparklog.log.topic.root import Root
-from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.wrapper_stores import CountingStore
 from tests.datasource.test_groups import Query, offsets
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld

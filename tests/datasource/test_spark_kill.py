@@ -22,7 +22,7 @@ import sparklog
 from sparklog.groups import Groups
 from sparklog.log.read.scan import read_parts
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 from tests.datasource import spark_session
 from tests.datasource.killing import JVM_FILE, KILL_AT, TOPICS, DieInTaskSource
 from tests.datasource.query_driver import BATCH_RECORDS, GROUP

@@ -18,8 +18,7 @@ from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange, ReadPart
-from sparklog.log.topic.root import open_root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView, open_root
 from tests.kafka.logs import keyed_batch, write_partition
 
 SEGMENTS = 25

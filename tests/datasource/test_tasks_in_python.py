@@ -99,7 +99,7 @@ def test_an_error_nobody_meant_keeps_its_kind() -> None:
 def test_importing_the_source_pulls_no_heavy_module() -> None:
     program = (
         "import sys, pyspark_sparklog, sparklog.datasource.stream_reader, sparklog.datasource.batch_reader, "
-        "sparklog.datasource.writer, sparklog.log.topic.root_view, sparklog.kafka.in_place.view\n"
+        "sparklog.datasource.writer, sparklog.log.topic.root, sparklog.kafka.in_place.view\n"
         "print([name for name in ('numba', 'pandas', 'zstandard', 'lz4', 'snappy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -475,9 +475,8 @@ def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypat
     from sparklog.datasource.stream_plan import Clock, StreamPlanner
     from sparklog.datasource.subscription import Subscriber
     from sparklog.kafka.in_place.location import TOPIC, Location
-    from sparklog.log.topic.root import Root
-    from sparklog.log.topic.root_view import RootView
-    from sparklog.testing.counting_store import CountingStore
+    from sparklog.log.topic.root import Root, RootView
+    from sparklog.testing.wrapper_stores import CountingStore
 
     path = str(tmp_path / "log")
     opened = sparklog.open(path, create=True)

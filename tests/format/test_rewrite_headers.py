@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sparklog.errors import BadRequest
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.decode import decode
+from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.record_batch import BatchHeader, BatchHeaders
-from sparklog.format.rewrite_headers import rewrite_headers
 from tests.format.batch_samples import (
     ALL,
     CODEC_NAMES,

@@ -25,7 +25,7 @@ import pyarrow as pa
 from facts import facts
 from sparklog.backup.backing_up import back_up
 from sparklog.compaction.run import compact_root
-from sparklog.groups.listing import Groups
+from sparklog.groups.lag import Groups
 from sparklog.groups.offsets import OffsetAndMetadata
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.append_writer import WriteOptions

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import Conflict, Fenced, SparklogError
-from sparklog.groups.listing import Groups
+from sparklog.groups.lag import Groups
 from sparklog.groups.offsets import OffsetAndMetadata
 from sparklog.groups.reset import Scenario, To, plan_reset, with_offsets
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir

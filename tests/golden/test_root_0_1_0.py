@@ -12,7 +12,7 @@ import pytest
 
 import sparklog
 from sparklog.compaction.run import CompactOptions, compact_root
-from sparklog.groups.listing import Groups
+from sparklog.groups.lag import Groups
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.journal.env import Env
 from sparklog.log.state.registry import WriterKey

@@ -8,7 +8,7 @@ import pytest
 
 from sparklog.groups import Groups
 from sparklog.groups.lag import lag
-from sparklog.storage.locks import ask_each
+from sparklog.storage.local_writer import ask_each
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.faulty_store import FaultyStore
 from sparklog.transactions.listing import list_transactions

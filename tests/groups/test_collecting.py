@@ -14,8 +14,7 @@ from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work_items import Settings
-from sparklog.retention.report import document, summary
-from sparklog.retention.retain import retain_root
+from sparklog.retention.retain import document, retain_root, summary
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import collect, forget_recorded
 from tests.support.records import rows

@@ -13,8 +13,8 @@ import sparklog
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.groups import CommittedOffset, Group, Groups, OffsetAndMetadata
 from sparklog.log.journal.names import checkpoint_key, commit_key, groups_prefix
-from sparklog.testing.counting_store import CountingStore
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.transactions import TransactionalProducer
 from sparklog.transactions.completion import forget_recorded
 from sparklog.transactions.listing import describe_transaction

@@ -13,8 +13,8 @@ from sparklog.groups import Group, Groups
 from sparklog.groups.group_state import GroupState
 from sparklog.groups.lag import Lag, lag
 from sparklog.kafka.importing.importing import import_log_dir
-from sparklog.log.topic.root_view import RootView
-from sparklog.testing.counting_store import CountingStore
+from sparklog.log.topic.root import RootView
+from sparklog.testing.wrapper_stores import CountingStore
 from tests.support.topics_world import TopicsWorld
 from tests.support.world import START_MS
 

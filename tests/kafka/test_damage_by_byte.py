@@ -10,9 +10,8 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.kafka.in_place.segment_file import SegmentFile
-from sparklog.kafka.in_place.segment_recovery import Resumed, resume
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Resumed, Skipped, resume
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from tests.kafka.logs import batch, marker, offsets, read, records, segment, write_partition
 

@@ -14,11 +14,10 @@ import pytest
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.groups import Groups
 from sparklog.groups.lag import Lag, lag
-from sparklog.kafka.importing.group_lag import UNKNOWN, KafkaGroups, has_groups
+from sparklog.kafka.importing.coordinators import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place.view import KafkaView
-from sparklog.log.topic.root import open_root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView, open_root
 from sparklog.maintenance.work_items import Settings
 from sparklog.tools.report.gather import gather
 from tests.kafka.logs import HOUR_MS, batch, write_partition

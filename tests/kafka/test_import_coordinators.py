@@ -33,7 +33,7 @@ from sparklog.format.coordinators.transaction_messages import (
 from sparklog.groups import CommittedOffset, Groups
 from sparklog.kafka.importing import importing
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
-from sparklog.kafka.in_place.damage_policy import Skipped
+from sparklog.kafka.in_place.segment_recovery import Skipped
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore

@@ -14,8 +14,7 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
-from sparklog.log.topic.root import Root, open_root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.tools.verification.run import verify_root
 from tests.kafka.logs import HOUR_MS, keyed_batch, write_partition

@@ -12,8 +12,8 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Corrupt
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.damage_policy import Skipped
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
+from sparklog.kafka.in_place.segment_recovery import Skipped
 from sparklog.log.read import fetch
 from sparklog.log.read.time_lookup import offsets_of_max_timestamp
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange

@@ -10,8 +10,7 @@ import pytest
 from sparklog.errors import Corrupt
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE, Skipped
-from sparklog.kafka.in_place.segment_recovery import Span, first_is_wrong
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped, Span, first_is_wrong
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from tests.kafka.logs import batch, offsets, read, records, segment, write_partition
 from tests.support.world import World

@@ -11,8 +11,7 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.log.journal.env import SYSTEM
-from sparklog.maintenance.output import megabytes, say, table
-from sparklog.maintenance.progress import Meter, say_outcome
+from sparklog.maintenance.output import Meter, megabytes, say, say_outcome, table
 from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary
 from sparklog.maintenance.work_items import Done, PieceReport
 

@@ -17,8 +17,7 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.expiry import SIZE, TIME
-from sparklog.retention.report import document, summary
-from sparklog.retention.retain import RetainReport, plan_topic, retain_root, retain_topic
+from sparklog.retention.retain import RetainReport, document, plan_topic, retain_root, retain_topic, summary
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore, Script
 from tests.retention.fixture_stages import fixture
 from tests.retention.vacuum_world import VacuumWorld

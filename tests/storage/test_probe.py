@@ -15,11 +15,11 @@ import pytest
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.storage import LocalStore
 from sparklog.storage import probe as probe_module
-from sparklog.storage.locks import ForkLock
+from sparklog.storage.local_writer import ForkLock
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.probe import ensure_probed, probe
 from sparklog.storage.store import Store
-from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.wrapper_stores import CountingStore
 
 
 def clock() -> int:
@@ -188,4 +188,4 @@ def test_every_lock_that_is_kept_is_free_after_a_fork() -> None:
     package = Path(probe_module.__file__).parents[1]
     plain = re.compile(r"threading\.(R?Lock|Condition|Semaphore)\(")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if plain.search(path.read_text())}
-    assert found == {"storage/locks.py"}
+    assert found == {"storage/local_writer.py"}

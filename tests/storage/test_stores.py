@@ -13,9 +13,9 @@ from sparklog.errors import NotFound, Unavailable
 from sparklog.storage import LocalStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store, key_kind
-from sparklog.testing.counting_store import CountingStore
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded
 from sparklog.testing.store_tests import StoreTests
+from sparklog.testing.wrapper_stores import CountingStore
 
 
 def memory() -> MemoryStore:

@@ -10,7 +10,7 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.local import LocalStore
 from sparklog.storage.store import Store
-from sparklog.testing.counting_store import CountingStore
+from sparklog.testing.wrapper_stores import CountingStore
 from tests.support.world import World
 
 KINDS = ("memory", "local")

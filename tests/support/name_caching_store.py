@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import NotFound
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, check_prefix
-from sparklog.testing.wrapper_store import WrapperStore
+from sparklog.testing.wrapper_stores import WrapperStore
 
 __all__ = ["NameCachingStore"]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sparklog.log.journal.env import Env
-from sparklog.log.journal.names import ROOT_KEY
-from sparklog.log.journal.root_id import ROOT_JSON, RootId
+from sparklog.log.journal.names import ROOT_JSON, ROOT_KEY, RootId
 from sparklog.storage.store import Store
 
 

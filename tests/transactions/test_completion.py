@@ -21,13 +21,11 @@ from sparklog.log.state.commit import Resolved
 from sparklog.log.state.slice_table import ABORTED, OPEN
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic.root import Root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import Root, RootView
 from sparklog.log.write.append_writer import AppendWriter, TopicFiles
 from sparklog.log.write.appending import write_files
 from sparklog.maintenance.work_items import InProcess, Settings
-from sparklog.retention.report import document, summary
-from sparklog.retention.retain import retain_root
+from sparklog.retention.retain import document, retain_root, summary
 from sparklog.storage.local import LocalStore
 from sparklog.transactions import publish, publishing, transactional
 from sparklog.transactions.completion import collect, resolve_topic, transactional_ids

@@ -12,7 +12,7 @@ import pytest
 import sparklog
 from sparklog.log.read.scan import read_parts
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 
 pytestmark = pytest.mark.sweep
 

@@ -13,11 +13,10 @@ from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.read.scan import read_parts
-from sparklog.log.read.tail import Tail
+from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic.root import open_root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView, open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore

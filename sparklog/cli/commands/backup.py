@@ -19,7 +19,7 @@ from sparklog.cli.options import (
     parse_as_of,
 )
 from sparklog.cli.terminal import copy_progress, print_json, print_table, printable, warn_and_leave
-from sparklog.log.journal.clock import iso_time
+from sparklog.log.journal.env import iso_time
 from sparklog.maintenance.output import json_value
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def backup(
     from sparklog.cli.source import open_folder, root_to_copy
     from sparklog.kafka.in_place.location import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
-    from sparklog.tools.backup.entries import shown_left_out
+    from sparklog.tools.backup.manifest import shown_left_out
     from sparklog.tools.backup.pruning import prune as drop
     from sparklog.tools.backup.repository import Repository
 
@@ -168,7 +168,7 @@ def restore(
     """
     from sparklog.cli.source import open_folder
     from sparklog.kafka.in_place.location import refuse_inside
-    from sparklog.tools.backup.entries import shown_left_out
+    from sparklog.tools.backup.manifest import shown_left_out
     from sparklog.tools.backup.restore_point import Wanted
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as make

@@ -131,12 +131,12 @@ def docs(
     as_json: JsonOption = False,
 ) -> None:
     """Say what configs mean: those of topics, and the properties of the jobs."""
-    from sparklog.maintenance import config_docs
+    from sparklog.maintenance.properties import config_docs, markdown_config_docs, one_config_doc
 
     if markdown:
-        sys.stdout.write(config_docs.markdown())
+        sys.stdout.write(markdown_config_docs())
         return
-    docs = [config_docs.one_config_doc(name) for name in names] if names else config_docs.config_docs()
+    docs = [one_config_doc(name) for name in names] if names else config_docs()
     if as_json:
         print_json(docs)
         return

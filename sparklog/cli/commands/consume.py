@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sparklog.log.read.tail import Tail
+    from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import LogView
 
 app = typer.Typer()
@@ -142,10 +142,9 @@ def consume(
     Without a place to start it begins at the log start, or with --follow at the end. The columns are those of
     kafka-console-consumer, one partition after the other. Their number is printed on stderr.
     """
-    from sparklog.cli.json_records import format_json
+    from sparklog.cli.record_text import Layout, format_json
     from sparklog.cli.source import open_source
-    from sparklog.cli.text import Layout
-    from sparklog.log.read.tail import Tail
+    from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import COLUMNS
 
     source = open_source(root, follow=follow, corrupt_records=corrupt_records.value, on_skipped=warn)
@@ -206,9 +205,8 @@ def get(
     partitions were added in Kafka, give --partition or --all-partitions (of several records the one with the
     greatest timestamp). Exit code 3: the latest record is a tombstone, the key was deleted; 1: there is none.
     """
-    from sparklog.cli.json_records import format_json
+    from sparklog.cli.record_text import Layout, format_json
     from sparklog.cli.source import open_source
-    from sparklog.cli.text import Layout
     from sparklog.format.text import parse_key
     from sparklog.log.read.key_lookup import latest_record
 

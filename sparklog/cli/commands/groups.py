@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from sparklog.errors import SparklogError
     from sparklog.format.checkpoint_files import TopicPartition
     from sparklog.groups.group import GroupDescription
-    from sparklog.groups.lag import Lag
-    from sparklog.groups.listing import Groups
+    from sparklog.groups.lag import Groups, Lag
     from sparklog.groups.reset import NewOffset, Scenario
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe, reset and delete consumer groups.")
@@ -239,7 +238,7 @@ class _InRoot:
 
 def _open_groups(root: str) -> _Groups:
     from sparklog.cli.source import open_source
-    from sparklog.kafka.importing.group_lag import KafkaGroups
+    from sparklog.kafka.importing.coordinators import KafkaGroups
     from sparklog.kafka.in_place.view import KafkaView
 
     view = open_source(root).view

@@ -160,7 +160,7 @@ def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
 
 def _meters() -> OnProgress:
     """Return a progress that prints a line every few seconds, for each partition."""
-    from sparklog.maintenance.progress import Meter
+    from sparklog.maintenance.output import Meter
 
     meters: dict[tuple[str, int], Meter] = {}
 

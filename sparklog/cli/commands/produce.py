@@ -68,9 +68,8 @@ def produce(
     A line is a value, or with --key-separator a key and a value, or with --json an object as `sparklog consume --json`
     prints it. Lines are appended in batches, each whole or not at all, at the latest a second after they came.
     """
-    from sparklog.cli.json_records import parse_json
+    from sparklog.cli.record_text import LineFormat, parse_json
     from sparklog.cli.source import open_root
-    from sparklog.cli.text import LineFormat
     from sparklog.errors import SparklogError
     from sparklog.log.write.append_writer import WriteOptions
 

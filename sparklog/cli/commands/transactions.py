@@ -10,7 +10,7 @@ import typer
 from sparklog.cli.options import JsonOption, RootOption, example
 from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
-from sparklog.log.journal.clock import iso_time
+from sparklog.log.journal.env import iso_time
 from sparklog.maintenance.output import json_value
 
 if TYPE_CHECKING:

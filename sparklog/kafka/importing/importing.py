@@ -29,7 +29,7 @@ from sparklog.kafka.importing.coordinators import (
 )
 from sparklog.kafka.importing.partition import CoordinatorEntry, Known, PartitionSource, Target, copy_partition
 from sparklog.kafka.importing.plan import TopicPlan, expected_size, plan_import, topic_sources
-from sparklog.kafka.in_place.damage_policy import FAIL, OnSkipped, Skipped, check_policy, log_skipped
+from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, check_policy, log_skipped
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay

@@ -28,6 +28,7 @@ from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, 
 from sparklog.kafka.importing.segment import (
     CopiedSegment,
     CopyHooks,
+    Endings,
     OldMessages,
     Progress,
     SegmentCopy,
@@ -36,11 +37,9 @@ from sparklog.kafka.importing.segment import (
     silent,
     time_index_of,
 )
-from sparklog.kafka.importing.transaction_ends import Endings
-from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.in_place.directory import SegmentName, file_bytes, leader_epochs, settled_segments
-from sparklog.kafka.in_place.file_names import companion
-from sparklog.kafka.in_place.segment_file import SegmentFile
+from sparklog.kafka.in_place.segment_file import SegmentFile, companion
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import append_path, file_key, is_sealed, sealed_path

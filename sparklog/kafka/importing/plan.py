@@ -31,9 +31,9 @@ from sparklog.format.checkpoint_files import (
 )
 from sparklog.kafka.importing.partition import FRESH, Known, PartitionSource
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.damage_policy import SKIP
 from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, next_offset_of, settled_segments
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
+from sparklog.kafka.in_place.segment_recovery import SKIP
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
 from sparklog.log.state.kafka_source import ImportedEnd, KafkaSource

@@ -1,4 +1,14 @@
-"""Copy one Kafka segment into a root: every batch checked, its bytes kept.
+"""Write ABORT markers in place of lost markers, in a copy that leaves damage out.
+
+A transaction whose marker is lost must not be ended by a later marker of the same producer: a COMMIT would show records
+that may have been aborted. So the copy must hold a marker. The offsets of the damage are free, and so is the gap in
+front of them. There each transaction that may have ended in the damage gets an ABORT marker with the next epoch, as
+Kafka's coordinator ends a transaction that has timed out. A marker that can be read, but lies at a wrong offset, is
+written as it was.
+
+Readers of the directory in place leave out the same records (`sparklog.kafka.in_place.partition_state`).
+
+Copy one Kafka segment into a root: every batch checked, its bytes kept.
 
 A closed segment becomes a sealed one: the `.log` byte for byte, and its index files where they are right. Indexes have
 no checksum, so each entry is compared with the batches. An index that is missing, cut off or wrong is built anew, as
@@ -15,13 +25,13 @@ Of a segment whose beginning was imported before, only the later batches are cop
 puts the two together.
 
 With damage that is skipped, the copy has the sound batches, back to back, and markers for transactions whose markers
-were lost (`sparklog.kafka.importing.transaction_ends`); its indexes are new.
+were lost (`sparklog.kafka.importing.segment`); its indexes are new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -30,16 +40,107 @@ import numpy.typing as npt
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
+from sparklog.format.batch_scan import scan_headers
+from sparklog.format.control import end_txn_marker
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.importing.totals import Batches, LastBatch, SegmentTotals
-from sparklog.kafka.importing.transaction_ends import Endings, LeftOut
-from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE
+from sparklog.kafka.importing.totals import Batches, Ending, LastBatch, SegmentTotals
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
-from sparklog.kafka.in_place.segment_recovery import Damage, Resumed, sound_windows
-from sparklog.kafka.in_place.transaction_state import TransactionEvents
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Damage, Resumed, sound_windows
+from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, lost_markers
 from sparklog.log.journal.names import is_sealed
 from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.write.kafka_markers import MAX_EPOCH
 from sparklog.storage.store import ObjectWriter
+
+LeftOut: TypeAlias = Callable[[int, int, int, int | None, str], None]
+"""Called with damage that is not copied: position, bytes, first offset, offset behind it or None, reason."""
+
+
+@dataclass(slots=True)
+class Endings:
+    """The ends of transactions in the copy of one segment.
+
+    * `open_after`: producer id -> first offset of the transactions that are open after these events of the segment
+    * `epochs`: of transactional producers before the segment; `leader_epoch`: the greatest before it
+    * `undecided`: called with a transaction that is left out because its outcome is lost: first offset, offset behind,
+      reason
+    """
+
+    open_after: Callable[[TransactionEvents], Mapping[int, int]]
+    epochs: Mapping[int, int]
+    leader_epoch: int
+    undecided: Callable[[int, int, str], None]
+    _gaps: list[tuple[int, int, int]] = field(default_factory=list)
+    """Bytes `[position, until)` that were left out; the next batch begins at offset `end`."""
+
+    def noting(self, left_out: LeftOut) -> LeftOut:
+        """Return a function that calls `left_out`, and notes the gaps of the copy."""
+
+        def noted(position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
+            left_out(position, nbytes, start, end, reason)
+            if end is not None:
+                self._gaps.append((position, position + nbytes, end))
+
+        return noted
+
+    def around(self, windows: Iterator[Window], totals: SegmentTotals, file: SegmentFile) -> Iterator[Window]:
+        """Yield the windows, and markers at the gaps between them. `totals` are of the windows yielded so far."""
+        for window in windows:
+            yield from self._endings(totals, file)
+            yield window
+        yield from self._endings(totals, file)
+
+    def _endings(self, totals: SegmentTotals, file: SegmentFile) -> Iterator[Window]:
+        gaps, self._gaps = self._gaps, []
+        for position, until, end in gaps:
+            ended: dict[int, bool | None] = {}
+            opened = self.open_after(totals.events)
+            for lost in lost_markers(file, position, until):
+                if lost.producer == ANYBODY:
+                    ended.update(dict.fromkeys(opened))
+                elif lost.producer in opened:
+                    ended[lost.producer] = lost.commit
+            if ended and end > totals.next_offset:
+                yield self._markers(ended, opened, totals, (position, end), file)
+
+    def _markers(
+        self,
+        ended: Mapping[int, bool | None],
+        opened: Mapping[int, int],
+        totals: SegmentTotals,
+        gap: tuple[int, int],
+        file: SegmentFile,
+    ) -> Ending:
+        position, end = gap
+        first = end - len(ended)
+        if first < totals.next_offset:
+            raise Corrupt(
+                f"{len(ended)} transactions were open where damage may have taken their markers, with room for"
+                f" {end - totals.next_offset} others: restore the file, or import with corrupt_records truncate",
+                file=file.path,
+                position=position,
+                offset=totals.next_offset,
+            )
+        data = b""
+        for offset, (producer, commit) in enumerate(sorted(ended.items()), first):
+            epoch = totals.epochs.get(producer, self.epochs.get(producer, 0))
+            data += end_txn_marker(
+                commit=bool(commit),
+                offset=offset,
+                timestamp=max(totals.max_ts, 0),
+                producer_id=producer,
+                producer_epoch=min(epoch + 1, MAX_EPOCH),
+                coordinator_epoch=0,
+                leader_epoch=max(totals.leader_epoch, self.leader_epoch),
+            )
+            if commit is None:
+                self.undecided(
+                    opened[producer],
+                    offset + 1,
+                    f"records of producer {producer}, the marker that ended its transaction is damaged",
+                )
+        return Ending(data, position, scan_headers(data))
+
 
 Int64s = npt.NDArray[np.int64]
 
@@ -66,7 +167,7 @@ class SegmentCopy:
     * `path`: of the copy, a sealed segment or an append file; `base`: the base offset in the segment's name
     * `last`: it is the active segment, or becomes that; `limit`: the base of the next one, None without one
     * `log_start`: batches below it alone are not copied; `since`: the offset where the copy begins, None: at the base
-    * `policy`: what to do with damage, see `sparklog.kafka.in_place.damage_policy`
+    * `policy`: what to do with damage, see `sparklog.kafka.in_place.segment_recovery`
     """
 
     path: str

@@ -36,8 +36,7 @@ from typing import Literal, Protocol, TypeVar
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import checkpoint_files
 from sparklog.format.checkpoint_files import LeaderEpoch, TopicPartition
-from sparklog.kafka.in_place.file_names import CLEANED, SWAP
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
+from sparklog.kafka.in_place.segment_file import CLEANED, SWAP, BatchWalk, SegmentFile, seek
 from sparklog.log.journal.env import SYSTEM, Env
 
 _ANY_OFFSET = 2**63 - 1

@@ -16,10 +16,9 @@ import numpy as np
 from sparklog.errors import Corrupt, Unavailable
 from sparklog.format.control import ABORT, COMMIT, control_types
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.damage_policy import SKIP, TRUNCATE, OnSkipped, Skipped
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
-from sparklog.kafka.in_place.segment_recovery import Damage, Resumed, sound_windows
+from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, OnSkipped, Resumed, Skipped, sound_windows
 from sparklog.log.journal.env import Env
 
 CONSUMER_OFFSETS = "__consumer_offsets"

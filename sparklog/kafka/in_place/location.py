@@ -87,11 +87,11 @@ def open_view(
                 f"corruptRecords={corrupt_records} is for Kafka directories and {location.root} is a sparklog root:"
                 " leave it out; a root's damaged file is restored from a backup"
             )
-        from sparklog.log.topic.root_view import RootView
+        from sparklog.log.topic.root import RootView
 
         return RootView(open_log(location))
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
-        from sparklog.kafka.in_place.damage_policy import log_skipped
+        from sparklog.kafka.in_place.segment_recovery import log_skipped
         from sparklog.kafka.in_place.view import KafkaView
 
         return KafkaView(

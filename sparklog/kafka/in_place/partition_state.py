@@ -13,7 +13,6 @@ import numpy as np
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
-from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.in_place.directory import (
     SegmentName,
     never_there,
@@ -21,8 +20,8 @@ from sparklog.kafka.in_place.directory import (
     settled_now,
     settled_segments,
 )
-from sparklog.kafka.in_place.file_names import companion
-from sparklog.kafka.in_place.segment_file import SegmentFile
+from sparklog.kafka.in_place.segment_file import SegmentFile, companion
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.in_place.segment_state import SegmentState
 from sparklog.kafka.in_place.transaction_state import TransactionState, merged
 from sparklog.log.journal.env import SYSTEM, Env

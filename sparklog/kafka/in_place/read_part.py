@@ -20,10 +20,20 @@ import pyarrow as pa
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
-from sparklog.kafka.in_place.segment_recovery import Damage, Resumed, resume, sound_windows
+from sparklog.kafka.in_place.segment_recovery import (
+    FAIL,
+    SKIP,
+    TRUNCATE,
+    Damage,
+    OnSkipped,
+    Resumed,
+    Skipped,
+    log_skipped,
+    resume,
+    sound_windows,
+)
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.state.view import RECORD_SCHEMA, OffsetRange, check_columns
 

@@ -1,4 +1,6 @@
-"""One `.log` file of a Kafka partition, read in bounded windows.
+"""Suffixes of the files that lie beside a `.log`, and of files that the cleaner or retention is at.
+
+One `.log` file of a Kafka partition, read in bounded windows.
 
 Plain positioned reads, no memory map: a broker cuts a preallocated file to its length when it rolls, and touching a
 mapped page behind the new end would kill the process. What the file held when it was opened counts; what is appended
@@ -18,7 +20,23 @@ from sparklog.format.batch_scan import begins_with_header, least_size, scan_head
 from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.offset_index import parse as parse_offset_index
 from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader, BatchHeaders
-from sparklog.kafka.in_place.file_names import companion
+
+SWAP = ".swap"
+DELETED = ".deleted"
+CLEANED = ".cleaned"
+
+
+def companion(log: str, suffix: str) -> str:
+    """The file that belongs to a `.log` (`.log.swap`, `.log.deleted`) under another extension, as `index`.
+
+    A swap renames the files of a segment one by one, the `.log` first, so the others may still be named `.swap`.
+    """
+    for state in (SWAP, DELETED):
+        if log.endswith(state):
+            return f"{log.removesuffix(state).removesuffix('.log')}.{suffix}{state}"
+    plain = f"{log.removesuffix('.log')}.{suffix}"
+    return plain if os.path.exists(plain) or not os.path.exists(plain + SWAP) else plain + SWAP
+
 
 HEADER_WINDOW_BYTES = 256 * 1024
 MAX_MAGIC = 127

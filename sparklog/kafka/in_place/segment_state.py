@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparklog.format.record_batch import HEADER_BYTES
-from sparklog.kafka.in_place.damage_policy import FAIL, SKIP, TRUNCATE
 from sparklog.kafka.in_place.directory import SegmentName
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
-from sparklog.kafka.in_place.segment_recovery import Damage, OffsetOrder, resume, sound_windows
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Damage, OffsetOrder, resume, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents
 
 BLOCK_BYTES = 64 * 1024

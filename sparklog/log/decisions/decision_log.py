@@ -32,7 +32,7 @@ from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import COMMITTED
 from sparklog.log.state.snapshot import Newer, Snapshot
 from sparklog.log.state.topic_state import Head, Prepare
-from sparklog.storage.locks import ForkLock, ask_each
+from sparklog.storage.local_writer import ForkLock, ask_each
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.log")

@@ -30,7 +30,6 @@ from typing import Generic, TypeVar
 import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.log.journal.clock import next_times
 from sparklog.log.journal.documents import (
     KNOWN_WRITE_FEATURES,
     TEXT,
@@ -40,6 +39,7 @@ from sparklog.log.journal.documents import (
     StoredDocument,
     whole,
 )
+from sparklog.log.journal.env import next_times
 from sparklog.log.journal.journal import Journal, Known, RootAccess
 from sparklog.log.journal.names import checkpoint_key
 

@@ -23,9 +23,8 @@ from typing import Generic, Protocol, TypeVar
 import crc32c
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.journal.clock import ClockGuard
 from sparklog.log.journal.documents import peek_commit_id
-from sparklog.log.journal.env import Env, Moment, pause
+from sparklog.log.journal.env import ClockGuard, Env, Moment, pause
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
 from sparklog.log.journal.numbered_objects import STALE_MS, Answer, NumberedObjects
 from sparklog.storage.store import Store

@@ -8,7 +8,7 @@ from typing import TypeVar
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
-from sparklog.storage.locks import read_each
+from sparklog.storage.local_writer import read_each
 from sparklog.storage.store import Store
 
 KEEP_MS = 7 * 86_400_000

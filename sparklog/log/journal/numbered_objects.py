@@ -24,8 +24,7 @@ from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.env import Backoff, Env, Moment, pause
-from sparklog.log.journal.names import ROOT_KEY, commit_key
-from sparklog.log.journal.root_id import read_root_id
+from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16

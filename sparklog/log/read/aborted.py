@@ -23,7 +23,7 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.read_plan import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
-from sparklog.storage.locks import ForkLock, ask_each
+from sparklog.storage.local_writer import ForkLock, ask_each
 from sparklog.storage.store import Store
 
 Aborted = AbortedTransactions | None

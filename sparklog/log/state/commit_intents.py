@@ -24,8 +24,8 @@ from typing import Protocol
 import numpy as np
 
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log.journal.clock import next_times
 from sparklog.log.journal.documents import INT64_MAX, KNOWN_WRITE_FEATURES
+from sparklog.log.journal.env import next_times
 from sparklog.log.journal.names import MAX_PARTITIONS, path_read_version
 from sparklog.log.state.commit import (
     ALTER,

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
-from sparklog.log.journal.clock import newest_at
+from sparklog.log.journal.env import newest_at
 from sparklog.log.journal.names import (
     checkpoint_key,
     checkpoint_prefix,

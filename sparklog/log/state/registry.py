@@ -29,8 +29,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from sparklog.errors import BadRequest, Conflict, Fenced
-from sparklog.log.journal.clock import MAX_AHEAD_MS
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, whole
+from sparklog.log.journal.env import MAX_AHEAD_MS
 from sparklog.log.state.commit import CONTENT_JSON, Writer
 from sparklog.log.state.slices import Content
 

@@ -44,7 +44,7 @@ from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.log.state.commit import Commit, Removal, Resolved
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head, Offsets
-from sparklog.storage.locks import ForkLock
+from sparklog.storage.local_writer import ForkLock
 
 if TYPE_CHECKING:
     import pyarrow as pa

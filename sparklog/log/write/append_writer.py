@@ -1,4 +1,6 @@
-"""AppendTarget (driver to task), the writer of a task's rows, and AppendOutcome (commit to caller).
+"""One append file being written: slices in, then the footer. Appending and merging write the same form.
+
+AppendTarget (driver to task), the writer of a task's rows, and AppendOutcome (commit to caller).
 
 `AppendWriter` buffers up to `buffer_bytes` of Arrow data, then writes it grouped by partition, one slice per partition,
 and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. Offsets
@@ -16,6 +18,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.format import append_file
+from sparklog.format.append_file import WrittenSlice, encode_footer
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.journal.env import SYSTEM, Env
@@ -23,10 +26,40 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
-from sparklog.log.write.append_output import AppendOutput
 from sparklog.log.write.partitioner import Partitioner
 from sparklog.log.write.rows import Rows, add_rows, check_columns, rows_of
-from sparklog.storage.store import Store
+from sparklog.storage.store import ObjectWriter, Store
+
+
+class AppendOutput:
+    """The file `path` below the folder of `topic`. It exists once `close` has returned; `discard` leaves nothing."""
+
+    def __init__(self, store: Store, topic: str, path: str) -> None:
+        self.path = path
+        self.position = 0
+        self._slices: list[WrittenSlice] = []
+        self._writer: ObjectWriter = store.writer(f"{topic}/{path}")
+
+    def write(self, *data: bytes | bytearray | memoryview) -> None:
+        """Append some bytes of a slice, all or as many as are held at a time; `end_slice` describes the slice then."""
+        for piece in data:
+            self._writer.write(piece)
+
+    def end_slice(self, written: WrittenSlice) -> None:
+        """Describe the last `written.nbytes` bytes as one slice."""
+        self.position += written.nbytes
+        self._slices.append(written)
+
+    def close(self) -> FileSlices:
+        """Write the footer, make the file durable, and return its slices."""
+        footer = encode_footer(self._slices)
+        self._writer.write(footer)
+        self._writer.close()
+        return FileSlices.of(self.path, self._slices, len(footer))
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        self._writer.discard()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +273,7 @@ def check_root(target: AppendTarget) -> None:
 
     `NotFound` without a root, `BadRequest` with another one.
     """
-    from sparklog.log.journal.root_id import read_root_id
+    from sparklog.log.journal.names import read_root_id
 
     where = target.store.location
     try:

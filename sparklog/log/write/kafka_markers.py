@@ -83,7 +83,7 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
     """An append file with one slice of markers for each partition."""
     from crc32c import crc32c
 
-    from sparklog.log.write.append_output import AppendOutput
+    from sparklog.log.write.append_writer import AppendOutput
 
     now_ms = log.env.wall_ms()
     output = AppendOutput(log.store, log.topic, append_path(max(head.version, 0), log.env.new_id()))

@@ -47,9 +47,16 @@ from sparklog.tools.backup.copying import (
     listed,
     silent,
 )
-from sparklog.tools.backup.entries import DamagedLogs, EntryChain
 from sparklog.tools.backup.history import Named, files_named, oldest_base, start_at
-from sparklog.tools.backup.manifest import MANIFEST_JSON, EntriesBackup, LeftOut, Manifest, TopicBackup
+from sparklog.tools.backup.manifest import (
+    MANIFEST_JSON,
+    DamagedLogs,
+    EntriesBackup,
+    EntryChain,
+    LeftOut,
+    Manifest,
+    TopicBackup,
+)
 from sparklog.tools.backup.repository import BACKUP, Mark, Repository, backup_key, begun_key, newest_number, take_number
 
 E = TypeVar("E", bound=Entry)

@@ -42,8 +42,7 @@ from sparklog.log.state.slice_table import COMMITTED, SliceTable
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.entries import DamagedLogs, EntryChain
-from sparklog.tools.backup.manifest import LeftOut
+from sparklog.tools.backup.manifest import DamagedLogs, EntryChain, LeftOut
 
 Transaction = tuple[str, int]
 E = TypeVar("E", bound=Entry)

@@ -1,13 +1,36 @@
-"""The manifest of a backup, created last, and the object that makes a folder a repository of backups.
+"""Logs of entries (decisions, group offsets) in a root or a backup, without a process that follows them.
+
+Each entry carries the whole state, and a checkpoint is a copy of one: either of the two will do.
+
+A copy of all topics has the logs of all ids and groups, or there is none. A copy of some topics does without damaged
+logs that have nothing to do with these topics. A damaged log does not say what it is about, so everything else that
+may is asked:
+
+| concerns the chosen topics                                            | because                                      |
+|-----------------------------------------------------------------------|----------------------------------------------|
+| an id that one of them names, open or recorded                        | its decision is missing, or its replay rule  |
+| an id that has offsets of one of them pending in a group              | the same                                     |
+| a log in whose objects one of them is named, damaged ones as text     | sound or not, this is what it is about       |
+| a group whose newest entry is no text any more (zeros, cut off)       | it cannot be told                            |
+
+A log that concerns them is an error that names the file; any other is left out, whole, and listed. Names of topics
+stand beside their ids in every object, so what flips one of the two leaves the other.
+
+The manifest of a backup, created last, and the object that makes a folder a repository of backups.
 
 docs/reference/format-backups.md says what the members mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+from urllib.parse import unquote
 
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.groups.group_state import GROUPS, GroupState
+from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.documents import (
     BOOLEAN,
     TEXT,
@@ -20,7 +43,228 @@ from sparklog.log.journal.documents import (
     objects_of,
     whole,
 )
-from sparklog.log.journal.root_id import ROOT_MEMBERS, RootId
+from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.env import newest_at
+from sparklog.log.journal.journal_cleanup import id_under
+from sparklog.log.journal.names import (
+    GROUPS_FOLDER,
+    ROOT_MEMBERS,
+    RootId,
+    checkpoint_key,
+    checkpoint_prefix,
+    checkpoint_version,
+    commit_key,
+    id_folder,
+)
+from sparklog.storage.store import Store
+
+E = TypeVar("E", bound=Entry)
+T = TypeVar("T")
+OTHER_BYTES = 4
+"""Entries are one line of ASCII: with more other bytes than these it is no text."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryChain(Generic[E]):
+    """The entries of one id in a store: each call looks for itself."""
+
+    store: Store
+    kind: EntryKind[E]
+    id: str
+
+    @property
+    def prefix(self) -> str:
+        return self.kind.prefix(self.id)
+
+    def numbers(self) -> list[int]:
+        """Numbers of the entries that are there, as entries or as checkpoints, in order."""
+        numbers = {checkpoint_version(info.key) for info in self.store.list(checkpoint_prefix(self.prefix))}
+        # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
+        numbers |= {checkpoint_version(info.key) for info in self.store.list(f"{self.prefix}/_log/0")}
+        return sorted(number for number in numbers if number is not None)
+
+    def read(self, number: int) -> tuple[bytes, E] | None:
+        """An entry and its bytes, or those of its copy; None if there is neither. `Corrupt`: damaged."""
+        damage: Corrupt | None = None
+        for key in (commit_key(self.prefix, number), checkpoint_key(self.prefix, number)):
+            for _ in range(2):
+                try:
+                    data = self.store.get(key)
+                except NotFound:
+                    break
+                try:
+                    entry = self.kind.decode(data, key, number)
+                except Corrupt as error:
+                    # A bit that flipped on the way: read again before calling it damaged.
+                    damage = error
+                    continue
+                if entry.id != self.id:
+                    raise Corrupt(f"{self.kind.what} of '{self.id}' should lie here, found '{entry.id}'", file=key)
+                return data, entry
+        if damage is not None:
+            raise damage
+        return None
+
+    def at(self, number: int) -> E | None:
+        """The state after an entry; of -1 that of an id without entries. None if it is not there."""
+        if number < 0:
+            return self.kind.empty(self.id)
+        stored = self.read(number)
+        return None if stored is None else stored[1]
+
+    def next(self, state: E) -> E | None:
+        """The state after one more entry, None if there is none. `Corrupt` if it does not follow."""
+        entry = self.at(state.number + 1)
+        if entry is not None and entry.prev_crc != state.crc:
+            raise Corrupt(
+                f"entry {entry.number} of {self.kind.title(self.id)} does not follow entry {state.number}; one of the "
+                "two is not what was written",
+                file=commit_key(self.prefix, entry.number),
+            )
+        return entry
+
+    def run(self) -> tuple[int, int]:
+        """First and last of the newest numbers that follow one another; (0, -1) if there are none."""
+        numbers = self.numbers()
+        if not numbers:
+            return 0, -1
+        first = numbers[-1]
+        for number in reversed(numbers[:-1]):
+            if number != first - 1:
+                break
+            first = number
+        return first, numbers[-1]
+
+    def newest(self) -> E:
+        """The newest state, read on from what a listing shows."""
+        state = self.at(self.run()[1])
+        if state is None:
+            raise NotFound(f"{self.kind.title(self.id)} lost its entries while they were read; try again")
+        while (entry := self.next(state)) is not None:
+            state = entry
+        return state
+
+    def walk(self, first: E, last: int) -> Iterator[E]:
+        """The states after `first` up to entry `last`. `NotFound` if one is gone."""
+        state = first
+        while state.number < last:
+            entry = self.next(state)
+            if entry is None:
+                raise NotFound(f"entry {state.number + 1} of {self.kind.title(self.id)} is no longer kept")
+            state = entry
+            yield state
+
+    def number_at(self, time_ms: int, first: int, last: int) -> int:
+        """The newest entry of `first` to `last` that was not made after a time; `first` - 1 if all were."""
+
+        def entry(number: int) -> E:
+            state = self.at(number)
+            if state is None:
+                raise NotFound(f"entry {number} of {self.kind.title(self.id)} is no longer kept")
+            return state
+
+        return newest_at(entry, first, last, time_ms)
+
+
+@dataclass
+class DamagedLogs:
+    """Logs that cannot be read, by their folder; with `strict` the first one is raised instead."""
+
+    store: Store
+    strict: bool = True
+    damage: dict[str, Corrupt | BadRequest] = field(default_factory=dict)
+
+    def ids(self, kind: EntryKind[E]) -> Iterator[str]:
+        """The ids that have entries."""
+        for folder in self.store.list_folders(f"{kind.folder}/"):
+            prefix = f"{kind.folder}/{folder}"
+            id_ = self._read(prefix, lambda prefix=prefix: id_under(self.store, kind, prefix))  # type: ignore[misc]
+            if id_ is not None and id_folder(id_) == folder:
+                yield id_
+
+    def read(self, kind: EntryKind[E], id_: str, look: Callable[[], T]) -> T | None:
+        """Call `look`, which reads the log of an id; None if the log is left out."""
+        return self._read(kind.prefix(id_), look)
+
+    def _read(self, prefix: str, look: Callable[[], T]) -> T | None:
+        if prefix in self.damage:
+            return None
+        try:
+            return look()
+        except (Corrupt, BadRequest) as error:
+            if self.strict:
+                raise
+            self.damage[prefix] = error
+            return None
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """List the logs that were left out so far."""
+        return tuple(LeftOut(prefix, _id_of(prefix), str(error)) for prefix, error in sorted(self.damage.items()))
+
+    def check(self, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]) -> None:
+        """Raise what was met if it may concern the chosen topics.
+
+        `topics`: their names and ids; `writers`: transactional ids that they name; `groups`: those that are copied.
+        """
+        for prefix, error in self.damage.items():
+            named = self._concerned(prefix, topics, writers, groups)
+            if named is None:
+                continue
+            why = f"; it {named}, so it cannot be left out"
+            if isinstance(error, Corrupt):
+                raise Corrupt(f"{error.message}{why}", file=error.file, position=error.position, offset=error.offset)
+            raise BadRequest(f"{error}{why}")
+
+    def _concerned(
+        self, prefix: str, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]
+    ) -> str | None:
+        """Say how a damaged log concerns the chosen topics; None if it does not."""
+        if any(DECISIONS.prefix(each) == prefix for each in writers):
+            return f"is of an id that wrote to {_listed(topics)}"
+        for group in groups:
+            for item in group.pending:
+                if DECISIONS.prefix(item.txn) == prefix and any(each.topic in topics for each in item.offsets):
+                    return f"has offsets pending in group '{group.id}'"
+        newest = b""
+        for info in self.store.list(f"{prefix}/_log/"):
+            try:
+                data = self.store.get(info.key)
+            except NotFound:
+                continue
+            for name, topic_id in topics.items():
+                if f'"topic":"{name}"'.encode() in data or (topic_id and f'"{topic_id}"'.encode() in data):
+                    return f"names topic '{name}'"
+            if info.key.startswith(f"{prefix}/_log/0"):
+                newest = data
+        if prefix.startswith(f"{GROUPS_FOLDER}/") and not _is_text(newest):
+            return f"cannot be read at all, and may be about {_listed(topics)}"
+        return None
+
+
+def _id_of(prefix: str) -> str:
+    """The id whose log lies there, as far as its folder says."""
+    folder = prefix.partition("/")[2]
+    return folder if folder.startswith("=") else unquote(folder)
+
+
+def _listed(topics: Collection[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(topics))
+
+
+def _is_text(data: bytes) -> bool:
+    """True if it is a line of JSON to its end, but for some bytes."""
+    line = data.removesuffix(b"\n")
+    others = sum(not 32 <= byte < 127 for byte in line)
+    return others <= OTHER_BYTES and (line[-1:] == b"}" or b'"crc":' in line[-20:])
+
+
+def shown_left_out(items: Iterable[LeftOut]) -> list[SparklogError]:
+    """A line for each."""
+    errors: list[SparklogError] = []
+    for item in items:
+        kind = GROUPS if item.folder.startswith(f"{GROUPS_FOLDER}/") else DECISIONS
+        errors.append(Corrupt(f"{kind.title(item.id)} was left out, it names no chosen topic: {item.damage}"))
+    return errors
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,7 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT, TEXT, Member, StoredDocument, whole
 from sparklog.log.journal.env import Env
-from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, checkpoint_version
-from sparklog.log.journal.root_id import RootId, foreign_name
+from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, RootId, checkpoint_version, foreign_name
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
 from sparklog.tools.backup.manifest import MANIFEST_JSON, REPOSITORY_JSON, Manifest

@@ -14,8 +14,8 @@ from typing import TypeVar
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS
-from sparklog.log.journal.clock import iso_time, newest_at
 from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.env import iso_time, newest_at
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.history import History
@@ -25,9 +25,8 @@ from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.consistent_cut import Bounds, Cut, Span, committed_in, cut_between, cut_now
 from sparklog.tools.backup.copying import listed
-from sparklog.tools.backup.entries import DamagedLogs, EntryChain
 from sparklog.tools.backup.history import files_named, oldest_base, start_at
-from sparklog.tools.backup.manifest import EntriesBackup, Manifest, TopicBackup
+from sparklog.tools.backup.manifest import DamagedLogs, EntriesBackup, EntryChain, Manifest, TopicBackup
 from sparklog.tools.backup.repository import Repository
 
 E = TypeVar("E", bound=Entry)

@@ -24,7 +24,6 @@ import crc32c
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS, Decisions
-from sparklog.log.journal.clock import iso_time
 from sparklog.log.journal.documents import (
     BOOLEAN,
     TEXT,
@@ -37,9 +36,19 @@ from sparklog.log.journal.documents import (
     whole,
 )
 from sparklog.log.journal.entry_log import Entry, EntryKind
-from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.names import PLACE_KEY, RESTORE_KEY, ROOT_KEY, check_topic_name, checkpoint_key, commit_key
-from sparklog.log.journal.root_id import ROOT_JSON, RootId, foreign_name, read_root_id
+from sparklog.log.journal.env import SYSTEM, Env, iso_time
+from sparklog.log.journal.names import (
+    PLACE_KEY,
+    RESTORE_KEY,
+    ROOT_JSON,
+    ROOT_KEY,
+    RootId,
+    check_topic_name,
+    checkpoint_key,
+    commit_key,
+    foreign_name,
+    read_root_id,
+)
 from sparklog.log.state.commit import decode_commit, encode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
@@ -51,8 +60,7 @@ from sparklog.storage.store import Store
 from sparklog.tools.backup.backing_up import Holds, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, DataFile, Progress, copy_all, silent
-from sparklog.tools.backup.entries import EntryChain
-from sparklog.tools.backup.manifest import LEFT_OUT_JSON, LeftOut
+from sparklog.tools.backup.manifest import LEFT_OUT_JSON, EntryChain, LeftOut
 from sparklog.tools.backup.repository import Repository, backup_numbers, is_repository, refuse_inside
 from sparklog.tools.backup.restore_point import Wanted, from_backups, from_root
 from sparklog.tools.backup.restored import (

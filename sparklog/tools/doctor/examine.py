@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparklog.errors import SparklogError
-from sparklog.tools.doctor.environment_checks import (
+from sparklog.tools.doctor.checks import (
     ask_spark,
     check_java,
     check_kernels,
@@ -65,9 +65,9 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
 
 def _root(location: Location, machine: Machine) -> list[Finding]:
     from sparklog.kafka.in_place.location import NOTHING, open_log
-    from sparklog.log.journal.root_id import refuse_foreign
+    from sparklog.log.journal.names import refuse_foreign
     from sparklog.storage import open_store
-    from sparklog.tools.doctor.root_checks import check_disk, check_root, check_store
+    from sparklog.tools.doctor.checks import check_disk, check_root, check_store
 
     store = open_store(location.root)
     if location.kind == NOTHING:

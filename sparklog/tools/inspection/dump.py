@@ -1,4 +1,16 @@
-"""`dump-log`: files line by line, as Kafka's DumpLogSegments prints them, or as JSON objects.
+"""Lines of files that Kafka's tool does not know: sparklog's, and Kafka's small text files.
+
+| file                                    | lines                                                              |
+|-----------------------------------------|--------------------------------------------------------------------|
+| `.json` of a log of commits or entries  | plain members on one line and whether its checksum holds, then one |
+|                                         | line for each element of its other members                         |
+| `.arrow` (a checkpoint's slice table)   | one per slice                                                      |
+| `.slices` (appended batches)            | one per slice, then its batches as of a `.log`; their offsets      |
+|                                         | count from the slice's first                                       |
+| `*-checkpoint`, `partition.metadata`,   | one per entry                                                      |
+| `meta.properties`                       |                                                                    |
+
+`dump-log`: files line by line, as Kafka's DumpLogSegments prints them, or as JSON objects.
 
     for line in dump(find(["/data/log/orders-0"]), DumpOptions()):
         print(line.text)
@@ -17,10 +29,117 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparklog.errors import Corrupt
-from sparklog.tools.inspection import dump_index, dump_other_files
+from sparklog.format import checkpoint_files
+from sparklog.format.append_file import TAIL_BYTES, WrittenSlice, decode_footer, footer_length
+from sparklog.log.journal.documents import checksum_holds
+from sparklog.tools.inspection import dump_index
 from sparklog.tools.inspection.dump_batches import LogOptions, OffsetGaps, log_rows
 from sparklog.tools.inspection.dump_index import GAP, Findings, IndexOptions
 from sparklog.tools.inspection.dump_source import TEXT_FILES, Row, Source, check_name
+
+PIECE_BYTES = 4 << 20
+
+
+def json_rows(source: Source) -> Iterator[Row]:
+    """Give the lines of a commit, a checkpoint's head, an entry of a decision or group log, or `_root.json`."""
+    data = source.read()
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise Corrupt("expected a JSON object, found something else", file=source.shown)
+    valid = checksum_holds(data)
+    shown = [f"{name}: {_text(value)}" for name, value in document.items() if _is_plain(value)]
+    text = f"{' '.join(shown)} isvalid: {'true' if valid else 'false'}"
+    yield Row(text, {"type": "object", "valid": valid, "content": document})
+    for name, value in document.items():
+        if isinstance(value, list):
+            for each in value:
+                yield Row(f"| {name}: {_text(each)}", {})
+        elif isinstance(value, dict):
+            for member, each in value.items():
+                yield Row(f"| {name}: {member}: {_text(each)}", {})
+
+
+def _is_plain(value: object) -> bool:
+    return not isinstance(value, (list, dict)) or not value
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def table_rows(source: Source) -> Iterator[Row]:
+    """Give the lines of a checkpoint's slice table."""
+    import pyarrow as pa
+
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(source.read())).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"expected an Arrow file ({error})", file=source.shown) from None
+    for batch in table.to_batches():
+        for row in batch.to_pylist():
+            text = " ".join(f"{name}: {_text(value)}" for name, value in row.items())
+            yield Row(text, {"type": "slice", **row})
+
+
+def slice_entries(source: Source) -> tuple[WrittenSlice, ...]:
+    """Return the slices of an append file, by its footer."""
+    size = source.size()
+    tail = source.read(max(0, size - TAIL_BYTES))
+    length = footer_length(tail, file=source.shown)
+    if length > size:
+        raise Corrupt(f"the footer claims {length} bytes of a file of {size}", file=source.shown)
+    return decode_footer(source.read(size - length), file_size=size, file=source.shown).slices
+
+
+def slice_row(source: Source, number: int, entry: WrittenSlice) -> Row:
+    """Return a slice's line, with its checksum computed anew."""
+    from crc32c import crc32c
+
+    crc, at, end = 0, entry.position, entry.position + entry.nbytes
+    while at < end:
+        piece = source.read(at, min(PIECE_BYTES, end - at))
+        crc, at = crc32c(piece, crc), at + max(len(piece), 1)
+    fields: dict[str, Any] = {
+        "slice": number,
+        "partition": entry.partition,
+        "position": entry.position,
+        "size": entry.nbytes,
+        "offsets": entry.offsets,
+        "records": entry.records,
+        "minTimestamp": entry.min_ts,
+        "maxTimestamp": entry.max_ts,
+        "flags": entry.flags,
+        "crc": entry.crc,
+    }
+    valid = crc == entry.crc
+    text = " ".join(f"{name}: {value}" for name, value in fields.items())
+    return Row(f"{text} isvalid: {'true' if valid else 'false'}", {"type": "slice", **fields, "valid": valid})
+
+
+def text_file_rows(source: Source) -> Iterator[Row]:
+    """Give the lines of one of Kafka's small text files."""
+    name, data = source.name, source.read()
+    if name == checkpoint_files.LEADER_EPOCHS_FILE:
+        for each in checkpoint_files.parse_leader_epochs(data, file=source.shown):
+            fields: dict[str, Any] = {"epoch": each.epoch, "startOffset": each.start_offset}
+            yield _row("leader-epoch", fields)
+    elif name.endswith("-checkpoint"):
+        for (topic, partition), offset in checkpoint_files.parse_offsets(data, file=source.shown).items():
+            yield _row("checkpoint", {"topic": topic, "partition": partition, "offset": offset})
+    else:
+        separator = ":" if name == checkpoint_files.PARTITION_METADATA_FILE else "="
+        for line in data.decode("utf-8", "replace").splitlines():
+            member, sign, value = line.partition(separator)
+            if sign and not line.startswith("#"):
+                yield _row("property", {member.strip(): value.strip()})
+
+
+def _row(kind: str, fields: dict[str, Any]) -> Row:
+    return Row(" ".join(f"{name}: {value}" for name, value in fields.items()), {"type": kind, **fields})
+
 
 _METADATA_SNAPSHOT = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 
@@ -82,7 +201,7 @@ def _object(fields: dict[str, Any]) -> Line:
 
 def _rows(source: Source, options: DumpOptions, findings: Findings) -> Iterator[Row]:
     if source.name in TEXT_FILES:
-        return dump_other_files.text_file_rows(source)
+        return text_file_rows(source)
     match source.suffix:
         case "index":
             return dump_index.index_rows(source, findings, options.index)
@@ -93,9 +212,9 @@ def _rows(source: Source, options: DumpOptions, findings: Findings) -> Iterator[
         case "snapshot":
             return dump_index.snapshot_rows(source)
         case "json":
-            return dump_other_files.json_rows(source)
+            return json_rows(source)
         case "arrow":
-            return dump_other_files.table_rows(source)
+            return table_rows(source)
         case "slices":
             return _slice_rows(source, options.log)
         case _:
@@ -120,8 +239,8 @@ def _log_rows(source: Source, options: LogOptions, findings: Findings) -> Iterat
 
 
 def _slice_rows(source: Source, options: LogOptions) -> Iterator[Row]:
-    for number, entry in enumerate(dump_other_files.slice_entries(source)):
-        yield dump_other_files.slice_row(source, number, entry)
+    for number, entry in enumerate(slice_entries(source)):
+        yield slice_row(source, number, entry)
         part = (entry.position, entry.position + entry.nbytes)
         for row in log_rows(source, options, OffsetGaps(), part):
             yield Row(row.text, {**row.fields, "slice": number} if row.fields else {})

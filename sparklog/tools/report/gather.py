@@ -12,9 +12,8 @@ from dataclasses import replace
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.groups.group import DEAD
-from sparklog.groups.lag import Lag, lag
-from sparklog.groups.listing import Groups
-from sparklog.kafka.importing.group_lag import UNKNOWN, KafkaGroups, has_groups
+from sparklog.groups.lag import Groups, Lag, lag
+from sparklog.kafka.importing.coordinators import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS
 from sparklog.kafka.in_place.view import KafkaView
@@ -23,8 +22,7 @@ from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.history import History
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import LogView, OffsetRange
-from sparklog.log.topic.root import Root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import Root, RootView
 from sparklog.maintenance.report import TopicReport
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.expiry import REASONS

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from sparklog.log.journal.clock import EPOCH, LAST_MS
+from sparklog.log.journal.env import EPOCH, LAST_MS
 from sparklog.tools.report.facts import Doing, GroupFacts, GroupPartition, PartitionFacts, Report, TopicFacts
 
 if TYPE_CHECKING:

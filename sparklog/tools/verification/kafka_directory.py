@@ -25,7 +25,7 @@ from sparklog.format.checkpoint_files import (
     parse_offsets,
 )
 from sparklog.kafka.in_place.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
-from sparklog.kafka.in_place.file_names import CLEANED, DELETED, SWAP
+from sparklog.kafka.in_place.segment_file import CLEANED, DELETED, SWAP
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Orphan, Report
 from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition

@@ -15,11 +15,9 @@ from typing import Any
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
-from sparklog.log.journal.clock import reading_clock_ms
 from sparklog.log.journal.entry_log import EntryKind
-from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, check_topic_name, id_folder, is_topic_name
-from sparklog.log.journal.root_id import ROOT_JSON
+from sparklog.log.journal.env import SYSTEM, Env, reading_clock_ms
+from sparklog.log.journal.names import PLACE_KEY, ROOT_JSON, ROOT_KEY, check_topic_name, id_folder, is_topic_name
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.tools.verification.cross_checks import check_groups, check_siblings, check_transactions

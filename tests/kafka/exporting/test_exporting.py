@@ -22,7 +22,7 @@ from sparklog.format.checkpoint_files import (
     parse_partition_metadata,
 )
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
-from sparklog.format.rewrite_headers import rewrite_headers
+from sparklog.format.filter_batches import rewrite_headers
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.partition_files import leader_epochs

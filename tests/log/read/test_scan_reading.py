@@ -17,7 +17,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.read import fetch
 from sparklog.log.read.scan import NativeReadPart, plan_parts, read_parts
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.storage.memory import MemoryStore

@@ -8,10 +8,9 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import Conflict, NotFound
-from sparklog.log.read.tail import Tail
+from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.view import READ_COMMITTED
-from sparklog.log.topic.root import Root, open_root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.storage.memory import MemoryStore
 
 

@@ -14,7 +14,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.read import fetch
 from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
 from tests.log.rewriting import prepared, resolve, rewrite
 from tests.support.counted_root import KINDS, CountedRoot

@@ -17,7 +17,7 @@ from sparklog.log.journal.env import Env
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, ObjectWriter
 from sparklog.testing.faulty_store import Crash, Decide, FaultyStore
-from sparklog.testing.wrapper_store import WrapperStore
+from sparklog.testing.wrapper_stores import WrapperStore
 from tests.support.world import START_MS, World
 
 

@@ -22,9 +22,8 @@ from sparklog.groups import Groups
 from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.entry_log import Entry
-from sparklog.log.journal.names import commit_key, groups_prefix, transactions_prefix
+from sparklog.log.journal.names import commit_key, groups_prefix, read_root_id, transactions_prefix
 from sparklog.log.journal.numbered_objects import Answer, NumberedObjects
-from sparklog.log.journal.root_id import read_root_id
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore, Snapshot
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded

@@ -20,8 +20,8 @@ from sparklog.log.topic.root import open_root
 from sparklog.log.write.append_writer import AppendOutcome
 from sparklog.storage.local import LocalStore
 from sparklog.storage.memory import MemoryStore
-from sparklog.testing.counting_store import CountingStore
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.wrapper_stores import CountingStore
 from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
 from tests.log.topics import append, file_of
 from tests.support.maintaining import maintain

@@ -22,7 +22,7 @@ from sparklog.log.decisions.decision import (
 from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES, Document
 from sparklog.log.journal.entry_log import CHECKPOINT_ENTRIES
 from sparklog.log.journal.journal import CHECKPOINT_BYTES
-from sparklog.log.journal.root_id import ROOT_JSON
+from sparklog.log.journal.names import ROOT_JSON
 from sparklog.log.state.checkpoint import CHECKPOINT_JSON, COLUMN_NAMES, TABLE_REF_JSON
 from sparklog.log.state.commit import (
     COMMIT_JSON,

@@ -13,8 +13,8 @@ from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit
 from sparklog.log.state.commit import decode_commit, encode_commit
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
-from sparklog.testing.counting_store import CountingStore
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind
+from sparklog.testing.wrapper_stores import CountingStore
 from tests.log.protocol import collect, faulty, other, publish, setup, topic_records
 from tests.log.topics import file_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic, WriterKey
 from sparklog.log.write.append_writer import AppendWriter
 from tests.support.counted_root import KINDS, CountedRoot

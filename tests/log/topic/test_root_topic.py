@@ -12,8 +12,7 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.journal.documents import Fields, decode
 from sparklog.log.journal.env import SYSTEM
-from sparklog.log.journal.names import ROOT_KEY
-from sparklog.log.journal.root_id import ROOT_JSON, read_root_id
+from sparklog.log.journal.names import ROOT_JSON, ROOT_KEY, read_root_id
 from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.registry import WriterKey
@@ -21,8 +20,8 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.local import LocalStore
-from sparklog.testing.counting_store import CountingStore
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.wrapper_stores import CountingStore
 from tests.log.topics import append, file_of
 from tests.support.world import World
 

@@ -115,7 +115,7 @@ PROGRAM = """
 import sys, time
 import pyarrow as pa
 from sparklog.log.topic.root import open_root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 from sparklog.storage.memory import MemoryStore
 
 root = open_root(MemoryStore(lambda: time.time_ns() // 10**6), create=True)

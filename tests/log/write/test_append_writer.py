@@ -17,7 +17,7 @@ from sparklog.log.read.scan import read_parts
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.log.write.partitioner import sticky_seed
 from sparklog.storage.memory import MemoryStore

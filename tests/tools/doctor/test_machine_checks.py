@@ -12,7 +12,7 @@ import pytest
 from sparklog.errors import BadRequest
 from sparklog.format.kernels import warm
 from sparklog.tools.doctor import FAIL, OK, WARN
-from sparklog.tools.doctor.environment_checks import (
+from sparklog.tools.doctor.checks import (
     SESSION,
     WORTH_CHANGING,
     SparkSettings,

@@ -16,9 +16,9 @@ import sparklog as library
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage import LocalStore
-from sparklog.tools.doctor import FAIL, OK, WARN, Finding, examine, root_checks
+from sparklog.tools.doctor import FAIL, OK, WARN, Finding, checks, examine
+from sparklog.tools.doctor.checks import check_disk, check_root, check_store
 from sparklog.tools.doctor.examine import examine_root, failed
-from sparklog.tools.doctor.root_checks import check_disk, check_root, check_store
 from sparklog.transactions import transactional
 from tests.support.command_line import invoke
 from tests.support.read_only import read_only
@@ -91,7 +91,7 @@ def test_clocks_that_differ(tmp_path: Path, behind_ms: int, status: str) -> None
 def test_a_file_system_is_judged_by_its_kind(
     monkeypatch: pytest.MonkeyPatch, mount: str, status: str, says: str
 ) -> None:
-    monkeypatch.setattr(root_checks, "mount_of", lambda path: mount)
+    monkeypatch.setattr(checks, "mount_of", lambda path: mount)
     finding = check_disk(HEALTHY, "/x")[0]
     assert finding.status == status
     assert says in finding.found
@@ -111,17 +111,17 @@ def test_of_a_sound_root_there_is_one_finding(log: Root) -> None:
 
 
 def _many_unsealed(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
-    patch.setattr(root_checks, "MANY_UNSEALED", 2)
+    patch.setattr(checks, "MANY_UNSEALED", 2)
     return "maintenance", "topic t holds 3 unsealed slices, writers warn", "sparklog compact"
 
 
 def _never_compacted(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
-    patch.setattr(root_checks, "NEVER_COMPACTED_SLICES", 3)
+    patch.setattr(checks, "NEVER_COMPACTED_SLICES", 3)
     return "maintenance", "none ever merged or sealed", "sparklog compact"
 
 
 def _no_checkpoint(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
-    patch.setattr(root_checks, "CHECKPOINT_LATE_COMMITS", 4)
+    patch.setattr(checks, "CHECKPOINT_LATE_COMMITS", 4)
     return "checkpoints", "topic t has 4 commits since its newest checkpoint", "_log/checkpoints"
 
 
@@ -157,7 +157,7 @@ def test_merging_ends_the_warning_that_nobody_merges(log: Root, monkeypatch: pyt
     from sparklog.compaction.run import compact_topic
     from sparklog.maintenance.work_items import InProcess, Settings
 
-    monkeypatch.setattr(root_checks, "NEVER_COMPACTED_SLICES", 1)
+    monkeypatch.setattr(checks, "NEVER_COMPACTED_SLICES", 1)
     topic = log.topic("t")
     for _ in range(3):
         topic.append(ROWS)

@@ -10,8 +10,7 @@ import pytest
 
 import sparklog
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.log.topic.root import Root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import Root, RootView
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.tools.inspection.inspect import inspect_file, inspect_topic

@@ -13,11 +13,10 @@ from sparklog.groups import Groups
 from sparklog.groups.lag import lag
 from sparklog.kafka.importing.coordinators import kafka_groups
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
-from sparklog.kafka.in_place.damage_policy import log_skipped
+from sparklog.kafka.in_place.segment_recovery import log_skipped
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.env import SYSTEM
-from sparklog.log.topic.root import Root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import Root, RootView
 from sparklog.maintenance.output import json_value
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root

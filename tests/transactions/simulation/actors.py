@@ -14,8 +14,7 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slice_table import COMMITTED, PLAIN
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.topic.root import Root, open_root
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.log.write.append_writer import AppendTarget, TopicFiles
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash, Decide, FaultKind

@@ -17,7 +17,7 @@ from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
 from sparklog.kafka.in_place.location import ROOT, Location
 from sparklog.log.state.slice_table import COMMITTED, PLAIN, Slices
-from sparklog.log.topic.root_view import RootView
+from sparklog.log.topic.root import RootView
 from sparklog.testing.faulty_store import Decide
 from tests.log.simulation.simulated_world import Actor
 from tests.transactions.simulation.actors import TOPICS, Run, process

@@ -19,7 +19,7 @@ from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.env import Backoff
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.registry import Verdict
-from sparklog.log.topic import root_view
+from sparklog.log.topic import root as root_view
 from sparklog.transactions import completion, producer, publishing
 from tests.log.simulation.simulated_world import SimulationError
 from tests.transactions.simulation.seeds import run_seed
