@@ -73,12 +73,7 @@ class BatchJudge:
     """Judge the batches of one pass, in log order from the partition's first batch on. Keeps state of transactions."""
 
     def __init__(
-        self,
-        state: PartitionProducers | None,
-        *,
-        now_ms: int,
-        expiration_ms: int,
-        first_uncleanable: int,
+        self, state: PartitionProducers | None, *, now_ms: int, expiration_ms: int, first_uncleanable: int
     ) -> None:
         """`state` None: no batch of the partition carries a producer id. `now_ms`: the pass's clock."""
         self._state = state

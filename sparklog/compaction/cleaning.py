@@ -36,10 +36,7 @@ from sparklog.storage.store import Store
 
 
 def group_segments(
-    segments: Sequence[Segment],
-    index_sizes: Sequence[tuple[int, int]],
-    configs: TopicConfigs,
-    first_uncleanable: int,
+    segments: Sequence[Segment], index_sizes: Sequence[tuple[int, int]], configs: TopicConfigs, first_uncleanable: int
 ) -> list[list[Segment]]:
     """Group neighbouring segments of a pass into one new segment each: Kafka's `Cleaner.groupSegmentsBySize`.
 

@@ -53,13 +53,7 @@ class SegmentWriter:
     """
 
     def __init__(
-        self,
-        store: Store,
-        topic: str,
-        partition: int,
-        read_version: int,
-        unique: str,
-        configs: TopicConfigs,
+        self, store: Store, topic: str, partition: int, read_version: int, unique: str, configs: TopicConfigs
     ) -> None:
         """`read_version`: version the plan was made at; `unique`: an id of this run (`Env.new_id`). Both name the
         folder.

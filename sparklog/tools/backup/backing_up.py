@@ -338,10 +338,7 @@ class _Run:
         """Copy the entries of an id since its last backup, as far as they are there; None: damaged, and left out."""
         chain = EntryChain(self.root.store, kind, state.id)
         of = "decisions" if kind.folder == DECISIONS.folder else "groups"
-        last = next(
-            (item for each in reversed(before) for item in getattr(each, of) if item.id == state.id),
-            None,
-        )
+        last = next((item for each in reversed(before) for item in getattr(each, of) if item.id == state.id), None)
         kept, newest = chain.run()
         if not kept <= state.number <= newest:
             raise NotFound(f"{kind.title(state.id)} lost its entries while they were read; try again")

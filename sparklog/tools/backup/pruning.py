@@ -44,12 +44,7 @@ class Pruned:
 
 
 def prune(
-    target: Store,
-    *,
-    keep: int | None = None,
-    keep_ms: int | None = None,
-    dry_run: bool = False,
-    env: Env = SYSTEM,
+    target: Store, *, keep: int | None = None, keep_ms: int | None = None, dry_run: bool = False, env: Env = SYSTEM
 ) -> Pruned:
     """Keep the newest `keep` backups and those completed within `keep_ms` of now; at least the newest one.
 
