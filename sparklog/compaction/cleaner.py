@@ -32,8 +32,8 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge, Verdicts
 from sparklog.compaction.offset_map import Hashes, Int64s, OffsetMap
+from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, Verdicts, aborted_batches
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_checks import Place, check_crcs, check_headers
@@ -197,7 +197,7 @@ def fill_map(
     offset_map: OffsetMap,
     dirty: Sequence[PlannedSlice],
     reader: Reader,
-    aborted: AbortedFilter,
+    state: PartitionProducers | None,
     first_dirty: int,
     first_uncleanable: int,
 ) -> bool:
@@ -210,7 +210,7 @@ def fill_map(
     for segment, following in zip(dirty, bases, strict=True):
         for window in reader.windows(segment):
             headers = window.headers
-            skipped = headers.is_control | aborted.aborted(window.data, headers)
+            skipped = headers.is_control | aborted_batches(state, headers)
             rows = np.flatnonzero(~skipped & (headers.last_offset >= first_dirty))
             for opened in reader.opened(window, headers if len(rows) == len(headers) else headers[rows]):
                 stopped = _put(offset_map, opened, reader, first_dirty)

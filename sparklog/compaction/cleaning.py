@@ -1,4 +1,18 @@
-"""Plan cleaning passes, and run one as a work item: one partition, one edit, whole or not at all.
+"""Bounds of a cleaning pass over a partition, and the decision if one is due: Kafka's LogCleanerManager.
+
+The log falls into three parts (docs/reference/kafka-format.md, the range of a pass):
+
+    clean | dirty, cleanable | not cleanable yet
+          first dirty        first uncleanable
+
+Clean is what lies below the cleaner checkpoint, `Head.cleaned_through`. Not cleanable is what follows the last stable
+offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a segment's
+base, as a segment is cleaned whole or not at all.
+
+Unsealed slices count as the active segment, even if Kafka would have rolled it already. A run seals before it cleans,
+so this makes no difference there.
+
+Plan cleaning passes, and run one as a work item: one partition, one edit, whole or not at all.
 
 The driver plans from the slice table alone (`plan_cleaning`), the dirtiest partition first. It opens files only where
 `max.compaction.lag.ms` is set, for one header each. Where Kafka's producers wrote, one of their transactions may still
@@ -12,13 +26,12 @@ keys that erase each other cannot be prepared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparklog.compaction.cleanable import Cleanable, CleanerOffsets, cleanable
 from sparklog.errors import Conflict, NotFound
 from sparklog.format.batch_scan import begins_with_header, single_header
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
@@ -31,8 +44,128 @@ from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from sparklog.compaction.cleaner import Counts
+    from sparklog.compaction.producer_state import PartitionProducers
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanable:
+    """The clean, dirty and uncleanable parts of one partition; offsets, and bytes of whole segments before the pass.
+
+    * `first_dirty`: where the pass begins to collect keys; `first_uncleanable`: base of the first segment it leaves
+    * `clean_bytes`: segments that begin below `first_dirty`; `cleanable_bytes`: those that hold dirty offsets below
+      `first_uncleanable` (one that straddles `first_dirty` counts in both, as in Kafka)
+    * `ratio`: cleanable of both, 0.0 where there is nothing
+    * `overdue`: the oldest dirty segment began longer than `max.compaction.lag.ms` ago
+    * `chosen`: whether a pass is due
+    * `segments`: the closed segments below `first_uncleanable`, clean ones included: a pass rewrites them, too
+    """
+
+    partition: int
+    first_dirty: int
+    first_uncleanable: int
+    clean_bytes: int
+    cleanable_bytes: int
+    ratio: float
+    overdue: bool
+    chosen: bool
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerOffsets:
+    """The offsets of one partition that bound a pass; `cleaned_through` is the cleaner checkpoint."""
+
+    partition: int
+    cleaned_through: int
+    log_start: int
+    log_end: int
+    last_stable: int
+
+    @classmethod
+    def of(cls, head: Head, partition: int) -> CleanerOffsets:
+        return cls(
+            partition,
+            cleaned_through=int(head.cleaned_through[partition]),
+            log_start=int(head.log_start[partition]),
+            log_end=int(head.log_end[partition]),
+            last_stable=int(head.last_stable()[partition]),
+        )
+
+
+def cleanable(
+    segments: Sequence[Segment],
+    offsets: CleanerOffsets,
+    configs: TopicConfigs,
+    now_ms: int,
+    first_batch_ts: Callable[[Segment], int],
+) -> Cleanable:
+    """Part one partition's segments (in offset order, the active one last) and decide if a pass is due.
+
+    `cleaned_through` counts only inside `[log_start, log_end]`; outside of it Kafka starts over at the log start.
+    `first_batch_ts` returns the greatest timestamp of a segment's first batch in ms, read from the file. It is called
+    only for dirty segments of a topic that sets `max.compaction.lag.ms`.
+    """
+    closed = _sealed_prefix(segments)
+    active_base = segments[len(closed)].base if len(closed) < len(segments) else offsets.log_end
+    in_log = offsets.log_start <= offsets.cleaned_through <= offsets.log_end
+    first_dirty = offsets.cleaned_through if in_log else offsets.log_start
+    dirty = _from_offset(closed, first_dirty)
+
+    limits = [offsets.last_stable, active_base]
+    min_lag = configs.min_compaction_lag_ms
+    if min_lag > 0:
+        limits += [each.base for each in dirty if each.max_ts > now_ms - min_lag][:1]
+    uncleanable = max(first_dirty, min(limits))
+    first_uncleanable = next((each.base for each in _from_offset(closed, uncleanable)), active_base)
+
+    clean_bytes = sum(each.size for each in closed if each.base < first_dirty)
+    cleanable_bytes = sum(each.size for each in dirty if each.base < first_uncleanable)
+    total = clean_bytes + cleanable_bytes
+    ratio = cleanable_bytes / total if total else 0.0
+    overdue = _overdue(dirty, configs, now_ms, first_batch_ts)
+    min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
+    return Cleanable(
+        partition=offsets.partition,
+        first_dirty=first_dirty,
+        first_uncleanable=first_uncleanable,
+        clean_bytes=clean_bytes,
+        cleanable_bytes=cleanable_bytes,
+        ratio=ratio,
+        overdue=overdue,
+        chosen=total > 0 and (ratio > min_ratio or (overdue and cleanable_bytes > 0)),
+        segments=tuple(each for each in closed if each.base < first_uncleanable),
+    )
+
+
+def _sealed_prefix(segments: Sequence[Segment]) -> Sequence[Segment]:
+    """Return the segments before the first that is active or not sealed."""
+    for i, each in enumerate(segments):
+        if each.active or not each.sealed:
+            return segments[:i]
+    return segments
+
+
+def _from_offset(closed: Sequence[Segment], offset: int) -> Sequence[Segment]:
+    """Return the closed segments from the one that contains `offset` on: a segment reaches to the base of the next."""
+    for i, each in enumerate(closed):
+        if each.next_base > offset:
+            return closed[i:]
+    return ()
+
+
+def _overdue(
+    dirty: Sequence[Segment], configs: TopicConfigs, now_ms: int, first_batch_ts: Callable[[Segment], int]
+) -> bool:
+    if "max.compaction.lag.ms" not in configs.explicit:
+        return False
+    oldest = now_ms - configs.max_compaction_lag_ms
+    return any(0 < first_batch_ts(each) < oldest for each in dirty)
 
 
 def group_segments(
@@ -65,11 +198,6 @@ def group_segments(
             log = index = time_index = 0
         log, index, time_index = log + segment.size, index + index_size, time_index + time_size
     return groups
-
-
-if TYPE_CHECKING:
-    from sparklog.compaction.cleaner import Counts
-    from sparklog.compaction.producer_state import PartitionProducers
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +315,9 @@ class CleanWork:
         self, plan: Cleanable, state: PartitionProducers | None, progress: Progress
     ) -> tuple[tuple[FileSlices, ...], list[PlannedSlice], Cleaned]:
         """Write the new segments; return them, the slices they replace, and the outcome."""
-        from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge
         from sparklog.compaction.cleaner import Cleaner, Reader, TombstoneRules, fill_map
         from sparklog.compaction.offset_map import OffsetMap, slots_of
+        from sparklog.compaction.producer_state import BatchJudge
         from sparklog.compaction.segment_writer import SegmentWriter
         from sparklog.format.key_hash import HashKey
 
@@ -199,7 +327,7 @@ class CleanWork:
         dirty = [self.sources.row(each.first_row) for each in plan.segments if each.next_base > plan.first_dirty]
         slots = slots_of(settings.dedupe_buffer_bytes) if self.slots is None else self.slots
         offset_map = OffsetMap(slots, settings.dedupe_load_factor, expected=sum(each.records for each in dirty))
-        fill_map(offset_map, dirty, reader, AbortedFilter(state), plan.first_dirty, plan.first_uncleanable)
+        fill_map(offset_map, dirty, reader, state, plan.first_dirty, plan.first_uncleanable)
         end_offset = offset_map.latest_offset + 1
         segments = [each for each in plan.segments if each.base < end_offset]
         groups = group_segments(segments, self._index_sizes(segments), self.configs, plan.first_uncleanable)

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparklog.compaction.cleanable import Cleanable, CleanerOffsets, cleanable
-from sparklog.compaction.cleaning import first_batch_timestamp, keyless_by_default
+from sparklog.compaction.cleaning import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp, keyless_by_default
 from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.log.read.read_plan import planned_slices

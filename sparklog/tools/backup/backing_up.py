@@ -41,13 +41,16 @@ from sparklog.tools.backup.copying import (
     Copied,
     CopyOptions,
     DataFile,
+    Named,
     Progress,
     copy_all,
     data_files,
+    files_named,
     listed,
+    oldest_base,
     silent,
+    start_at,
 )
-from sparklog.tools.backup.history import Named, files_named, oldest_base, start_at
 from sparklog.tools.backup.manifest import (
     MANIFEST_JSON,
     DamagedLogs,

@@ -3,6 +3,8 @@
 What a commit says of a file is held against the bytes as they pass: size, the CRC-32C of each slice, the footer's own,
 and that of the index files. Bytes that do not match are read once more, then they are an error that names the place,
 and nothing of the file is left at the other end.
+
+Files that the versions of a topic name, from one version to another, and when the last version named each.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import crc32c
@@ -20,8 +22,11 @@ from sparklog.format.append_file import decode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import file_key
-from sparklog.log.state.slice_table import Slices
+from sparklog.log.state.history import History
+from sparklog.log.state.slice_table import Slices, SliceTable
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic.cloning import file_slices
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
@@ -296,3 +301,82 @@ def listed(store: Store, owners: Collection[str]) -> dict[str, int]:
             for info in store.list(f"{owner}/{folder}/"):
                 sizes[info.key] = info.size
     return sizes
+
+
+@dataclass
+class Named:
+    """Files that one of the versions `base.version` to `last.version` names, by key.
+
+    `unnamed` is the first version that no longer names a file; `times` the commit time of each version.
+    """
+
+    base: Snapshot
+    last: Snapshot
+    files: dict[str, DataFile] = field(default_factory=dict)
+    unnamed: dict[str, int] = field(default_factory=dict)
+    times: dict[int, int] = field(default_factory=dict)
+
+    def since(self, missing: Mapping[str, object]) -> int:
+        """The version from which on nothing is missing; `NotFound` if the last one itself misses something."""
+        first = max(self.base.version, 0)
+        for key in missing:
+            if key not in self.unnamed:
+                raise NotFound(f"{key} is missing, and version {self.last.version} names it: run verify")
+            first = max(first, self.unnamed[key])
+        return first
+
+    def of_last(self) -> list[DataFile]:
+        """The files that the last version names."""
+        return [file for key, file in self.files.items() if key not in self.unnamed]
+
+
+def start_at(store: Store, topic: str, history: History, version: int) -> Snapshot:
+    """The state at a version; -1: before the first."""
+    return Snapshot(topic, store, EMPTY, SliceTable()) if version < 0 else history.at(version)
+
+
+def oldest_base(history: History, version: int) -> int:
+    """The oldest version from which all states up to `version` can be rebuilt; -1: all there ever were."""
+    if history.commits.has(0, version):
+        return -1
+    for checkpoint in sorted(history.checkpoints):
+        if (
+            checkpoint <= version
+            and history.commits.has(checkpoint + 1, version)
+            and history.sound(checkpoint) is not None
+        ):
+            return checkpoint
+    raise NotFound(
+        f"version {version} of topic '{history.topic}' cannot be rebuilt: no sound checkpoint at or below it has all "
+        "commits between; run verify"
+    )
+
+
+def files_named(history: History, base: Snapshot, version: int) -> Named:
+    """Walk the log from `base` to `version`. `NotFound` if a commit is gone, `Corrupt` if one does not follow."""
+    topic = history.topic
+    named = Named(base, base, {file.key: file for file in data_files(topic, base.slices.all())})
+    named.times[base.version] = base.head.made_ms
+    head, table, paths = base.head, base.slices, base.slices.paths()
+    for after, commit in history.walk(base.head, version):
+        head, table = after, table.apply(commit, after)
+        named.times[head.version] = head.made_ms
+        for file in commit.files:
+            made = data_file(topic, file)
+            known = named.files.get(made.key)
+            # A rewrite names a file again with the slices that it keeps: what was said before counts as well.
+            if known is None or len(known.pieces) < len(made.pieces):
+                named.files[made.key] = made
+            named.unnamed.pop(made.key, None)
+        if commit.remove or commit.log_starts or commit.op in ("create", "delete"):
+            now = table.paths()
+            for path in paths - now:
+                named.unnamed[file_key(topic, path)] = head.version
+            paths = now
+        else:
+            paths |= {file.path for file in commit.files}
+    named.last = Snapshot(topic, history.store, head, table)
+    # Named and gone within one commit: it holds nothing that a version shows.
+    for key in set(named.files) - {file_key(topic, path) for path in paths} - set(named.unnamed):
+        named.unnamed[key] = head.version
+    return named

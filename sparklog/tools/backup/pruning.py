@@ -21,7 +21,7 @@ from sparklog.log.journal.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, check
 from sparklog.log.state.history import History
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.store import ObjectInfo, Store
-from sparklog.tools.backup.history import files_named, start_at
+from sparklog.tools.backup.copying import files_named, start_at
 from sparklog.tools.backup.manifest import Manifest
 from sparklog.tools.backup.repository import PRUNE, Mark, Repository, backup_key, give_up_begun
 

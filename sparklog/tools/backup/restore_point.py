@@ -24,8 +24,7 @@ from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.consistent_cut import Bounds, Cut, Span, committed_in, cut_between, cut_now
-from sparklog.tools.backup.copying import listed
-from sparklog.tools.backup.history import files_named, oldest_base, start_at
+from sparklog.tools.backup.copying import files_named, listed, oldest_base, start_at
 from sparklog.tools.backup.manifest import DamagedLogs, EntriesBackup, EntryChain, Manifest, TopicBackup
 from sparklog.tools.backup.repository import Repository
 
