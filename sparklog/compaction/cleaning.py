@@ -1,6 +1,6 @@
-"""Bounds of a cleaning pass over a partition, and the decision if one is due: Kafka's LogCleanerManager.
+"""Plan cleaning passes (Kafka's LogCleanerManager), and run one as a work item: one partition, one edit.
 
-The log falls into three parts (docs/reference/kafka-format.md, the range of a pass):
+A partition's log falls into three parts (docs/reference/kafka-format.md, the range of a pass):
 
     clean | dirty, cleanable | not cleanable yet
           first dirty        first uncleanable
@@ -9,10 +9,7 @@ Clean is what lies below the cleaner checkpoint, `Head.cleaned_through`. Not cle
 offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a segment's
 base, as a segment is cleaned whole or not at all.
 
-Unsealed slices count as the active segment, even if Kafka would have rolled it already. A run seals before it cleans,
-so this makes no difference there.
-
-Plan cleaning passes, and run one as a work item: one partition, one edit, whole or not at all.
+Unsealed slices count as the active segment, even if Kafka would have rolled it already: a run seals before it cleans.
 
 The driver plans from the slice table alone (`plan_cleaning`), the dirtiest partition first. It opens files only where
 `max.compaction.lag.ms` is set, for one header each. Where Kafka's producers wrote, one of their transactions may still
@@ -28,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,8 +60,7 @@ class Cleanable:
       `first_uncleanable` (one that straddles `first_dirty` counts in both, as in Kafka)
     * `ratio`: cleanable of both, 0.0 where there is nothing
     * `overdue`: the oldest dirty segment began longer than `max.compaction.lag.ms` ago
-    * `chosen`: whether a pass is due
-    * `segments`: the closed segments below `first_uncleanable`, clean ones included: a pass rewrites them, too
+    * `chosen`: a pass is due; `segments`: closed ones below `first_uncleanable`, clean ones, which it rewrites, too
     """
 
     partition: int
@@ -111,7 +108,7 @@ def cleanable(
     `first_batch_ts` returns the greatest timestamp of a segment's first batch in ms, read from the file. It is called
     only for dirty segments of a topic that sets `max.compaction.lag.ms`.
     """
-    closed = _sealed_prefix(segments)
+    closed = list(takewhile(lambda each: each.sealed and not each.active, segments))
     active_base = segments[len(closed)].base if len(closed) < len(segments) else offsets.log_end
     in_log = offsets.log_start <= offsets.cleaned_through <= offsets.log_end
     first_dirty = offsets.cleaned_through if in_log else offsets.log_start
@@ -128,7 +125,9 @@ def cleanable(
     cleanable_bytes = sum(each.size for each in dirty if each.base < first_uncleanable)
     total = clean_bytes + cleanable_bytes
     ratio = cleanable_bytes / total if total else 0.0
-    overdue = _overdue(dirty, configs, now_ms, first_batch_ts)
+    oldest = now_ms - configs.max_compaction_lag_ms
+    limited = "max.compaction.lag.ms" in configs.explicit
+    overdue = limited and any(0 < first_batch_ts(each) < oldest for each in dirty)
     min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
     return Cleanable(
         partition=offsets.partition,
@@ -143,29 +142,9 @@ def cleanable(
     )
 
 
-def _sealed_prefix(segments: Sequence[Segment]) -> Sequence[Segment]:
-    """Return the segments before the first that is active or not sealed."""
-    for i, each in enumerate(segments):
-        if each.active or not each.sealed:
-            return segments[:i]
-    return segments
-
-
 def _from_offset(closed: Sequence[Segment], offset: int) -> Sequence[Segment]:
     """Return the closed segments from the one that contains `offset` on: a segment reaches to the base of the next."""
-    for i, each in enumerate(closed):
-        if each.next_base > offset:
-            return closed[i:]
-    return ()
-
-
-def _overdue(
-    dirty: Sequence[Segment], configs: TopicConfigs, now_ms: int, first_batch_ts: Callable[[Segment], int]
-) -> bool:
-    if "max.compaction.lag.ms" not in configs.explicit:
-        return False
-    oldest = now_ms - configs.max_compaction_lag_ms
-    return any(0 < first_batch_ts(each) < oldest for each in dirty)
+    return list(dropwhile(lambda each: each.next_base <= offset, closed))
 
 
 def group_segments(
@@ -202,7 +181,7 @@ def group_segments(
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """The outcome of a pass. `end_offset`: the new cleaner checkpoint; `utilization`: share of map slots in use."""
+    """A pass that ran. `end_offset`: the new cleaner checkpoint; `utilization`: share of map slots in use."""
 
     plan: Cleanable
     end_offset: int
@@ -258,7 +237,6 @@ class CleanWork:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the sealed segments; the dirty ones of them are read twice."""
         return sum(segment.size for segment in self.segments if segment.sealed)
 
     def run(self, progress: Progress = silent) -> CleanDone:
@@ -290,7 +268,6 @@ class CleanWork:
         return CleanDone((rewrite,), files, (report,), more, cleaned)
 
     def _replayed(self) -> PartitionProducers | None:
-        """Replay the batches of Kafka's producers; None if they wrote none."""
         if not (self.sources.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
             return None
         from sparklog.compaction.producer_state import replay
@@ -307,14 +284,14 @@ class CleanWork:
             offsets = replace(offsets, last_stable=min(offsets.last_stable, state.last_stable))
 
         def first_batch_ts(segment: Segment) -> int:
-            return first_batch_timestamp(self.store, self.sources.row(segment.first_row))
+            return first_batch_timestamp(self.store, self._slice(segment))
 
         return cleanable(self.segments, offsets, self.configs, self.settings.now_ms, first_batch_ts)
 
     def _pass(
         self, plan: Cleanable, state: PartitionProducers | None, progress: Progress
     ) -> tuple[tuple[FileSlices, ...], list[PlannedSlice], Cleaned]:
-        """Write the new segments; return them, the slices they replace, and the outcome."""
+        """Return the new segments, the slices they replace, and the outcome."""
         from sparklog.compaction.cleaner import Cleaner, Reader, TombstoneRules, fill_map
         from sparklog.compaction.offset_map import OffsetMap, slots_of
         from sparklog.compaction.producer_state import BatchJudge
@@ -324,7 +301,7 @@ class CleanWork:
         settings = self.settings
         hash_key = HashKey.of(self.env.random.getrandbits(128).to_bytes(16, "little"))
         reader = Reader(self.store, self.topic, self.partition, hash_key, progress)
-        dirty = [self.sources.row(each.first_row) for each in plan.segments if each.next_base > plan.first_dirty]
+        dirty = [self._slice(each) for each in plan.segments if each.next_base > plan.first_dirty]
         slots = slots_of(settings.dedupe_buffer_bytes) if self.slots is None else self.slots
         offset_map = OffsetMap(slots, settings.dedupe_load_factor, expected=sum(each.records for each in dirty))
         fill_map(offset_map, dirty, reader, state, plan.first_dirty, plan.first_uncleanable)
@@ -340,30 +317,30 @@ class CleanWork:
             expiration_ms=settings.producer_expiration_ms,
             first_uncleanable=plan.first_uncleanable,
         )
-        rules = TombstoneRules(settings.now_ms, self.configs.integer("delete.retention.ms"), self._last_clean(plan))
+        clean = [self._slice(segment) for segment in plan.segments if segment.base < plan.first_dirty]
+        retention_ms = self.configs.integer("delete.retention.ms")
+        rules = TombstoneRules(settings.now_ms, retention_ms, clean[-1] if clean else None)
         cleaner = Cleaner(offset_map, judge, reader, writer, rules)
         try:
             for group in groups:
-                cleaner.group([self.sources.row(segment.first_row) for segment in group])
+                cleaner.group([self._slice(segment) for segment in group])
             written = writer.close()
         except BaseException:
             writer.discard()
             raise
         # A segment that ends below the log start is not part of the log: delete-records may have cut it.
         files = tuple(file for file in written if file.base[0] + file.offsets[0] > self.offsets.log_start)
-        inputs = [self.sources.row(segment.first_row) for segment in segments]
+        inputs = [self._slice(segment) for segment in segments]
         return files, inputs, Cleaned(plan, end_offset, offset_map.utilization, cleaner.counts)
 
-    def _last_clean(self, plan: Cleanable) -> PlannedSlice | None:
-        """Return the last segment that begins below the dirty part."""
-        clean = [segment for segment in plan.segments if segment.base < plan.first_dirty]
-        return self.sources.row(clean[-1].first_row) if clean else None
+    def _slice(self, segment: Segment) -> PlannedSlice:
+        return self.sources.row(segment.first_row)
 
     def _index_sizes(self, segments: Sequence[Segment]) -> list[tuple[int, int]]:
         """Return the bytes of each segment's `.index` and `.timeindex`, 0 where one is missing."""
         index_sizes = []
         for segment in segments:
-            stem = self.sources.row(segment.first_row).file.removesuffix(".log")
+            stem = self._slice(segment).file.removesuffix(".log")
             sizes = [self.store.stat(f"{stem}.{kind}") for kind in ("index", "timeindex")]
             index, time_index = (0 if size is None else size.size for size in sizes)
             index_sizes.append((index, time_index))

@@ -4,11 +4,9 @@ Batches are copied as they are. Only headers are patched with what was not known
 slice carries: absolute offsets, the leader epoch and, under LogAppendTime, the time (the only one that changes the
 batch's CRC-32C). Headers of all slices in a buffer are patched at once: there may be a hundred thousand small slices.
 
-Each slice is checked against its CRC-32C first. Within a segment that the plan cut at slice ends, a new file begins
-where an index is full or where one slice alone is larger than `segment.bytes`.
-
-The slices of several partitions come interleaved, in the order in which their files hold them, so each partition has
-an output.
+Each slice is checked against its CRC-32C first. A new file begins where the plan says, where an index is full, and
+where one slice alone is larger than `segment.bytes`. The slices of several partitions come interleaved, in the order in
+which their files hold them, so each partition has an output.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Conflict, Corrupt
+from sparklog.format.batch_checks import Place
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.record_batch import BatchHeaders, BytesLike
@@ -31,7 +30,17 @@ from sparklog.log.state.view import OffsetRange
 from sparklog.maintenance.work_items import Progress, silent
 from sparklog.storage.store import Store
 
+if TYPE_CHECKING:
+    from sparklog.compaction.segment_writer import SegmentWriter
+    from sparklog.format.transaction_index import AbortedTransactions
+    from sparklog.log.read.fetch import Cursor, Piece
+
 Int64s = npt.NDArray[np.int64]
+
+HELD_BYTES = 512 << 10
+"""Small slices of a partition are written together: what a header costs would be paid for each of them."""
+MANY_OUTPUTS = 8
+CLOSING_THREADS = 16
 
 
 def scan_slices(
@@ -75,26 +84,10 @@ def check_offsets(
     if len(wrong):
         at = int(wrong[0])
         row = rows[int(row_of[at])]
-        raise Corrupt(
-            f"expected a batch within offsets {int(least[at])} to {row.end}, found one of {int(base[at])} to "
-            f"{int(end[at])}: restore the file",
-            file=row.file,
-            position=row.position + int(headers.position[at] - starts[row_of[at]]),
-            offset=int(least[at]),
-        )
-
-
-def check_batches(data: BytesLike, headers: BatchHeaders, row: PlannedSlice, start: int) -> None:
-    """Raise `Corrupt` unless the CRC-32C of each of these batches of a slice is right; `start` as in `scan_slices`."""
-    wrong = crc_failures(data, headers)
-    if len(wrong):
-        at = int(wrong[0])
-        raise Corrupt(
-            "the batch's CRC-32C does not match its bytes: restore the file",
-            file=row.file,
-            position=row.position + int(headers.position[at]) - start,
-            offset=int(headers.base_offset[at]) + row.shift,
-        )
+        position = row.position + int(headers.position[at] - starts[row_of[at]])
+        offsets = f"{int(least[at])} to {row.end}, found one of {int(base[at])} to {int(end[at])}"
+        message = f"expected a batch within offsets {offsets}: restore the file"
+        raise Corrupt(message, file=row.file, position=position, offset=int(least[at]))
 
 
 def patch_batches(
@@ -118,25 +111,12 @@ def _column(rows: Sequence[PlannedSlice], name: str) -> Int64s:
     return np.array([getattr(row, name) for row in rows], np.int64)
 
 
-if TYPE_CHECKING:
-    from sparklog.compaction.segment_writer import SegmentWriter
-    from sparklog.format.record_batch import BatchHeaders
-    from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.read.fetch import Cursor, Piece
-
-
-HELD_BYTES = 512 << 10
-"""Small slices of a partition are written together: what a header costs would be paid for each of them."""
-MANY_OUTPUTS = 8
-CLOSING_THREADS = 16
-
-
 @dataclass(frozen=True, slots=True)
 class SealPart:
     """The slices of one partition to seal: those of each segment, `segments`, in offset order.
 
     `history`: all slices of the partition, where some of them hold Kafka's own transactions (whose aborted ones the
-    segments' `.txnindex` must name), else None. `log_end`: the log end offset when it was planned.
+    segments' `.txnindex` must name), else None. `log_end`: the log end offset of the plan.
     """
 
     partition: int
@@ -146,11 +126,10 @@ class SealPart:
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of all slices, those included that are dropped."""
         return sum(sources.nbytes for sources in self.segments)
 
     def extended(self, sources: PlannedSlices, history: PlannedSlices | None) -> SealPart:
-        """With one more segment, the next."""
+        """With the next segment."""
         return replace(self, segments=(*self.segments, sources), history=self.history or history)
 
 
@@ -170,7 +149,7 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
         return _closed(outputs)
     except BaseException:
         for output in outputs:
-            output.discard()
+            output.writer.discard()
         raise
 
 
@@ -186,8 +165,8 @@ class SegmentOutput:
         transactions: Callable[[], AbortedTransactions],
         end: int | None = None,
     ) -> None:
-        """`store`, `topic`: where the slices are; `transactions`: all that Kafka's producers aborted in the partition,
-        asked for where a slice is theirs; `end`: batches from this offset on are left out.
+        """`transactions`: all that Kafka's producers aborted in the partition, asked for where a slice is theirs; `end`:
+        batches from this offset on are left out.
         """
         self.part = part
         self._store = store
@@ -198,17 +177,15 @@ class SegmentOutput:
         self._begins = [int(sources.base[0]) for sources in part.segments]
         """Base offsets of segments not begun yet."""
         self._current = -1
-        """Base offset of the slice taken last."""
         self._reached = 0
         self._held = bytearray()
         self._held_rows: list[PlannedSlice] = []
         self._held_starts: list[int] = []
-        self._writer = writer
+        self.writer = writer
         self._find_aborted = transactions
         self._aborted: AbortedTransactions | None = None
 
     def cursor(self) -> Cursor | None:
-        """Return the slices to fetch, None if all were aborted."""
         from sparklog.log.read.fetch import Cursor
 
         slices = self._slices
@@ -219,11 +196,14 @@ class SegmentOutput:
         return Cursor(self._store, wanted, slices, self._gone, wanted.start)
 
     def take(self, piece: Piece) -> int:
-        """Take the next piece of this partition. Return how many records it holds."""
+        """Take the next piece; return its count of records."""
         row = piece.slice
         if row.base != self._current:
             self._current = row.base
-            self._begin(row.base)
+            while self._begins and self._begins[0] <= row.base:
+                self._flush()
+                # Of a segment whose slices were all aborted nothing is written: the next one begins in its place.
+                self.writer.begin(self._begins.pop(0))
         if piece.verified and len(piece.data) < HELD_BYTES // 4:
             self._held_rows.append(row)
             self._held_starts.append(len(self._held))
@@ -235,23 +215,10 @@ class SegmentOutput:
         return self._write(bytearray(piece.data), [row], [row.position - piece.position], piece.cut)
 
     def close(self) -> tuple[FileSlices, ...]:
-        """Return all segments, durable."""
         self._flush()
-        return self._writer.close()
-
-    def discard(self) -> None:
-        """Leave no segment half written."""
-        self._writer.discard()
-
-    def _begin(self, offset: int) -> None:
-        """Begin the segment that the slice at this offset is the first one of, if it is."""
-        while self._begins and self._begins[0] <= offset:
-            self._flush()
-            # Of a segment whose slices were all aborted nothing is written: the next one begins in its place.
-            self._writer.begin(self._begins.pop(0))
+        return self.writer.close()
 
     def _flush(self) -> None:
-        """Write the small slices held so far."""
         if self._held_rows:
             data, rows, starts = self._held, self._held_rows, self._held_starts
             self._held, self._held_rows, self._held_starts = bytearray(), [], []
@@ -264,12 +231,13 @@ class SegmentOutput:
 
         `unchecked`: a part of a slice, which the slice's checksum does not cover: the batches' checksums are checked.
         """
-
         headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._reached)
-        if unchecked:
-            check_batches(data, headers, rows[0], starts[0])
+        if unchecked and len(wrong := crc_failures(data, headers)):
+            place = Place(rows[0].file, rows[0].position - starts[0], rows[0].shift)
+            message = "the batch's CRC-32C does not match its bytes: restore the file"
+            raise place.corrupt(headers, int(wrong[0]), message)
         if self._end is not None:
-            shift = np.array([row.shift for row in rows], np.int64)[row_of]
+            shift = _column(rows, "shift")[row_of]
             headers = headers[: int(np.searchsorted(headers.base_offset + shift, self._end))]
             row_of = row_of[: len(headers)]
             if not len(headers):
@@ -278,9 +246,9 @@ class SegmentOutput:
         records = done = 0
         while done < len(headers):
             left = headers[done:] if done else headers
-            many = self._writer.fits(left, self._writer.segment_bytes)
+            many = self.writer.fits(left, self.writer.segment_bytes)
             if many == 0:
-                self._writer.begin(int(left.base_offset[0]))
+                self.writer.begin(int(left.base_offset[0]))
                 continue
             covered = rows[int(row_of[done]) : int(row_of[done + many - 1]) + 1]
             records += self._append(data, left if many == len(left) else left[:many], covered)
@@ -289,12 +257,11 @@ class SegmentOutput:
         return records
 
     def _append(self, data: bytearray, headers: BatchHeaders, rows: Sequence[PlannedSlice]) -> int:
-        """Add batches of these slices to the current segment."""
         records = int(headers.count[~headers.is_control].sum())
         flags = 0
         for row in rows:
             flags |= row.flags
-        self._writer.append(
+        self.writer.append(
             data,
             headers,
             records=records,
@@ -308,7 +275,7 @@ class SegmentOutput:
             aborted = self._aborted
             first, end = int(headers.base_offset[0]), int(headers.next_offset[-1])
             marked = (aborted.last_offsets >= first) & (aborted.last_offsets < end)
-            self._writer.aborted(aborted.select(marked))
+            self.writer.aborted(aborted.select(marked))
         return records
 
     def _gone(self, offset: int) -> NoReturn:
@@ -319,7 +286,7 @@ class SegmentOutput:
 
 
 def _closed(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
-    """Return the segments of each output. Files wait for the disk together: one by one takes ten times as long."""
+    """Close the outputs. Files wait for the disk together: one by one takes ten times as long."""
     if len(outputs) < MANY_OUTPUTS:
         return [output.close() for output in outputs]
     from concurrent.futures import ThreadPoolExecutor
