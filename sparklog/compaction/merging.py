@@ -159,13 +159,13 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
 
 
 def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _Files, chosen: Bools) -> bool:
-    """Return True if merging gains anything: fewer slices, aborted ones dropped, or bytes freed."""
+    """True if merging gains anything: fewer slices, aborted ones dropped, or bytes freed."""
     saves = len(starts) - 1 < len(rows)
     return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[chosen].any())
 
 
 def _packed(slices: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int, int]]:
-    """Outputs `[low, high)` of each piece of work: neighbours, so that what lies together is read together."""
+    """Yield the outputs `[low, high)` of each work: neighbours, so that what lies together is read together."""
     nbytes = np.add.reduceat(slices.size[rows], starts[:-1]).tolist() if len(rows) else []
     counts = np.diff(starts).tolist()
     low = filled = taken = 0
@@ -179,7 +179,7 @@ def _packed(slices: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int,
 
 
 def _sources(topic: str, slices: Slices, files: _Files, rows: Int64s, starts: Int64s) -> tuple[PlannedSlices, ...]:
-    """The inputs of each output; all of a work share one tuple of paths, which is pickled once."""
+    """Return the inputs of each output; all of a work share one tuple of paths, which is pickled once."""
     chosen = rows[starts[0] : starts[-1]]
     used, path = np.unique(files.of_row[chosen], return_inverse=True)
     paths = tuple(files.path[i] for i in used.tolist())

@@ -10,7 +10,6 @@ partitions, because their slices lie side by side in the append files and are fe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of
 from sparklog.log.state.slice_table import Slices
-from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store
@@ -53,7 +52,7 @@ class SealWork:
 
     @property
     def title(self) -> str:
-        first, last = self.partitions[0], self.partitions[-1]
+        first, last = self.parts[0].partition, self.parts[-1].partition
         more = f" to {last} ({len(self.parts)} partitions)" if last != first else ""
         return f"seal {self.topic}-{first}{more}"
 
@@ -71,14 +70,25 @@ class SealWork:
         unique = self.env.new_id()
         files = write_segments([self._output(part, unique) for part in self.parts], progress)
         seconds, nbytes = self.env.now().elapsed_ms(started) / 1000, self.nbytes
-        return Done(
-            tuple(rewrite for part in self.parts for rewrite in _rewrites(part)),
-            tuple(file for each in files for file in each),
-            tuple(
-                _report(self, part, part_files, seconds * part.nbytes / nbytes)
-                for part, part_files in zip(self.parts, files, strict=True)
-            ),
-        )
+        rewrites = [
+            Rewrite(Edit(part.partition, int(sources.base[0]), int(sources.end[-1])), sources.inputs())
+            for part in self.parts
+            for sources in part.segments
+        ]
+        reports = [
+            PieceReport(
+                action=SEAL,
+                topic=self.topic,
+                partition=part.partition,
+                records_before=sum(int(sources.records.sum()) for sources in part.segments),
+                records_after=sum(sum(file.records) for file in part_files),
+                bytes_before=part.nbytes,
+                bytes_after=sum(file.size for file in part_files),
+                seconds=seconds * part.nbytes / nbytes,
+            )
+            for part, part_files in zip(self.parts, files, strict=True)
+        ]
+        return Done(tuple(rewrites), tuple(file for each in files for file in each), tuple(reports))
 
     def _output(self, part: SealPart, unique: str) -> SegmentOutput:
         from sparklog.compaction.segment_writer import SegmentWriter
@@ -87,33 +97,11 @@ class SealWork:
         return SegmentOutput(self.store, self.topic, part, writer, lambda: self._aborted(part))
 
     def _aborted(self, part: SealPart) -> AbortedTransactions:
-        """Return the aborted transactions of Kafka's producers in a partition."""
         from sparklog.compaction.producer_state import replay
 
         if part.history is None:
             raise BadRequest("slices with Kafka's transactions are sealed with the partition's history")
         return replay(self.store, part.history, part.log_end).aborted
-
-
-def _rewrites(part: SealPart) -> list[Rewrite]:
-    """Return one edit for each segment."""
-    return [
-        Rewrite(Edit(part.partition, int(sources.base[0]), int(sources.end[-1])), sources.inputs())
-        for sources in part.segments
-    ]
-
-
-def _report(work: SealWork, part: SealPart, files: Sequence[FileSlices], seconds: float) -> PieceReport:
-    return PieceReport(
-        action=SEAL,
-        topic=work.topic,
-        partition=part.partition,
-        records_before=sum(int(sources.records.sum()) for sources in part.segments),
-        records_after=sum(sum(file.records) for file in files),
-        bytes_before=part.nbytes,
-        bytes_after=sum(file.size for file in files),
-        seconds=seconds,
-    )
 
 
 WORK_BYTES = 256 << 20
@@ -152,9 +140,8 @@ def plan_sealing(
             if (chosen.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
                 history = planned_slices(snapshot.topic, partition, slices)
             packed.add(planned_slices(snapshot.topic, partition, chosen), history, log_end)
-    return [
-        SealWork(store, snapshot.topic, head.topic_id, head.version, configs, parts, env) for parts in packed.works()
-    ]
+    topic, topic_id, version = snapshot.topic, head.topic_id, head.version
+    return [SealWork(store, topic, topic_id, version, configs, tuple(parts), env) for parts in packed.works]
 
 
 def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int, stable: int, roll: bool) -> int:
@@ -172,24 +159,20 @@ class _Packed:
     """Segments packed into work items in the order they come, those of one partition together."""
 
     def __init__(self) -> None:
-        self._works: list[list[SealPart]] = []
+        self.works: list[list[SealPart]] = []
         self._nbytes = self._segments = self._slices = 0
 
     def add(self, sources: PlannedSlices, history: PlannedSlices | None, log_end: int) -> None:
         full = self._nbytes + sources.nbytes > WORK_BYTES or self._slices + len(sources) > WORK_SLICES
         many = self._segments >= WORK_SEGMENTS
-        if not self._works or full or many or len(self._works[-1]) >= WORK_PARTITIONS:
-            self._works.append([])
+        if not self.works or full or many or len(self.works[-1]) >= WORK_PARTITIONS:
+            self.works.append([])
             self._nbytes = self._segments = self._slices = 0
         self._nbytes += sources.nbytes
         self._segments += 1
         self._slices += len(sources)
-        parts = self._works[-1]
+        parts = self.works[-1]
         if parts and parts[-1].partition == sources.partition:
             parts[-1] = parts[-1].extended(sources, history)
         else:
             parts.append(SealPart(sources.partition, (sources,), history, log_end))
-
-    def works(self) -> Iterator[tuple[SealPart, ...]]:
-        for parts in self._works:
-            yield tuple(parts)

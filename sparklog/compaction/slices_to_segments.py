@@ -165,8 +165,9 @@ class SegmentOutput:
         transactions: Callable[[], AbortedTransactions],
         end: int | None = None,
     ) -> None:
-        """`transactions`: all that Kafka's producers aborted in the partition, asked for where a slice is theirs; `end`:
-        batches from this offset on are left out.
+        """`transactions`: all that Kafka's producers aborted here, asked for where a slice is theirs.
+
+        `end`: batches from this offset on are left out.
         """
         self.part = part
         self._store = store
