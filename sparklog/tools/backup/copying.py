@@ -1,10 +1,8 @@
-"""Copying data files with their index files: checked on the way, several at once, each whole or not there.
+"""The data files that versions of a topic name, and copying them: several at once, each whole or not there.
 
 What a commit says of a file is held against the bytes as they pass: size, the CRC-32C of each slice, the footer's own,
 and that of the index files. Bytes that do not match are read once more, then they are an error that names the place,
 and nothing of the file is left at the other end.
-
-Files that the versions of a topic name, from one version to another, and when the last version named each.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import crc32c
 
@@ -31,11 +29,10 @@ from sparklog.log.topic.cloning import file_slices
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
 
+T = TypeVar("T")
 CHUNK = 4 << 20
 AT_ONCE = 4
 """Files copied at once: more wait for the same disk."""
-
-
 Progress = Callable[[int, int, int, int], None]
 """Files done, files in all, bytes done, bytes in all."""
 LOOK_MS = 60_000
@@ -93,7 +90,7 @@ class Copied:
 
 
 def data_file(topic: str, file: FileSlices, to: str | None = None) -> DataFile:
-    """A file as a commit of `topic` names it; `to` is the key that it gets (the same)."""
+    """Return a file as a commit of `topic` names it; `to`: the key that it gets, None: the same."""
     key = file_key(topic, file.path)
     pieces = tuple(sorted(Piece(*item) for item in zip(file.starts, file.nbytes, file.crc, file.base, strict=True)))
     crc = file.index_crc[0] if file.index_crc else 0
@@ -101,7 +98,6 @@ def data_file(topic: str, file: FileSlices, to: str | None = None) -> DataFile:
 
 
 def data_files(topic: str, rows: Slices) -> list[DataFile]:
-    """All files that these rows of the topic's table lie in."""
     return [data_file(topic, file) for file in file_slices(rows)]
 
 
@@ -155,9 +151,7 @@ def copy_all(
     return total
 
 
-def _spread(
-    one: Callable[[DataFile], Copied | Corrupt | None], files: Iterable[DataFile], at_once: int
-) -> Iterator[Copied | Corrupt | None]:
+def _spread(one: Callable[[DataFile], T], files: Iterable[DataFile], at_once: int) -> Iterator[T]:
     if at_once <= 1:
         yield from map(one, files)
         return
@@ -175,10 +169,8 @@ def _copy(source: Store, target: Store, file: DataFile, present: Mapping[str, in
         done += _copy_indexes(source, target, file, present)
     if file.to in present:
         if present[file.to] != file.size:
-            raise Corrupt(
-                f"{target.location} holds {present[file.to]} bytes of it, expected {file.size}: delete it there",
-                file=file.to,
-            )
+            message = f"{target.location} holds {present[file.to]} bytes of it, expected {file.size}: delete it there"
+            raise Corrupt(message, file=file.to)
         return done
     try:
         return done + _copy_data(source, target, file, link)
@@ -220,14 +212,13 @@ def _linked(source: Store, target: Store, file: DataFile) -> bool:
         return False
     path = os.path.join(source.location, file.key)
     try:
-        inode = os.stat(path).st_ino
+        return target.link(path, os.stat(path).st_ino, file.to)
     except OSError:
         return False
-    return target.link(path, inode, file.to)
 
 
 def _checked(source: Store, file: DataFile) -> Iterator[bytes]:
-    """The bytes of a file in chunks; `Corrupt` at the first that is not what the commit says."""
+    """Yield the bytes of a file in chunks; `Corrupt` at the first that is not what the commit says."""
     sums = [0] * len(file.pieces)
     footer: list[bytes] = []
     at = first = 0
@@ -264,7 +255,6 @@ def _checked(source: Store, file: DataFile) -> Iterator[bytes]:
 
 
 def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping[str, int]) -> Copied:
-    """The files beside a segment, before the segment."""
     names = [f"{file.to.removesuffix('log')}{suffix}" for suffix in SUFFIXES]
     if file.to in present and all(name in present for name in names[:2]):
         return Copied()
@@ -275,10 +265,8 @@ def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping
         if None in contents[:2]:
             raise NotFound(f"the index files beside {file.key} are missing")
         if not again:
-            raise Corrupt(
-                "the index files beside it are not what the commit says: restore them, or seal the segment anew",
-                file=file.key,
-            )
+            message = "the index files beside it are not what the commit says: restore them, or seal the segment anew"
+            raise Corrupt(message, file=file.key)
     done = Copied()
     for name, data in zip(names, contents, strict=True):
         if data is not None and name not in present and target.create(name, data):
@@ -295,12 +283,8 @@ def _beside(source: Store, key: str) -> bytes | None:
 
 def listed(store: Store, owners: Collection[str]) -> dict[str, int]:
     """Data files of these topics in a store, by key, with their sizes."""
-    sizes = {}
-    for owner in sorted(owners):
-        for folder in ("append", "sealed"):
-            for info in store.list(f"{owner}/{folder}/"):
-                sizes[info.key] = info.size
-    return sizes
+    folders = [f"{owner}/{kind}/" for owner in sorted(owners) for kind in ("append", "sealed")]
+    return {info.key: info.size for folder in folders for info in store.list(folder)}
 
 
 @dataclass
@@ -316,7 +300,7 @@ class Named:
     unnamed: dict[str, int] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
 
-    def since(self, missing: Mapping[str, object]) -> int:
+    def since(self, missing: Iterable[str]) -> int:
         """The version from which on nothing is missing; `NotFound` if the last one itself misses something."""
         first = max(self.base.version, 0)
         for key in missing:
@@ -326,13 +310,12 @@ class Named:
         return first
 
     def of_last(self) -> list[DataFile]:
-        """The files that the last version names."""
         return [file for key, file in self.files.items() if key not in self.unnamed]
 
 
-def start_at(store: Store, topic: str, history: History, version: int) -> Snapshot:
+def start_at(history: History, version: int) -> Snapshot:
     """The state at a version; -1: before the first."""
-    return Snapshot(topic, store, EMPTY, SliceTable()) if version < 0 else history.at(version)
+    return Snapshot(history.topic, history.store, EMPTY, SliceTable()) if version < 0 else history.at(version)
 
 
 def oldest_base(history: History, version: int) -> int:
@@ -340,11 +323,8 @@ def oldest_base(history: History, version: int) -> int:
     if history.commits.has(0, version):
         return -1
     for checkpoint in sorted(history.checkpoints):
-        if (
-            checkpoint <= version
-            and history.commits.has(checkpoint + 1, version)
-            and history.sound(checkpoint) is not None
-        ):
+        followed = checkpoint <= version and history.commits.has(checkpoint + 1, version)
+        if followed and history.sound(checkpoint) is not None:
             return checkpoint
     raise NotFound(
         f"version {version} of topic '{history.topic}' cannot be rebuilt: no sound checkpoint at or below it has all "
