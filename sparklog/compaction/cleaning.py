@@ -26,12 +26,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile, takewhile
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparklog.compaction.cleaner import Cleaner, Counts, Reader, TombstoneRules, fill_map
+from sparklog.compaction.offset_map import OffsetMap, slots_of
+from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, replay
+from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, NotFound
 from sparklog.format.batch_scan import begins_with_header, single_header
+from sparklog.format.key_hash import HashKey
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.journal.env import SYSTEM, Env
@@ -45,10 +49,6 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store
-
-if TYPE_CHECKING:
-    from sparklog.compaction.cleaner import Counts
-    from sparklog.compaction.producer_state import PartitionProducers
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +270,6 @@ class CleanWork:
     def _replayed(self) -> PartitionProducers | None:
         if not (self.sources.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
             return None
-        from sparklog.compaction.producer_state import replay
-
         try:
             return replay(self.store, self.sources, self.offsets.log_end)
         except NotFound as error:
@@ -291,13 +289,6 @@ class CleanWork:
     def _pass(
         self, plan: Cleanable, state: PartitionProducers | None, progress: Progress
     ) -> tuple[tuple[FileSlices, ...], list[PlannedSlice], Cleaned]:
-        """Return the new segments, the slices they replace, and the outcome."""
-        from sparklog.compaction.cleaner import Cleaner, Reader, TombstoneRules, fill_map
-        from sparklog.compaction.offset_map import OffsetMap, slots_of
-        from sparklog.compaction.producer_state import BatchJudge
-        from sparklog.compaction.segment_writer import SegmentWriter
-        from sparklog.format.key_hash import HashKey
-
         settings = self.settings
         hash_key = HashKey.of(self.env.random.getrandbits(128).to_bytes(16, "little"))
         reader = Reader(self.store, self.topic, self.partition, hash_key, progress)

@@ -103,7 +103,6 @@ def _why(state: Cleanable, configs: TopicConfigs) -> str:
 
 
 def _as_sealed(segments: Sequence[Segment], slices: Slices, taken: set[int], log_end: int) -> list[Segment]:
-    """Return the segments as sealing would leave them."""
     sealed_segments = []
     for segment in segments:
         rows = slices.base[segment.first_row : segment.first_row + segment.rows].tolist()

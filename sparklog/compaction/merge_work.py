@@ -17,27 +17,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
+from sparklog.compaction.slices_to_segments import check_offsets, patch_batches, scan_slices
 from sparklog.errors import Conflict, Corrupt, SparklogError
+from sparklog.format.append_file import WrittenSlice, build_index
+from sparklog.format.record_batch import BatchHeaders
+from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
+from sparklog.log.read.aborted import aborted_of
+from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_window
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
+from sparklog.log.write.append_writer import AppendOutput
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store
-
-if TYPE_CHECKING:
-    from sparklog.format.record_batch import BatchHeaders
-    from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.write.append_writer import AppendOutput
-
 
 Int64s = npt.NDArray[np.int64]
 OWN_FILE_BYTES = 8 << 20
@@ -84,8 +85,6 @@ class MergeWork:
 
     def run(self, progress: Progress = silent) -> Done:
         """Write the merged files. `Corrupt` (an input is damaged) and `Conflict` (it is gone: plan again) name it."""
-        from sparklog.log.read.fetch import MissingFile
-
         started = self.env.now()
         runs = [_Run(source) for source in self.sources]
         files = _Files(self)
@@ -134,9 +133,6 @@ class _Run:
 
     def aborted(self, store: Store) -> AbortedTransactions:
         """Kafka's transactions that its inputs' ABORT markers end, markers counting from its base."""
-        from sparklog.format.transaction_index import concatenate
-        from sparklog.log.read.aborted import aborted_of
-
         marked = [each for each in self.live if each.flags & SliceFlag.KAFKA_ABORTED]
         aborted = concatenate([aborted_of(store, each) for each in marked])
         return replace(aborted, last_offsets=aborted.last_offsets - self.base)
@@ -195,8 +191,6 @@ def _parts(run: _Run) -> Iterator[_Part]:
 
 def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, memoryview, BatchHeaders]]:
     """Yield the batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
-    from sparklog.compaction.slices_to_segments import patch_batches, scan_slices
-
     if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > REQUEST_BYTES:
         yield from _windows(store, load[0])
         return
@@ -218,11 +212,6 @@ def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, memoryvie
 
 def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, memoryview, BatchHeaders]]:
     """Yield one large slice by windows; its checksum is known to be right once all of them have been read."""
-    from crc32c import crc32c
-
-    from sparklog.compaction.slices_to_segments import check_offsets, patch_batches
-    from sparklog.log.read.fetch import read_window
-
     (row,) = part.rows
     at = crc = reached = 0
     while at < row.size:
@@ -270,10 +259,6 @@ def _fetched(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], 
     Where each request costs a round trip, as many are under way as `REQUEST_BYTES` hold, but not those larger than
     their share of it.
     """
-    from crc32c import crc32c
-
-    from sparklog.log.read.fetch import check_slice, read_range
-
     data = np.empty(total, np.uint8).data
 
     def fetch(request: _Request) -> None:
@@ -307,7 +292,6 @@ class _Files:
         self._done: list[FileSlices] = []
 
     def add(self, run: _Run, data: memoryview, headers: BatchHeaders) -> None:
-        """Take the next batches of a run, offsets counting from its base."""
         if self._current is None or self._current.run is not run:
             self._current = _Slice(run, self._output(run))
         current = self._current
@@ -338,8 +322,6 @@ class _Files:
                 self._work.store.delete(f"{self._work.topic}/{self._done.pop().path}")
 
     def _output(self, run: _Run) -> AppendOutput:
-        from sparklog.log.write.append_writer import AppendOutput
-
         large, work = run.nbytes >= OWN_FILE_BYTES, self._work
         if self._shared is not None and not large:
             return self._shared
@@ -364,9 +346,6 @@ class _Slice:
         self._index: list[tuple[Int64s, Int64s, Int64s]] = []
 
     def add(self, data: memoryview, headers: BatchHeaders) -> bool:
-        """Write some batches; True if the slice is complete."""
-        from crc32c import crc32c
-
         self.output.write(data)
         self._crc = crc32c(data, self._crc)
         self._index.append((headers.position + self._nbytes, headers.base_offset, headers.max_timestamp))
@@ -374,8 +353,6 @@ class _Slice:
         return self._nbytes == self.run.nbytes
 
     def end(self, work: MergeWork) -> None:
-        from sparklog.format.append_file import WrittenSlice, build_index
-
         positions, offsets, newest = (np.concatenate(columns) for columns in zip(*self._index, strict=True))
         min_ts, max_ts = self.run.times(int(newest.max()))
         self.output.end_slice(
@@ -395,7 +372,6 @@ class _Slice:
 
 
 def _reports(work: MergeWork, runs: Sequence[_Run], seconds: float) -> tuple[PieceReport, ...]:
-    """One per partition, each with its share of the time."""
     nbytes, reports = work.nbytes, []
     for partition, group in groupby(runs, key=lambda run: run.partition):
         partition_runs = list(group)

@@ -151,7 +151,6 @@ class OffsetMap:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the slots, used or not."""
         return self._table.nbytes
 
     def put(self, hashes: Hashes, offsets: Int64s) -> int:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import transaction_index
@@ -67,7 +68,6 @@ class Producer:
             self.epoch, self.last_data_offset, self.last_sequence, self.offset_delta = epoch, NONE, NONE, 0
 
     def entry(self, producer_id: int) -> ProducerEntry:
-        """As a `.snapshot` file holds it."""
         return ProducerEntry(
             producer_id,
             self.epoch,
@@ -206,8 +206,6 @@ class _State:
 
 def _windows(store: Store, planned: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders, int]]:
     """The slice's batches in whole windows, their headers, and where each window lies in the file; CRC-32C checked."""
-    from crc32c import crc32c
-
     try:
         if planned.size <= SPAN_BYTES:
             data = memoryview(read_range(store, planned.file, planned.position, planned.size))

@@ -25,6 +25,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparklog.compaction.cleaning import CleanDone, keyless_by_default, plan_cleaning
+from sparklog.compaction.explain import explain
+from sparklog.compaction.merging import plan_merges
+from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.log.journal.env import pause
 from sparklog.log.journal.names import file_key, is_topic_name
@@ -54,23 +57,11 @@ class Plans:
     clean: Callable[[Snapshot, Settings], Sequence[Work]]
 
 
-def _seal(snapshot: Snapshot, settings: Settings, roll: bool) -> Sequence[Work]:
-    from sparklog.compaction.sealing import plan_sealing
-
-    return plan_sealing(snapshot.store, snapshot, settings, roll=roll)
-
-
-def _merge(snapshot: Snapshot, settings: Settings) -> Sequence[Work]:
-    from sparklog.compaction.merging import plan_merges
-
-    return plan_merges(snapshot.store, snapshot, settings)
-
-
-def _clean(snapshot: Snapshot, settings: Settings) -> Sequence[Work]:
-    return plan_cleaning(snapshot.store, snapshot, settings)
-
-
-PLANS = Plans(_seal, _merge, _clean)
+PLANS = Plans(
+    seal=lambda snapshot, settings, roll: plan_sealing(snapshot.store, snapshot, settings, roll=roll),
+    merge=lambda snapshot, settings: plan_merges(snapshot.store, snapshot, settings),
+    clean=lambda snapshot, settings: plan_cleaning(snapshot.store, snapshot, settings),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +174,6 @@ class _TopicRun:
         self.report = replace(self.report, before=_sizes(snapshot))
 
     def expect_all(self) -> None:
-        """Begin a new step: all partitions are to be planned."""
         self._left = None
         self._tries.clear()
 
@@ -244,8 +234,6 @@ class _TopicRun:
         return replace(result, reports=kept)
 
     def explain(self, seal_only: bool) -> None:
-        from sparklog.compaction.explain import explain
-
         if self._over:
             return
         try:
@@ -265,7 +253,6 @@ class _TopicRun:
         return (self._plans.merge if step == MERGE else self._plans.clean)(snapshot, self._settings)
 
     def _keyless(self, snapshot: Snapshot, wanted: set[int]) -> set[int]:
-        """Report and return the partitions that only a default would compact, and that hold records without a key."""
         left = keyless_by_default(snapshot, self._settings)
         kept = wanted & left.keys()
         if kept:
@@ -286,7 +273,6 @@ class _TopicRun:
         return visible_snapshot(self._topic, snapshot)
 
     def _failed(self, work: Work, error: SparklogError) -> SparklogError:
-        """Plan the work item again, alone, or report it."""
         if isinstance(error, (Conflict, NotFound)):
             try:
                 snapshot = self._snapshot()
@@ -376,7 +362,6 @@ def _sizes(snapshot: Snapshot) -> Mapping[int, Size]:
 
 
 def _restricted(snapshot: Snapshot, partitions: set[int]) -> Snapshot:
-    """Return the snapshot with the slices of these partitions only, for planners."""
     if len(partitions) == snapshot.head.partitions:
         return snapshot
     chosen = np.array(sorted(partitions))

@@ -11,12 +11,14 @@ partitions, because their slices lie side by side in the append files and are fe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparklog.compaction.producer_state import replay
+from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.compaction.slices_to_segments import SealPart, SegmentOutput, write_segments
 from sparklog.errors import BadRequest
+from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.decisions.atomic_bounds import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.read.read_plan import PlannedSlices, planned_slices
@@ -29,9 +31,6 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store
-
-if TYPE_CHECKING:
-    from sparklog.format.transaction_index import AbortedTransactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +90,10 @@ class SealWork:
         return Done(tuple(rewrites), tuple(file for each in files for file in each), tuple(reports))
 
     def _output(self, part: SealPart, unique: str) -> SegmentOutput:
-        from sparklog.compaction.segment_writer import SegmentWriter
-
         writer = SegmentWriter(self.store, self.topic, part.partition, self.read_version, unique, self.configs)
         return SegmentOutput(self.store, self.topic, part, writer, lambda: self._aborted(part))
 
     def _aborted(self, part: SealPart) -> AbortedTransactions:
-        from sparklog.compaction.producer_state import replay
-
         if part.history is None:
             raise BadRequest("slices with Kafka's transactions are sealed with the partition's history")
         return replay(self.store, part.history, part.log_end).aborted

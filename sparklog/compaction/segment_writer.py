@@ -69,7 +69,6 @@ class SegmentWriter:
         self._keys: list[str] = []
 
     def path(self, base: int) -> str:
-        """Return the path of a `.log` below the topic's folder."""
         return sealed_path(self._partition, *self._folder, base)
 
     def begin(self, base: int) -> None:
@@ -291,7 +290,6 @@ class _Indexes:
         return min(full)
 
     def built(self) -> tuple[OffsetIndex, TimeIndex]:
-        """The whole indexes, with the time entry that closing adds."""
         self._stamp(np.array([self.max_timestamp], np.int64), np.array([self._holder], np.int64))
         return (
             OffsetIndex(self._base, np.concatenate(self._offsets), np.concatenate(self._positions)),

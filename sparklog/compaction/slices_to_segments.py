@@ -12,28 +12,27 @@ which their files hold them, so each partition has an output.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_checks import Place
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.record_batch import BatchHeaders, BytesLike
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.read.fetch import Cursor, Fetcher, Piece
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, joined
 from sparklog.log.state.slice_table import ABORTED
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import OffsetRange
 from sparklog.maintenance.work_items import Progress, silent
 from sparklog.storage.store import Store
-
-if TYPE_CHECKING:
-    from sparklog.compaction.segment_writer import SegmentWriter
-    from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.read.fetch import Cursor, Piece
 
 Int64s = npt.NDArray[np.int64]
 
@@ -129,7 +128,6 @@ class SealPart:
         return sum(sources.nbytes for sources in self.segments)
 
     def extended(self, sources: PlannedSlices, history: PlannedSlices | None) -> SealPart:
-        """With the next segment."""
         return replace(self, segments=(*self.segments, sources), history=self.history or history)
 
 
@@ -138,8 +136,6 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
 
     `Corrupt` names a damaged slice, `Conflict` says that a file was replaced meanwhile; no segment is half there then.
     """
-    from sparklog.log.read.fetch import Fetcher
-
     try:
         cursors = [cursor for output in outputs if (cursor := output.cursor()) is not None]
         by_partition = {output.part.partition: output for output in outputs}
@@ -187,8 +183,6 @@ class SegmentOutput:
         self._aborted: AbortedTransactions | None = None
 
     def cursor(self) -> Cursor | None:
-        from sparklog.log.read.fetch import Cursor
-
         slices = self._slices
         if not slices:
             return None
@@ -290,7 +284,5 @@ def _closed(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
     """Close the outputs. Files wait for the disk together: one by one takes ten times as long."""
     if len(outputs) < MANY_OUTPUTS:
         return [output.close() for output in outputs]
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(CLOSING_THREADS) as pool:
         return list(pool.map(SegmentOutput.close, outputs))

@@ -246,7 +246,6 @@ class _Run:
         self.number = number
 
     def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
-        """The files that the versions since the topic's last backup name."""
         history = History(self.root.store, name)
         last = next((item for each in reversed(before) if (item := each.topic(name)) is not None), None)
         if last is not None and last.version > head.version:
@@ -300,7 +299,6 @@ class _Run:
         return missing
 
     def _topic(self, name: str, named: Named, missing: set[str]) -> TopicBackup:
-        """Copy the log of a topic, commits first."""
         store = self.repository.store
         for version in range(named.base.version + 1, named.last.version + 1):
             self._put(commit_key(name, version), self.root.store.get(commit_key(name, version)))

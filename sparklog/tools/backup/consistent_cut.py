@@ -126,7 +126,6 @@ class _Cutter:
         return kind.prefix(id_) in self.damaged.damage
 
     def next_commit(self, topic: str) -> bool:
-        """Read a topic's next commit; False at the end of its log."""
         head = self._head(topic)
         key = commit_key(topic, head.version + 1)
         try:
@@ -322,7 +321,6 @@ class _Cutter:
 
 
 def all_offsets(state: GroupState) -> list[TopicOffsets]:
-    """Offsets of a group, pending ones too."""
     return [*state.offsets, *(each for waiting in state.pending for each in waiting.offsets)]
 
 
@@ -414,7 +412,6 @@ def committed_in(table: SliceTable) -> set[Transaction]:
 
 
 def writers_in(table: SliceTable) -> set[str]:
-    """Transactional ids that a topic's slices name."""
     rows = table.all()
     return {rows.txn_ids[code] for code in np.unique(rows.txn).tolist() if code >= 0}
 

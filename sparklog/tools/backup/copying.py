@@ -282,7 +282,6 @@ def _beside(source: Store, key: str) -> bytes | None:
 
 
 def listed(store: Store, owners: Collection[str]) -> dict[str, int]:
-    """Data files of these topics in a store, by key, with their sizes."""
     folders = [f"{owner}/{kind}/" for owner in sorted(owners) for kind in ("append", "sealed")]
     return {info.key: info.size for folder in folders for info in store.list(folder)}
 

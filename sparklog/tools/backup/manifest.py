@@ -1,4 +1,4 @@
-"""What a backup consists of: logs of entries (decisions, group offsets), damaged ones left out, and its manifest.
+"""The parts of a backup: logs of entries (decisions, group offsets), damaged ones left out, and its manifest.
 
 Each entry carries the whole state, and a checkpoint is a copy of one: either of the two will do. A copy of all topics
 has the logs of all ids and groups, or there is none. A copy of some topics does without damaged logs that have nothing
@@ -132,7 +132,6 @@ class EntryChain(Generic[E]):
         return first, numbers[-1]
 
     def newest(self) -> E:
-        """The newest state, read on from what a listing shows."""
         state = self.at(self.run()[1])
         if state is None:
             raise NotFound(f"{self.kind.title(self.id)} lost its entries while they were read; try again")
@@ -166,7 +165,6 @@ class DamagedLogs:
     damage: dict[str, Corrupt | BadRequest] = field(default_factory=dict)
 
     def ids(self, kind: EntryKind[E]) -> Iterator[str]:
-        """The ids that have entries."""
         for folder in self.store.list_folders(f"{kind.folder}/"):
             prefix = f"{kind.folder}/{folder}"
             id_ = self._read(prefix, lambda prefix=prefix: id_under(self.store, kind, prefix))  # type: ignore[misc]
@@ -314,7 +312,6 @@ class Manifest:
     left_out: tuple[LeftOut, ...] = ()
 
     def covers(self, topics: Collection[str] | None) -> bool:
-        """True if it has these topics; None: all that the root had."""
         return self.only is None if topics is None else all(self.topic(name) is not None for name in topics)
 
     def topic(self, name: str) -> TopicBackup | None:

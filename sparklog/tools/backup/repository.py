@@ -88,12 +88,10 @@ def begun_key(number: int) -> str:
 
 
 def backup_numbers(store: Store) -> list[int]:
-    """Numbers that are decided in a store, in order."""
     return _numbers(store, f"{BACKUPS_FOLDER}/0")
 
 
 def newest_number(store: Store) -> int:
-    """The newest number that is taken or decided, 0 for none."""
     # In this order: a number is decided before its run lets go of it.
     begun = _numbers(store, f"{BEGUN_FOLDER}/")
     return max([0, *begun, *backup_numbers(store)])

@@ -73,7 +73,6 @@ def _unknown(name: str, names: Collection[str], where: str) -> NotFound:
 
 
 def from_backups(repository: Repository, wanted: Wanted) -> tuple[Manifest, Cut]:
-    """Return the backup and the cut that is wanted of it."""
     wanted.check()
     if wanted.version is not None:
         return _version_in(repository, (wanted.topics or ("",))[0], wanted.version)
@@ -153,7 +152,6 @@ def _time_in(repository: Repository, time_ms: int, topics: tuple[str, ...] | Non
 
 
 def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
-    """Return the newest version not made after a time; None: the topic was made later."""
     history = History(store, item.topic)
     version = newest_at(history.commit, item.base + 1, item.version, time_ms)
     if version > item.base:
@@ -283,7 +281,6 @@ def own_path(path: str, version: int) -> str:
 
 
 def files_of(topic: str, snapshot: Snapshot) -> list[DataFile]:
-    """The files of a topic, from where they lie to where `topic` has them."""
     return [
         data_file(snapshot.topic, file, f"{topic}/{own_path(file.path, snapshot.version)}")
         for file in file_slices(snapshot.slices.all())

@@ -106,7 +106,6 @@ class _Plan:
 
     @property
     def names(self) -> dict[str, str]:
-        """Old to new name of each topic."""
         return {name: item.to for name, item in self.topics.items()}
 
 
@@ -184,7 +183,6 @@ def _chosen(source: Store, wanted: Wanted, env: Env) -> tuple[int | None, Cut]:
 
 
 def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str]:
-    """Return the old and new name of each topic that is restored."""
     existing = {name for name, head in cut.topics.items() if head.exists}
     missing = [name for name in wanted.topics or () if name not in existing]
     if missing:
