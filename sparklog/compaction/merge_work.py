@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from sparklog.compaction.slices_to_segments import check_offsets, patch_batches, scan_slices
+from sparklog.compaction.sealing import check_offsets, patch_batches, scan_slices
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format.append_file import WrittenSlice, build_index
 from sparklog.format.record_batch import BatchHeaders
