@@ -7,9 +7,7 @@ A partition's log falls into three parts (docs/reference/kafka-format.md, the ra
 
 Clean is what lies below the cleaner checkpoint, `Head.cleaned_through`. Not cleanable is what follows the last stable
 offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a segment's
-base, as a segment is cleaned whole or not at all.
-
-Unsealed slices count as the active segment, even if Kafka would have rolled it already: a run seals before it cleans.
+base. Unsealed slices count as the active segment, even if Kafka would have rolled it: a run seals before it cleans.
 
 The driver plans from the slice table alone (`plan_cleaning`), the dirtiest partition first. It opens files only where
 `max.compaction.lag.ms` is set, for one header each. Where Kafka's producers wrote, one of their transactions may still
@@ -353,8 +351,7 @@ def first_batch_timestamp(store: Store, source: PlannedSlice) -> int:
 def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
     """Return the partitions that hold records without a key and are compacted by a run's default only, with a reason.
 
-    A topic that sets `cleanup.policy` has been checked for such records, and its writers refuse them. A default in a
-    properties file is known to neither: it would drop records that are still being written.
+    Writers to a topic that sets `cleanup.policy` refuse such records; a default in a properties file they do not know.
     """
     configs = settings.configs_of(snapshot.head.configs)
     if not configs.is_compacted or "cleanup.policy" in snapshot.head.configs.explicit:

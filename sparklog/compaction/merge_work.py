@@ -4,10 +4,9 @@ Bytes are copied; what changes lies in the batch headers. Base offsets count fro
 the leader epoch and the append time, which the old slices carried for their batches, are written into the batches
 (their CRC follows), and the new slices say so (`leader_epoch` -1, `TIMES_IN_BATCHES`). Nothing is decompressed.
 
-Inputs are read a *load* at a time: up to `LOAD_BYTES`, in the order of their files, so that slices of several
-partitions that lie side by side in a file come with one request; they are laid into one buffer in the order of the
-output. Large slices need no neighbours to be read with and come `REQUEST_BYTES` at a time, which the processor's caches
-and the allocator like better, or in windows. So memory is bounded whatever is merged.
+Inputs are read a *load* of up to `LOAD_BYTES` at a time, in the order of their files, so that slices of several
+partitions that lie side by side come with one request, into one buffer in the order of the output. Large slices come
+`REQUEST_BYTES` at a time, which the processor's caches and the allocator like better, or in windows.
 """
 
 from __future__ import annotations

@@ -47,8 +47,7 @@ class SegmentWriter:
     """The segments that one run writes for one partition, one after the other, into one folder.
 
     `begin` names a segment by its base offset, `append` adds batches, `finish` ends it, `close` gives all of them for
-    the commit; `discard`, in its place, deletes them. No commit names what a process that died leaves: the
-    vacuum removes it.
+    the commit; `discard`, in its place, deletes them.
     """
 
     def __init__(

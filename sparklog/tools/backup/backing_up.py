@@ -228,7 +228,10 @@ class _Run:
             self.started_ms = self.root.env.wall_ms()
             try:
                 cut = cut_now(self.root, topics)
-                self._take_number(newest + 1)
+                if not take_number(self.repository.store, newest + 1, self.id):
+                    location = self.repository.store.location
+                    raise Conflict(f"other backups into {location} are begun all the time; try again later")
+                self.number = newest + 1
                 self.holds.take(cut.topics)
                 return cut
             except (Conflict, Unavailable):
@@ -238,12 +241,6 @@ class _Run:
                     raise
                 self.release()
         raise AssertionError("unreachable")
-
-    def _take_number(self, number: int) -> None:
-        if not take_number(self.repository.store, number, self.id):
-            location = self.repository.store.location
-            raise Conflict(f"other backups into {location} are begun all the time; try again later")
-        self.number = number
 
     def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
         history = History(self.root.store, name)

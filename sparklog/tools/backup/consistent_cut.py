@@ -16,9 +16,8 @@ An object asks only for older ones. So this ends however busy writers are, and w
 that were read first. In a live root a cache of names may hide an object for a while; then it is waited for.
 
 Logs are read in this order: decisions, groups, topics, decisions again. All entries of the decisions between the two
-count. The newest one does not name a COMMIT that all topics have recorded meanwhile, and neither does a topic that was
-read before its prepare. For the same reason all entries count that are younger than caches last: a later read may show
-an older state there.
+count: the newest one does not name a COMMIT that all topics have recorded meanwhile. For the same reason all entries
+count that are younger than caches last: a later read may show an older state there.
 """
 
 from __future__ import annotations
@@ -234,8 +233,7 @@ class _Cutter:
     ) -> bool:
         """Read on to where the outcome of a transaction may be recorded; False: it was aborted.
 
-        `is_named`: whether its COMMIT is about the topic or group that is read. Then the record is there, however long
-        a cache hides it.
+        `is_named`: its COMMIT is about what is read; then the record is there, however long a cache hides it.
         """
         if step():
             return True

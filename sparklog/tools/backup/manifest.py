@@ -270,10 +270,6 @@ class TopicBackup:
     since_ms: int
     nbytes: int
 
-    @property
-    def from_its_beginning(self) -> bool:
-        return self.base < 0 and self.since <= 0
-
 
 @dataclass(frozen=True, slots=True)
 class EntriesBackup:
@@ -325,7 +321,8 @@ class Manifest:
     def from_ms(self) -> int:
         """The time from which on all that is in it can be restored, up to the cut; 0: from the beginning on."""
         entries = (item.since_ms for item in (*self.decisions, *self.groups))
-        return max([0, *(item.since_ms for item in self.topics if not item.from_its_beginning), *entries])
+        topics = (item.since_ms for item in self.topics if item.base >= 0 or item.since > 0)
+        return max([0, *topics, *entries])
 
 
 REPOSITORY_JSON = StoredDocument("place of backups", RootId, *ROOT_MEMBERS)

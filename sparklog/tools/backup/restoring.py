@@ -104,10 +104,6 @@ class _Plan:
     exact: bool
     left_out: tuple[LeftOut, ...]
 
-    @property
-    def names(self) -> dict[str, str]:
-        return {name: item.to for name, item in self.topics.items()}
-
 
 _TOPIC_JSON = Document(
     _TopicPlan, Member("to", TEXT), Member("version", whole(0)), Member("commit", TEXT), Member("table", TEXT)
@@ -357,7 +353,7 @@ class _Run:
     copied: Copied = field(default_factory=Copied)
 
     def __post_init__(self) -> None:
-        self.names = self.plan.names
+        self.names = {name: item.to for name, item in self.plan.topics.items()}
 
     def make(self) -> Restored:
         versions = {name: item.version for name, item in self.plan.topics.items()}
